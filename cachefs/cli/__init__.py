@@ -1,0 +1,1 @@
+"""The command line. It asks servers and never imports their code."""

@@ -1,0 +1,190 @@
+"""The typed errors of CacheFS: each has a code for the wire, an errno for the kernel, a retry rule.
+
+They arise where the failure is classified (connector, store, tier, CLI) and are translated at four
+edges only: connector (library -> ours), wire (ours <-> `ErrorReply`), FUSE (ours -> errno), CLI
+(ours -> one line and an exit code). Only `connectors.retry` retries, and only when `retryable`.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class CacheFSError(Exception):
+    """Base of every expected failure. `cause`: one line, no secrets; `remedy`: what to do."""
+
+    code: ClassVar[str] = "internal"
+    errno: ClassVar[int] = errno.EIO
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, cause: str, *, remedy: str = "", path: str = "", request_id: str = ""
+    ) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+        self.path = path
+        self.request_id = request_id
+
+    def one_line(self) -> str:
+        """Cause, path, request id and remedy as a person reads them."""
+        line = f"{self.path}: {self.cause}" if self.path else self.cause
+        if self.request_id:
+            line += f" (request id {self.request_id})"
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+
+class NotFound(CacheFSError):
+    """No such key, directory, bucket or handle."""
+
+    code = "not-found"
+    errno = errno.ENOENT
+
+
+class AccessDenied(CacheFSError):
+    """The origin, or a policy, refuses this caller."""
+
+    code = "access-denied"
+    errno = errno.EACCES
+
+
+class CredentialsMissing(CacheFSError):
+    """No credentials were found, or they expired and could not be renewed."""
+
+    code = "credentials-missing"
+    errno = errno.EACCES
+
+
+class Stale(CacheFSError):
+    """The object is no longer the version that was asked for (412, another etag, a dropped ino)."""
+
+    code = "stale"
+    errno = errno.ESTALE
+
+
+class Unreachable(CacheFSError):
+    """The other side could not be reached, or cut the connection. Another try may work."""
+
+    code = "unreachable"
+    retryable = True
+
+
+class Throttled(CacheFSError):
+    """The origin asks for fewer requests (503 SlowDown, 429)."""
+
+    code = "throttled"
+    retryable = True
+
+
+class Unavailable(CacheFSError):
+    """The origin failed for now (500, 502, 503, 504)."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class BadBody(CacheFSError):
+    """A body was short, long, or carried another length, range or etag than was asked for."""
+
+    code = "bad-body"
+    retryable = True
+
+
+class OriginError(CacheFSError):
+    """The origin answered something that another try will not change."""
+
+    code = "origin-error"
+
+
+class Archived(OriginError):
+    """The object is in an archive class and must be restored first (Glacier, Deep Archive)."""
+
+    code = "archived"
+
+
+class DeadlineExceeded(CacheFSError):
+    """A bounded wait ended without an answer."""
+
+    code = "deadline"
+
+
+class Interrupted(CacheFSError):
+    """The caller got a signal; the shared work behind the wait goes on."""
+
+    code = "interrupted"
+    errno = errno.EINTR
+
+
+class NotADirectory(CacheFSError):
+    code = "not-a-directory"
+    errno = errno.ENOTDIR
+
+
+class IsADirectory(CacheFSError):
+    code = "is-a-directory"
+    errno = errno.EISDIR
+
+
+class ReadOnly(CacheFSError):
+    code = "read-only"
+    errno = errno.EROFS
+
+
+class NoSpace(CacheFSError):
+    """The tier, or the disk under it, has no room."""
+
+    code = "no-space"
+    errno = errno.ENOSPC
+
+
+class NameTooLong(CacheFSError):
+    code = "name-too-long"
+    errno = errno.ENAMETOOLONG
+
+
+class Unsupported(CacheFSError):
+    """This build, store or kernel cannot do it (a missing extra, an unknown scheme)."""
+
+    code = "unsupported"
+    errno = errno.EOPNOTSUPP
+
+
+class BadConfig(CacheFSError):
+    """A flag, environment variable or TOML value that cannot be used."""
+
+    code = "bad-config"
+    errno = errno.EINVAL
+
+
+class CannotMount(CacheFSError):
+    """The mount point, the kernel or fusermount3 does not allow the mount."""
+
+    code = "cannot-mount"
+
+
+class InUse(CacheFSError):
+    """Somebody else holds it: a busy mount point, a cache directory locked by another server."""
+
+    code = "in-use"
+    errno = errno.EBUSY
+
+
+class ProtocolError(CacheFSError):
+    """A message that cannot be understood, or of a version too far away."""
+
+    code = "protocol"
+
+
+class PositionGone(CacheFSError):
+    """An event position older than what the stream keeps: drop every cached name and start anew."""
+
+    code = "gone"
+    errno = errno.ESTALE
+
+
+def _tree(base: type[CacheFSError]) -> list[type[CacheFSError]]:
+    return [base, *(leaf for sub in base.__subclasses__() for leaf in _tree(sub))]
+
+
+BY_CODE: dict[str, type[CacheFSError]] = {cls.code: cls for cls in _tree(CacheFSError)}

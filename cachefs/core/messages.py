@@ -1,0 +1,326 @@
+"""The wire: frames between a client (FUSE or CLI) and its node's server, on one unix socket.
+
+The socket is SOCK_SEQPACKET, so one datagram is one frame: msgpack of `Request` or `Reply`, with at
+most one descriptor (SCM_RIGHTS). Version rule: both sides say `PROTOCOL` in Hello/Welcome and work
+with peers one version away either way; unknown fields are ignored, new fields have defaults.
+Requests may be answered in any order; `Reply.id` 0 is an event that nobody asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core import errors
+from cachefs.core.model import Inode, NamespaceId, UfsSpec
+
+PROTOCOL: Final = 1
+MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
+LIST_LIMIT: Final = 1000
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all bodies; the tag is the class name."""
+
+
+# ---- session -----------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First frame of a client. `role` is "fuse" or "cli"; a fuse session keeps the server alive."""
+
+    role: str
+    pid: int
+    protocol: int = PROTOCOL
+    version: str = ""
+    mountpoint: str = ""
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello. Its descriptor is the tier's `pub/` directory for clients that are trusted."""
+
+    pid: int
+    protocol: int = PROTOCOL
+    version: str = ""
+    published_dir: bool = False  # a descriptor is attached
+
+
+class Attach(Message, frozen=True):
+    """Make this source known to the server (idempotent). Checks it when it was never seen before."""
+
+    source: UfsSpec
+    sync_interval_s: float = 60.0
+    read_only: bool = True
+
+
+class Attached(Message, frozen=True):
+    """`warning` is a line for people (the origin is unreachable, an option was ignored)."""
+
+    namespace: NamespaceId
+    root: Inode
+    warning: str = ""
+
+
+class Detach(Message, frozen=True):
+    """Server to clients (event): unmount and end, the server is stopping. Client to server: stop."""
+
+    reason: str = ""
+
+
+class Cancel(Message, frozen=True):
+    """The caller of request `id` no longer waits. Shared work goes on; no reply comes for `id`
+    but an `Interrupted` failure, unless the answer was already on its way."""
+
+    id: int
+
+
+class Done(Message, frozen=True):
+    """The empty answer."""
+
+
+class Failure(Message, frozen=True):
+    """An error on the wire; see `failure_of` and `error_of`."""
+
+    code: str
+    cause: str
+    remedy: str = ""
+    path: str = ""
+    request_id: str = ""
+
+
+# ---- metadata ----------------------------------------------------------------------------------
+
+
+class Lookup(Message, frozen=True):
+    namespace: NamespaceId
+    parent: int
+    name: bytes
+
+
+class GetAttr(Message, frozen=True):
+    """By ino. Stale when the ino was replaced or is gone."""
+
+    namespace: NamespaceId
+    ino: int
+
+
+class Found(Message, frozen=True):
+    """Answer to Lookup and GetAttr. `inode` is None for "no such name" (a negative entry)."""
+
+    inode: Inode | None
+    valid_for_s: float
+
+
+class ListDir(Message, frozen=True):
+    """Children of `ino` whose order key is greater than `after`, at most `limit`."""
+
+    namespace: NamespaceId
+    ino: int
+    after: bytes = b""
+    limit: int = LIST_LIMIT
+
+
+class Dentry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A name and its inode, still encoded (servers pass stored records on without decoding them)."""
+
+    name: bytes
+    inode: msgspec.Raw
+
+
+class Listing(Message, frozen=True):
+    """`next` is the order key to continue after; b"" at the end of the directory."""
+
+    entries: list[Dentry]
+    next: bytes
+    valid_for_s: float
+
+
+class Resolve(Message, frozen=True):
+    """Walk `path` (bytes, '/'-separated, below the namespace root) for the CLI."""
+
+    namespace: NamespaceId
+    path: bytes
+
+
+class Invalidate(Message, frozen=True):
+    """Event: these dentries (parent ino, name) changed; `seq` is the position after them.
+    `everything` tells the client to drop all that it knows of the namespace."""
+
+    namespace: NamespaceId
+    seq: int
+    entries: list[tuple[int, bytes]] = []
+    everything: bool = False
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+class Open(Message, frozen=True):
+    """Open a file that the client did not find published. Waits for small files to be whole."""
+
+    namespace: NamespaceId
+    ino: int
+
+
+class Opened(Message, frozen=True):
+    """`handle` names the open in Ensure and Release. The descriptor, if any, is read-only:
+    complete: every byte of the file is in it. Otherwise it is the partial cache file: read only what
+    Ensure granted from it (a hole reads as zeros). None where the cache refused the file."""
+
+    handle: int
+    size: int
+    complete: bool
+    has_descriptor: bool
+
+
+class Ensure(Message, frozen=True):
+    """Make `size` bytes at `offset` readable; the answer covers a part that starts at `offset`."""
+
+    handle: int
+    offset: int
+    size: int
+
+
+class Ensured(Message, frozen=True):
+    """Bytes [start, end) can be read now and until Release. Without a descriptor: from the partial
+    cache file. With one: from it, at `offset - base` (a segment of the scratch area, for what the
+    cache refused; close it when the reads have moved on)."""
+
+    start: int
+    end: int
+    base: int = 0
+    segment: bool = False
+    complete: bool = False  # the whole file can be read from the cache file
+
+
+class Release(Message, frozen=True):
+    """Close a handle. Answered by nothing."""
+
+    handle: int
+
+
+class Used(Message, frozen=True):
+    """Batched report of warm opens, for eviction and statistics. Answered by nothing."""
+
+    names: list[str]  # content id names
+    hit_bytes: int = 0
+
+
+# ---- operators ---------------------------------------------------------------------------------
+
+
+class Status(Message, frozen=True):
+    pass
+
+
+class StatusReply(Message, frozen=True):
+    """A tree of plain values, see docs/operations.md."""
+
+    status: dict[str, Any]
+
+
+class CacheState(Message, frozen=True):
+    """How much of each of these files is cached."""
+
+    namespace: NamespaceId
+    inos: list[int]
+
+
+class CacheStateReply(Message, frozen=True):
+    cached_bytes: list[int]
+
+
+class Load(Message, frozen=True):
+    """Bring everything below these paths (globs allowed) into the cache."""
+
+    namespace: NamespaceId
+    paths: list[bytes]
+
+
+class LoadStarted(Message, frozen=True):
+    load: int
+
+
+class LoadStatus(Message, frozen=True):
+    """`failures_after` pages through failed files: the answer has those from that index on."""
+
+    load: int
+    failures_after: int = 0
+
+
+class LoadProgress(Message, frozen=True):
+    """`state` is running, succeeded, or failed (any file failed, or it cannot fit)."""
+
+    load: int
+    state: str
+    listing_done: bool
+    files_found: int
+    files_done: int
+    files_failed: int
+    bytes_found: int
+    bytes_done: int
+    bytes_fetched: int
+    elapsed_s: float
+    message: str = ""
+    failures: list[tuple[bytes, str]] = []
+
+
+class Free(Message, frozen=True):
+    """Drop the cached bytes of everything below `path`; names stay."""
+
+    namespace: NamespaceId
+    path: bytes
+
+
+class Freed(Message, frozen=True):
+    files: int
+    bytes: int
+    busy_files: int  # open or mapped: freed by the kernel when the last user closes
+
+
+Body = (
+    Hello | Welcome | Attach | Attached | Detach | Cancel | Done | Failure
+    | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
+    | Open | Opened | Ensure | Ensured | Release | Used
+    | Status | StatusReply | CacheState | CacheStateReply
+    | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
+)  # fmt: skip
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One datagram. `id` is drawn by the client per request; a reply carries the request's."""
+
+    id: int
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(id: int, body: Message) -> bytes:
+    return _encoder.encode((id, body))
+
+
+def decode(data: bytes | bytearray | memoryview) -> Frame:
+    """Raises ProtocolError for what is no frame of ours."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise errors.ProtocolError(f"not a frame: {err}") from err
+
+
+def failure_of(err: errors.CacheFSError) -> Failure:
+    return Failure(err.code, err.cause, err.remedy, err.path, err.request_id)
+
+
+def error_of(failure: Failure) -> errors.CacheFSError:
+    """The typed error; a code of a newer peer becomes the base class (EIO)."""
+    cls = errors.BY_CODE.get(failure.code, errors.CacheFSError)
+    return cls(
+        failure.cause,
+        remedy=failure.remedy,
+        path=failure.path,
+        request_id=failure.request_id,
+    )

@@ -1,0 +1,65 @@
+"""What a worker asks of a master, as an interface: the embedded server passes the master itself,
+a cluster passes an HTTP client. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from cachefs.core.messages import Found, Invalidate, Listing
+from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
+
+
+class Permission(msgspec.Struct, frozen=True):
+    """Which of the contents asked about may be evicted, and for how long that holds (s)."""
+
+    allowed: frozenset[str]  # ContentId.name
+    valid_for_s: float = 10.0
+
+
+class MetadataService(Protocol):
+    """The namespace of one master. Raises the typed errors; NotFound is never "not ready"."""
+
+    @property
+    def namespace(self) -> NamespaceId: ...
+
+    def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
+        """The answer when the store has a fresh one, else None. Raises NotADirectory, Stale."""
+
+    async def lookup(self, parent: int, name: bytes) -> Found:
+        """A fresh answer, from the origin where need be. Cancellation leaves shared work running."""
+
+    async def getattr(self, ino: int) -> Found:
+        """Raises Stale when the ino was replaced or is gone."""
+
+    async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
+        """A page of a fresh listing. Pages come while the origin is still being listed."""
+
+    async def resolve(self, path: bytes) -> Found:
+        """Walks a path; `inode` None where a component is missing."""
+
+    async def locate(self, ino: int) -> Origin:
+        """Where the bytes of a file come from. Raises Stale, IsADirectory."""
+
+    async def report_changed(self, ino: int) -> None:
+        """The worker saw another version, or none, at the origin: look again and invalidate."""
+
+    def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+        """Every file below a directory (or the file itself) in batches of (path below the namespace
+        root, inode), listing the origin where it is not known or not fresh."""
+
+    def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+        """As `walk`, from the store alone: never asks the origin."""
+
+    def ufs(self, key: str) -> UfsSpec: ...
+
+    async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
+        """Which of these no policy protects now."""
+
+    def events(self, after: int) -> AsyncIterator[Invalidate]:
+        """Invalidations with `seq` > after, for ever. Raises PositionGone when that is too old."""
+
+    def status(self) -> dict[str, Any]: ...

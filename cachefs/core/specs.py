@@ -1,0 +1,56 @@
+"""What a launcher tells the processes it starts: one msgpack document on their standard input, so
+that nothing of it shows in a process title. Each answers with one `Started` on the ready descriptor.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cachefs.core.messages import Failure
+from cachefs.core.model import UfsSpec
+
+
+class ServerSpec(msgspec.Struct, frozen=True):
+    """An embedded server (master + worker): `python -I -m cachefs.launcher.embedded`."""
+
+    home: str  # the state home; see `cachefs.launcher.state`
+    source: UfsSpec  # its first source; others join by Attach
+    cache_dir: str
+    cache_size_bytes: int
+    sync_interval_s: float = 60.0
+    admission: str = "fill"
+    eviction: str = "sieve"
+    idle_after_s: float = 3600.0
+    origin_deadline_s: float = 30.0
+    log_level: str = "info"
+    log_to_stderr: bool = False
+
+
+class ClientSpec(msgspec.Struct, frozen=True):
+    """A FUSE client: `python -I -m cachefs.fuse.client`."""
+
+    home: str
+    socket: str  # of the node's server
+    source: UfsSpec
+    mountpoint: str
+    sync_interval_s: float = 60.0
+    read_only: bool = True
+    allow_other: bool = False
+    default_permissions: bool = True
+    uid: int = -1  # shown where the origin has none; -1: the user who mounts
+    gid: int = -1
+    file_mode: int = 0o644
+    dir_mode: int = 0o755
+    transport: str = "pyfuse3"
+    log_file: str = ""
+    log_level: str = "info"
+    log_to_stderr: bool = False
+    debug: bool = False
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The one line (JSON) on a child's ready descriptor: it answers now, or why it never will."""
+
+    pid: int
+    failure: Failure | None = None
+    warning: str = ""

@@ -1,0 +1,1 @@
+"""The metadata master: namespace, mount table, sync with the origin, events."""

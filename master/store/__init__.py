@@ -1,0 +1,1 @@
+"""The master's store behind one narrow interface."""

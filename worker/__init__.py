@@ -1,0 +1,1 @@
+"""The node's worker: cache tiers, fills, all data traffic with the origin."""

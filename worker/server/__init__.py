@@ -1,0 +1,1 @@
+"""The node socket: sessions of FUSE clients and of the CLI."""

@@ -1,0 +1,1 @@
+"""The worker's decisions, pure: admission, eviction, read-ahead, page ranges."""

@@ -1,0 +1,1 @@
+"""The tier on disk: index, cache files, published links, scratch."""
