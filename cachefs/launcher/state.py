@@ -1,0 +1,269 @@
+"""The state home on disk: private directories per source, pointers to servers, records of mounts.
+
+    <home>/                                   0700
+      sources/<id>/                           id: first 16 hex digits of sha256(UfsSpec.key)
+        launch.lock  server.json  server.sock  namespace/  cache/  log/
+      mounts/<first 16 hex digits of sha256(mountpoint)>.json
+    <cache dir>/launch.lock, server.json
+
+Everything here is private to one user: directories are opened with O_NOFOLLOW and must belong to
+the caller, so that nobody else can point a client at a server of theirs. Files are replaced whole
+(rename), and removed only by the process that they name, under a lock on their directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ClientSpec
+
+POINTER_NAME: Final = "server.json"
+SOCKET_NAME: Final = "server.sock"
+LOCK_NAME: Final = "launch.lock"
+NAMESPACE_NAME: Final = "namespace"
+CACHE_NAME: Final = "cache"
+LOG_NAME: Final = "log"
+_MAX_RECORD_BYTES: Final = 1 << 20
+_OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """Where the server of a source, or of a cache directory, listens."""
+
+    socket: str
+    pid: int
+
+
+class MountRecord(msgspec.Struct, frozen=True):
+    """What is mounted where: written by the FUSE client `pid`, read by the CLI."""
+
+    mountpoint: str
+    source: UfsSpec
+    pid: int
+    socket: str
+    sync_interval_s: float = 60.0
+    read_only: bool = True
+
+    @classmethod
+    def of(cls, spec: ClientSpec, pid: int) -> MountRecord:
+        """The record of a client started with `spec`."""
+        return cls(
+            spec.mountpoint, spec.source, pid, spec.socket, spec.sync_interval_s, spec.read_only
+        )
+
+
+def source_id(spec: UfsSpec) -> str:
+    """The name of a source's directory."""
+    return hashlib.sha256(spec.key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def mount_id(mountpoint: str) -> str:
+    """The stem of a mount record's file name."""
+    return hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
+
+
+def private_dir(path: str | os.PathLike[str]) -> Path:
+    """Create a directory (0700, with its parents) or check the one that is there.
+
+    Raises AccessDenied when it is a link, or another user's; BadConfig when it cannot be made.
+    """
+    path = Path(path)
+    with _classified(path):
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
+        fd = os.open(path, _OPEN_DIR)
+        try:
+            _check_private(fd, path)
+        finally:
+            os.close(fd)
+    return path
+
+
+class StateHome:
+    """One user's state home. Reading creates nothing; a missing home reads as an empty one."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def source_dir(self, spec: UfsSpec) -> Path:
+        """The private directory of a source, created when missing. Raises AccessDenied."""
+        private_dir(self.path)
+        private_dir(self.path / "sources")
+        return private_dir(self.path / "sources" / source_id(spec))
+
+    def log_dir(self, spec: UfsSpec) -> Path:
+        """Where the server and the clients of a source log."""
+        return private_dir(self.source_dir(spec) / LOG_NAME)
+
+    def source_dirs(self) -> list[Path]:
+        """The directories of every source that was ever served."""
+        try:
+            return sorted(entry for entry in (self.path / "sources").iterdir() if entry.is_dir())
+        except OSError:
+            return []
+
+    def write_mount(self, record: MountRecord) -> None:
+        """Put a record in place, over what an earlier mount left there."""
+        private_dir(self.path)
+        mounts = private_dir(self.path / "mounts")
+        _write(mounts, _record_name(record.mountpoint), msgspec.to_builtins(record))
+
+    def find_mount(self, mountpoint: str) -> MountRecord | None:
+        """The record of a mount point (absolute, no trailing '/'), or None."""
+        return _as_record(_read(self.path / "mounts", _record_name(mountpoint)))
+
+    def remove_mount(self, mountpoint: str, pid: int | None = None) -> bool:
+        """Remove a record if it is still that of `pid` (None: whoever's). True if removed."""
+        return _remove(self.path / "mounts", _record_name(mountpoint), pid)
+
+    def mount_records(self) -> list[MountRecord]:
+        """Every readable record, by mount point."""
+        try:
+            names = os.listdir(self.path / "mounts")
+        except OSError:
+            return []
+        found = (_as_record(_read(self.path / "mounts", n)) for n in names if n.endswith(".json"))
+        return sorted((r for r in found if r is not None), key=lambda record: record.mountpoint)
+
+
+def read_pointer(directory: str | os.PathLike[str]) -> Pointer | None:
+    """The pointer in a source's or a cache directory; None when missing, torn or another user's."""
+    try:
+        return msgspec.convert(_read(Path(directory), POINTER_NAME), Pointer)
+    except msgspec.ValidationError:
+        return None
+
+
+def write_pointer(directory: str | os.PathLike[str], pointer: Pointer) -> None:
+    """Put the pointer in place, whole or not at all."""
+    _write(Path(directory), POINTER_NAME, msgspec.to_builtins(pointer))
+
+
+def remove_pointer(directory: str | os.PathLike[str], pid: int) -> bool:
+    """Remove the pointer if it still names `pid`; a successor's stays. True if removed."""
+    return _remove(Path(directory), POINTER_NAME, pid)
+
+
+def _record_name(mountpoint: str) -> str:
+    return f"{mount_id(mountpoint)}.json"
+
+
+def _as_record(value: Any) -> MountRecord | None:
+    try:
+        return msgspec.convert(value, MountRecord)
+    except msgspec.ValidationError:
+        return None
+
+
+def _check_private(fd: int, path: Path) -> None:
+    info = os.fstat(fd)
+    if info.st_uid != os.geteuid():
+        raise AccessDenied(
+            f"the directory belongs to user {info.st_uid}",
+            remedy="use one of your own (--home, --cache-dir)",
+            path=str(path),
+        )
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        os.fchmod(fd, 0o700)
+
+
+@contextlib.contextmanager
+def _classified(path: Path) -> Iterator[None]:
+    """Turn what the system says about a directory into a typed error that names it."""
+    try:
+        yield
+    except OSError as err:
+        raise _dir_error(path, err) from err
+
+
+def _dir_error(path: Path, err: OSError) -> CacheFSError:
+    where = str(path)
+    if isinstance(err, PermissionError):
+        return AccessDenied("permission denied", remedy="use a directory of your own", path=where)
+    if isinstance(err, NotADirectoryError):
+        return NotADirectory("not a directory, or a symbolic link", path=where)
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace("no space left", remedy="make room or use another directory", path=where)
+    return BadConfig(f"cannot be used: {err.strerror}", path=where)
+
+
+@contextlib.contextmanager
+def _locked_dir(path: Path) -> Iterator[int]:
+    """A descriptor of the directory, under a lock held only for one change in it."""
+    fd = os.open(path, _OPEN_DIR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_at(dir_fd: int, name: str) -> Any:
+    """The JSON document, or None when missing, torn, too long or not ours."""
+    try:
+        fd = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd
+        )
+    except OSError:
+        return None
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode):
+            return None
+        return json.loads(os.read(fd, _MAX_RECORD_BYTES))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _read(directory: Path, name: str) -> Any:
+    try:
+        dir_fd = os.open(directory, _OPEN_DIR)
+    except OSError:
+        return None
+    try:
+        return _read_at(dir_fd, name)
+    finally:
+        os.close(dir_fd)
+
+
+def _write(directory: Path, name: str, value: Any) -> None:
+    temporary = f".{name}.{os.getpid()}"
+    with _classified(directory), _locked_dir(directory) as dir_fd:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=dir_fd)  # of a dead process that had this pid
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(value, file)
+        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def _remove(directory: Path, name: str, pid: int | None) -> bool:
+    try:
+        with _locked_dir(directory) as dir_fd:
+            if pid is not None:
+                value = _read_at(dir_fd, name)
+                if not isinstance(value, dict) or value.get("pid") != pid:
+                    return False
+            os.unlink(name, dir_fd=dir_fd)
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError as err:
+        raise InUse(f"cannot be removed: {err.strerror}", path=str(directory / name)) from err
