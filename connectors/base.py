@@ -48,9 +48,9 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Body(Protocol):
-    """A ranged read under way. Chunks are buffers of any size, in order; `close` may be called early
-    and is idempotent. Iteration raises BadBody when the body ends early, runs over, or differs from
-    what was asked for, after having yielded only bytes that are right."""
+    """A ranged read under way. Chunks are buffers of any size, in order; `close` may be called
+    early and is idempotent. Iteration raises BadBody when the body ends early, runs over, or
+    differs from what was asked for, after having yielded only bytes that are right."""
 
     def __iter__(self) -> Iterator[memoryview]: ...
     def close(self) -> None: ...
@@ -73,10 +73,10 @@ class Connector(Protocol):
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
         """The children of a directory, in pages of about 1,000; with ordered listings only those
-        whose `order_key` is greater than `after` (an order key). A name is yielded once; a directory
-        wins over an object of the same name *within a page only* (the object may have come in an
-        earlier page: the caller, who merges pages into a store, drops it). Raises NotFound where the
-        store has directories of its own; an empty listing elsewhere."""
+        whose `order_key` is greater than `after` (an order key). A name is yielded once; a
+        directory wins over an object of the same name *within a page only* (the object may have
+        come in an earlier page: the caller, who merges pages into a store, drops it). Raises
+        NotFound where the store has directories of its own; an empty listing elsewhere."""
 
     def list_tree(self, path: bytes) -> Iterator[Page]:
         """Every file below a directory (directories are implied by the names, except empty ones),

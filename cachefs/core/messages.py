@@ -38,7 +38,8 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to Hello. Its descriptor is the tier's `pub/` directory for clients that are trusted."""
+    """Answer to Hello. Its descriptor is the tier's `pub/` directory for clients that are
+    trusted."""
 
     pid: int
     protocol: int = PROTOCOL
@@ -47,7 +48,8 @@ class Welcome(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Make this source known to the server (idempotent). Checks it when it was never seen before."""
+    """Make this source known to the server (idempotent). Checks it when it was never seen
+    before."""
 
     source: UfsSpec
     sync_interval_s: float = 60.0
@@ -63,7 +65,8 @@ class Attached(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """Server to clients (event): unmount and end, the server is stopping. Client to server: stop."""
+    """Server to clients (event): unmount and end, the server is stopping. Client to server:
+    stop."""
 
     reason: str = ""
 
@@ -122,7 +125,8 @@ class ListDir(Message, frozen=True):
 
 
 class Dentry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A name and its inode, still encoded (servers pass stored records on without decoding them)."""
+    """A name and its inode, still encoded (servers pass stored records on without decoding
+    them)."""
 
     name: bytes
     inode: msgspec.Raw
@@ -165,8 +169,8 @@ class Open(Message, frozen=True):
 
 class Opened(Message, frozen=True):
     """`handle` names the open in Ensure and Release. The descriptor, if any, is read-only:
-    complete: every byte of the file is in it. Otherwise it is the partial cache file: read only what
-    Ensure granted from it (a hole reads as zeros). None where the cache refused the file."""
+    complete: every byte of the file is in it. Otherwise it is the partial cache file: read only
+    what Ensure granted from it (a hole reads as zeros). None where the cache refused the file."""
 
     handle: int
     size: int

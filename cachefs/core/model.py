@@ -35,8 +35,8 @@ class Kind(enum.IntEnum):
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What tells one version of an object from another at the origin. A change makes a new ino.
 
-    `mtime_ns` has the precision that *every* answer of the connector has (whole seconds on S3, where
-    HEAD has no more); `etag` is "" where the store has none. A directory's is its kind alone.
+    `mtime_ns` has the precision that *every* answer of the connector has (whole seconds on S3,
+    where HEAD has no more); `etag` is "" where the store has none. A directory's is its kind alone.
     """
 
     kind: Kind

@@ -30,7 +30,8 @@ class MetadataService(Protocol):
         """The answer when the store has a fresh one, else None. Raises NotADirectory, Stale."""
 
     async def lookup(self, parent: int, name: bytes) -> Found:
-        """A fresh answer, from the origin where need be. Cancellation leaves shared work running."""
+        """A fresh answer, from the origin where need be. Cancellation leaves shared work
+        running."""
 
     async def getattr(self, ino: int) -> Found:
         """Raises Stale when the ino was replaced or is gone."""
@@ -60,6 +61,7 @@ class MetadataService(Protocol):
         """Which of these no policy protects now."""
 
     def events(self, after: int) -> AsyncIterator[Invalidate]:
-        """Invalidations with `seq` > after, for ever. Raises PositionGone when that is too old."""
+        """Invalidations with `seq` > after (negative: from this call on), for ever. Raises
+        PositionGone when that is too old."""
 
     def status(self) -> dict[str, Any]: ...

@@ -1,5 +1,6 @@
 """What a launcher tells the processes it starts: one msgpack document on their standard input, so
-that nothing of it shows in a process title. Each answers with one `Started` on the ready descriptor.
+that nothing of it shows in a process title. Each answers with one `Started` on the ready
+descriptor.
 """
 
 from __future__ import annotations

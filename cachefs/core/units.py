@@ -11,7 +11,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _SIZE_UNITS[f"{_letter}IB"] = 1024**_power
     _SIZE_UNITS[_letter] = 1024**_power
     _SIZE_UNITS[f"{_letter}B"] = 1000**_power
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")

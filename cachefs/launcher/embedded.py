@@ -1,0 +1,258 @@
+"""The embedded server: master and worker of one node in one process, on a unix socket only.
+
+`python -I -m cachefs.launcher.embedded` with a `ServerSpec` on standard input. Says `Started` on
+standard output once it can be used, and ends when the last mount is gone, on SIGTERM or on Detach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import functools
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from connectors.compose import open_connector
+from connectors.meter import Meter
+from master.namespace import Master
+from worker.worker import Worker, WorkerConfig
+
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, InUse, NotFound
+from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
+from cachefs.core.services import MetadataService
+from cachefs.core.specs import ServerSpec, Started
+from cachefs.core.units import format_duration
+from cachefs.launcher.logs import log_to
+from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.state import Pointer, StateHome, remove_pointer, write_pointer
+from connectors.base import Connector
+from worker.loads import LoadTable
+from worker.server.server import NodeServer
+
+log = logging.getLogger("cachefs.server")
+
+LOCK_WAIT_S = 10.0  # for a predecessor that is on its way out
+DRAIN_S = 10.0
+
+
+class Source:
+    """One attached source: its master, its connector, the lock on its state directory."""
+
+    def __init__(self, spec: UfsSpec, directory: Path, deadline_s: float) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.meter = Meter()
+        self.connector: Connector = open_connector(spec, deadline_s=deadline_s, meter=self.meter)
+        self.lock_fd = -1
+        self.sync_interval_s = 0.0
+        self.warning = ""
+        self.master: Master
+
+    async def open(self, sync_interval_s: float) -> None:
+        """Takes the state directory and opens the namespace. Raises InUse, or why a source that was
+        never mounted before cannot be read; nothing stays open then."""
+        self.lock_fd = await _lock(self.directory / "server.lock")
+        self.sync_interval_s = sync_interval_s
+        try:
+            self.master = await Master.open(
+                self.directory / "namespace", self.spec, self.connector, sync_interval_s
+            )
+            try:
+                self.warning = await self.master.check_source()
+            except BaseException:
+                await self.master.close()
+                raise
+        except BaseException:
+            self.connector.close()
+            os.close(self.lock_fd)
+            raise
+
+    async def close(self) -> None:
+        await self.master.close()
+        self.connector.close()
+        os.close(self.lock_fd)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "source": self.spec.url,
+            "namespace": self.master.namespace.hex(),
+            "sync_interval_s": self.sync_interval_s,
+            "origin": msgspec.to_builtins(self.meter.snapshot()),
+            **self.master.status(),
+        }
+
+
+class EmbeddedSources:
+    """All sources of this server (`worker.server.server.Sources`)."""
+
+    def __init__(self, home: StateHome, deadline_s: float, pointer: Pointer) -> None:
+        self._home = home
+        self._deadline_s = deadline_s
+        self._pointer = pointer
+        self._by_key: dict[str, asyncio.Task[Source]] = {}
+        self._open: dict[NamespaceId, Source] = {}
+
+    async def attach(self, body: m.Attach) -> m.Attached:
+        """Idempotent; two attaches of one new source share one attempt."""
+        source = await self.open(body.source, body.sync_interval_s)
+        found = await source.master.getattr(ROOT_INO)
+        assert found.inode is not None
+        warning = source.warning
+        if body.sync_interval_s != source.sync_interval_s:
+            kept = format_duration(source.sync_interval_s)
+            warning = f"the running server keeps its sync interval of {kept}"
+        return m.Attached(source.master.namespace, found.inode, warning)
+
+    async def open(self, spec: UfsSpec, sync_interval_s: float) -> Source:
+        task = self._by_key.get(spec.key)
+        if task is None:
+            task = asyncio.ensure_future(self._open_source(spec, sync_interval_s))
+            self._by_key[spec.key] = task
+        try:
+            return await asyncio.shield(task)
+        except CacheFSError:
+            self._by_key.pop(spec.key, None)
+            raise
+
+    async def _open_source(self, spec: UfsSpec, sync_interval_s: float) -> Source:
+        directory = self._home.source_dir(spec)
+        source = await asyncio.to_thread(Source, spec, directory, self._deadline_s)
+        await source.open(sync_interval_s)
+        self._open[source.master.namespace] = source
+        write_pointer(directory, self._pointer)
+        if source.warning:
+            log.warning("%s", source.warning)
+        return source
+
+    def service(self, namespace: NamespaceId) -> MetadataService | None:
+        source = self._open.get(namespace)
+        return source.master if source is not None else None
+
+    def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
+        source = self._open.get(namespace)
+        if source is None:
+            raise NotFound(f"no source for {ufs}")
+        return source.connector
+
+    def required_service(self, namespace: NamespaceId) -> MetadataService:
+        service = self.service(namespace)
+        if service is None:
+            raise NotFound("no such namespace here")
+        return service
+
+    def status(self) -> list[dict[str, Any]]:
+        return [source.status() for source in self._open.values()]
+
+    async def close(self) -> None:
+        for source in self._open.values():
+            remove_pointer(source.directory, os.getpid())
+            await source.close()
+        self._open.clear()
+
+
+async def _lock(path: Path) -> int:
+    """An exclusive flock on `path`, waiting a bounded time for a predecessor. Raises InUse."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    for _ in range(int(LOCK_WAIT_S / 0.05)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            await asyncio.sleep(0.05)
+    os.close(fd)
+    raise InUse(
+        f"{path.parent} is held by another server",
+        remedy="unmount what uses it, or end that server (`cachefs status` names its pid)",
+    )
+
+
+async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:
+    config = WorkerConfig(
+        cache_dir=spec.cache_dir,
+        limit_bytes=spec.cache_size_bytes,
+        admission=spec.admission,
+        eviction=spec.eviction,
+        idle_after_s=spec.idle_after_s,
+        origin_deadline_s=spec.origin_deadline_s,
+    )
+    for _ in range(int(LOCK_WAIT_S / 0.05)):  # a predecessor with another source may be ending
+        try:
+            return await Worker.start(config, sources.required_service, sources.connector)
+        except InUse:
+            await asyncio.sleep(0.05)
+    return await Worker.start(config, sources.required_service, sources.connector)
+
+
+async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
+    """Serves until nobody needs it. Raises the typed error of a start that failed."""
+    home = StateHome(Path(spec.home))
+    directory = home.source_dir(spec.source)
+    socket_path = directory / "server.sock"
+    pointer = Pointer(str(socket_path), os.getpid())
+    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer)
+    try:
+        source = await sources.open(spec.source, spec.sync_interval_s)
+        worker = await _start_worker(spec, sources)
+        try:
+            await _serve(spec, ready, worker, sources, socket_path, pointer, source.warning)
+        finally:
+            await worker.close()
+    finally:
+        await sources.close()
+
+
+async def _serve(
+    spec: ServerSpec,
+    ready: ReadyPipe,
+    worker: Worker,
+    sources: EmbeddedSources,
+    socket_path: Path,
+    pointer: Pointer,
+    warning: str,
+) -> None:
+    loads = LoadTable(worker)
+    server = NodeServer(worker, sources, loads)
+    server.listen(socket_path)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        stop = functools.partial(server.request_stop, signal.Signals(number).name)
+        loop.add_signal_handler(number, stop)
+    write_pointer(Path(spec.cache_dir), pointer)
+    log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
+    ready.say(Started(os.getpid(), warning=warning))
+    try:
+        await server.serve()
+    finally:
+        # Nobody may find a server that is ending: pointers go first, then the sessions.
+        remove_pointer(Path(spec.cache_dir), os.getpid())
+        remove_pointer(socket_path.parent, os.getpid())
+        socket_path.unlink(missing_ok=True)
+        await server.drain(DRAIN_S)
+        await loads.close()
+        log.info("stopped")
+
+
+def main() -> int:
+    """Entry point of the process."""
+    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
+    ready = ReadyPipe()
+    try:
+        directory = StateHome(Path(spec.home)).source_dir(spec.source) / "log"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        log_to(str(directory / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)
+        asyncio.run(run(spec, ready))
+    except CacheFSError as err:
+        log.error("%s", err.one_line())
+        ready.say(Started(os.getpid(), failure=m.failure_of(err)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Where a process of ours logs: a rotated file (0600), or standard error. Set up once, at its
+start."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import sys
+
+LOG_BYTES = 10 << 20
+LOG_FILES = 3
+FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+def log_to(path: str, level: str, *, to_stderr: bool) -> None:
+    """Sends every log line of this process to `path` (rotated at 10 MiB, 3 kept) or to stderr."""
+    handler: logging.Handler
+    if to_stderr or not path:
+        handler = logging.StreamHandler(sys.stderr)
+    else:
+        handler = logging.handlers.RotatingFileHandler(
+            path, maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, delay=False
+        )
+        os.chmod(path, 0o600)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("botocore", "boto3", "urllib3"):  # at DEBUG they print credentials
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,39 @@
+"""Paths and globs as operators type them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.core.globs import select
+
+
+@pytest.mark.parametrize(
+    ("glob", "base", "yes", "no"),
+    [
+        (b"/train/", b"train", [b"train/a", b"train"], []),
+        (b"train/*.jpg", b"train", [b"train/a.jpg"], [b"train/x/a.jpg", b"train/ajpg"]),
+        (b"train/n0*", b"train", [b"train/n01/a/b.jpg", b"train/n0"], [b"train/m0/a"]),
+        (b"**/val", b"", [b"val", b"a/b/val", b"a/val/x"], [b"a/xval", b"value"]),
+        (b"a/[!0-3]?", b"a", [b"a/42"], [b"a/12", b"a/4", b"a//x"]),
+        (b"a/[bc].d", b"a", [b"a/b.d"], [b"a/d.d", b"a/bxd"]),
+    ],
+)
+def test_selection(glob: bytes, base: bytes, yes: list[bytes], no: list[bytes]) -> None:
+    selection = select(glob)
+    assert selection.base == base
+    assert [path for path in yes if not selection.matches(path)] == []
+    assert [path for path in no if selection.matches(path)] == []
+
+
+@given(st.binary(max_size=30))
+def test_any_bytes_are_a_selection(text: bytes) -> None:
+    select(text).matches(b"a/b")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=8).filter(lambda b: b"/" not in b), max_size=4))
+def test_a_path_without_magic_selects_itself(parts: list[bytes]) -> None:
+    path = b"/".join(parts)
+    if any(c in path for c in (b"*", b"?", b"[")):
+        return
+    assert select(path).base == path
+    assert select(path).matches(path + b"/below")

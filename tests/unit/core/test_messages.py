@@ -1,0 +1,75 @@
+"""The wire: what is encoded comes back, newer and older peers understand each other."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.core import errors, messages
+from cachefs.core.model import Inode, Kind, NamespaceId
+
+NAMESPACE = NamespaceId(b"n" * 16)
+
+
+def test_a_listing_carries_stored_records_untouched() -> None:
+    inode = Inode(7, Kind.FILE, 5)
+    raw = msgspec.Raw(msgspec.msgpack.encode([*msgspec.structs.astuple(inode), 99.0]))
+    frame = messages.decode(
+        messages.encode(3, messages.Listing([messages.Dentry(b"\xff", raw)], b"", 1.5))
+    )
+    assert frame.id == 3
+    assert isinstance(frame.body, messages.Listing)
+    dentry = frame.body.entries[0]
+    assert dentry.name == b"\xff"
+    assert msgspec.msgpack.decode(dentry.inode, type=Inode) == inode
+
+
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
+    newer = {"type": "Release", "handle": 4, "colour": "green"}
+    frame = messages.decode(msgspec.msgpack.encode((9, newer, "more")))
+    assert frame == messages.Frame(9, messages.Release(4))
+
+
+def test_missing_fields_of_an_older_peer_have_defaults() -> None:
+    frame = messages.decode(msgspec.msgpack.encode((1, {"type": "Hello", "role": "cli", "pid": 5})))
+    assert frame.body == messages.Hello("cli", 5)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_frame_is_a_protocol_error(data: bytes) -> None:
+    try:
+        frame = messages.decode(data)
+    except errors.ProtocolError:
+        return
+    assert isinstance(frame, messages.Frame)
+
+
+@pytest.mark.parametrize("cls", errors.BY_CODE.values())
+def test_every_error_crosses_the_wire(cls: type[errors.CacheFSError]) -> None:
+    error = cls("cause", remedy="remedy", path="p/q", request_id="R1")
+    back = messages.error_of(messages.failure_of(error))
+    assert type(back) is cls
+    assert back.one_line() == error.one_line() == "p/q: cause (request id R1); remedy"
+
+
+def test_error_codes_are_unique() -> None:
+    classes = errors._tree(errors.CacheFSError)
+    assert len(errors.BY_CODE) == len(set(classes))
+
+
+def test_an_error_of_a_newer_peer_is_an_io_error() -> None:
+    back = messages.error_of(messages.Failure("invented-later", "cause"))
+    assert type(back) is errors.CacheFSError
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        messages.Attach(messages.UfsSpec("s3://b", {"profile": "p"})),
+        messages.Invalidate(NAMESPACE, 5, [(1, b"a")]),
+        messages.Opened(1, 2, True, False),
+        messages.Found(None, 0.0),
+    ],
+)
+def test_bodies_come_back(body: messages.Message) -> None:
+    assert messages.decode(messages.encode(2, body)).body == body

@@ -1,0 +1,109 @@
+"""One connection of the node socket: datagrams in, datagrams and descriptors out. No meaning.
+
+Owns the socket and every descriptor handed to `send`. All methods belong to the event loop.
+A peer that does not read is cut off when `MAX_QUEUED` frames wait for it: nothing grows without
+end.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import collections
+import os
+import socket
+from collections.abc import Callable
+
+from cachefs.core.messages import MAX_FRAME_BYTES
+
+MAX_QUEUED = 4096
+FRAMES_PER_WAKEUP = 64  # then other sessions get their turn
+
+
+class Channel:
+    """Reads frames into `on_frame(bytes)`; calls `on_close()` once, when the peer is gone."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[bytes], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._on_frame = on_frame
+        self._on_close = on_close
+        self._queue: collections.deque[tuple[bytes, int | None]] = collections.deque()
+        self.closed = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, data: bytes, fd: int | None = None) -> None:
+        """Sends, or queues, one frame; takes `fd` over and closes it. Never blocks, never
+        raises."""
+        if self.closed or len(self._queue) >= MAX_QUEUED:
+            _close_fd(fd)
+            self.close()
+        elif self._queue or not self._try_send(data, fd):
+            self._queue.append((data, fd))
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def close(self) -> None:
+        """Idempotent; drops what is queued."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        while self._queue:
+            _close_fd(self._queue.popleft()[1])
+        self._on_close()
+
+    def _readable(self) -> None:
+        for _ in range(FRAMES_PER_WAKEUP):
+            if self.closed:
+                return
+            try:
+                data = self._sock.recv(MAX_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                return self.close()
+            if not data:
+                return self.close()
+            self._on_frame(data)
+
+    def _writable(self) -> None:
+        while self._queue:
+            data, fd = self._queue[0]
+            if not self._try_send(data, fd):
+                return
+            if self.closed:
+                return
+            self._queue.popleft()
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _try_send(self, data: bytes, fd: int | None) -> bool:
+        """True when the frame needs no more attention (sent, or the peer is gone)."""
+        try:
+            if fd is None:
+                self._sock.send(data)
+            else:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]).tobytes())
+                self._sock.sendmsg([data], [rights])
+        except BlockingIOError:
+            return False
+        except OSError:
+            _close_fd(fd)
+            if self._queue:
+                self._queue[0] = (data, None)
+            self.close()
+            return True
+        _close_fd(fd)
+        return True
+
+
+def _close_fd(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)

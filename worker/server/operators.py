@@ -1,0 +1,65 @@
+"""Answers to operators: status, cache state, load, free. Called by sessions only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachefs.core import messages as m
+from cachefs.core.errors import NotFound, ProtocolError, Stale
+from cachefs.core.model import ContentId, Kind
+from cachefs.core.services import MetadataService
+
+if TYPE_CHECKING:
+    from worker.server.server import NodeServer
+
+
+async def answer(server: NodeServer, body: m.Message) -> m.Message:
+    """The reply to one operator's message. Raises the typed errors."""
+    match body:
+        case m.Status():
+            return m.StatusReply(server.status())
+        case m.CacheState():
+            return await _cache_state(server, body)
+        case m.Load():
+            service = server.service(body.namespace)
+            return m.LoadStarted(server.loads.start(service, body.paths))
+        case m.LoadStatus():
+            return server.loads.progress(body.load, body.failures_after)
+        case m.Free():
+            return await _free(server, body)
+    raise ProtocolError(f"unexpected {type(body).__name__}")
+
+
+async def _cache_state(server: NodeServer, body: m.CacheState) -> m.CacheStateReply:
+    service = server.service(body.namespace)
+    cached = [await _cached_bytes(server, service, ino) for ino in body.inos[: m.LIST_LIMIT]]
+    return m.CacheStateReply(cached)
+
+
+async def _cached_bytes(server: NodeServer, service: MetadataService, ino: int) -> int:
+    try:
+        found = await service.getattr(ino)
+    except Stale:
+        return 0
+    if found.inode is None or found.inode.kind is not Kind.FILE:
+        return 0
+    return server.worker.cached_bytes(ContentId.of(service.namespace, found.inode))
+
+
+async def _free(server: NodeServer, body: m.Free) -> m.Freed:
+    service = server.service(body.namespace)
+    found = await service.resolve(body.path)
+    if found.inode is None:
+        raise NotFound("no such file or directory", path=body.path.decode(errors="replace"))
+    files = freed_bytes = busy = 0
+    async for batch in service.known_files(found.inode.ino):
+        contents = [
+            ContentId.of(service.namespace, inode) for _, inode in batch if inode.kind is Kind.FILE
+        ]
+        freed = await server.worker.free(contents)
+        files, freed_bytes, busy = (
+            files + freed.files,
+            freed_bytes + freed.bytes,
+            busy + freed.busy_files,
+        )
+    return m.Freed(files, freed_bytes, busy)

@@ -1,0 +1,173 @@
+"""The node socket: accepts sessions, knows who is there, and decides when nobody needs the server.
+
+A server lives as long as a FUSE session is there (plus a grace), or `request_stop` is called. Only
+root and the server's own user may connect (SO_PEERCRED), whatever the socket's directory allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import cachefs
+from cachefs.core import messages as m
+from cachefs.core.errors import NotFound
+from cachefs.core.model import NamespaceId
+from cachefs.core.services import MetadataService
+from worker.loads import LoadTable
+from worker.server.session import Session
+from worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+FIRST_MOUNT_GRACE_S = 30.0
+LAST_MOUNT_GRACE_S = 0.3
+BACKLOG = 64
+
+
+class Sources(Protocol):
+    """Who knows the namespaces: the embedded server, or a node's connection to its masters."""
+
+    async def attach(self, body: m.Attach) -> m.Attached: ...
+    def service(self, namespace: NamespaceId) -> MetadataService | None: ...
+    def status(self) -> list[dict[str, Any]]: ...
+
+
+class NodeServer:
+    """Sessions on one listening socket."""
+
+    def __init__(self, worker: Worker, sources: Sources, loads: LoadTable) -> None:
+        self.worker = worker
+        self.loads = loads
+        self._sources = sources
+        self._sessions: set[Session] = set()
+        self._listener: socket.socket | None = None
+        self._stop = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self._started_at = time.time()
+
+    def listen(self, path: Path) -> None:
+        """Binds `path` (its directory is private) and starts to accept; replaces a dead socket."""
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            path.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # no limit of 107 bytes
+        finally:
+            os.close(directory)
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._arm(FIRST_MOUNT_GRACE_S)
+
+    async def serve(self) -> None:
+        """Until nobody needs the server or it is told to stop; the listener is closed after it."""
+        await self._stop.wait()
+        self.close_listener()
+
+    def request_stop(self, reason: str) -> None:
+        log.info("stopping: %s", reason)
+        for session in [*self._sessions]:
+            if session.role == "fuse":
+                session.send_event(m.Detach(reason))
+        self._stop.set()
+
+    def close_listener(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+
+    async def drain(self, deadline_s: float) -> None:
+        """Gives FUSE sessions time to unmount, then ends every session."""
+        deadline = time.monotonic() + deadline_s
+        while self._mounts() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for session in [*self._sessions]:
+            session.close()
+
+    # ---- called by sessions ----
+
+    def joined(self, session: Session) -> None:
+        if session.role == "fuse" and self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def forget(self, session: Session) -> None:
+        self._sessions.discard(session)
+        if session.role == "fuse" and not self._mounts():
+            self._arm(LAST_MOUNT_GRACE_S)
+
+    async def attach(self, body: m.Attach) -> m.Attached:
+        return await self._sources.attach(body)
+
+    def service(self, namespace: NamespaceId) -> MetadataService:
+        service = self._sources.service(namespace)
+        if service is None:
+            raise NotFound("no such namespace here", remedy="attach its source first")
+        return service
+
+    def status(self) -> dict[str, Any]:
+        mounts = self._mounts()
+        clients = [{"role": "client", "pid": session.pid} for session in mounts]
+        return {
+            "version": cachefs.__version__,
+            "protocol": m.PROTOCOL,
+            "uptime_s": round(time.time() - self._started_at, 1),
+            "processes": [*clients, {"role": "server", "pid": os.getpid()}],
+            "mounts": [_mount_status(session) for session in mounts],
+            "sources": self._sources.status(),
+            "cache": self.worker.status(),
+            "loads": self.loads.status(),
+        }
+
+    # ---- inside ----
+
+    def _mounts(self) -> list[Session]:
+        return [session for session in self._sessions if session.role == "fuse"]
+
+    def _arm(self, grace_s: float) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        self._grace = asyncio.get_running_loop().call_later(grace_s, self._lonely)
+
+    def _lonely(self) -> None:
+        if not self._mounts():
+            self.request_stop("no mount left")
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as err:  # EMFILE and its like: the backlog waits, existing sessions go on
+            log.warning("cannot accept a session: %s", err.strerror)
+            return
+        if _peer_uid(sock) not in (0, os.geteuid()):
+            log.warning("refused a session of uid %d", _peer_uid(sock))
+            sock.close()
+            return
+        self._sessions.add(Session(self, sock))
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", raw)[1]
+    return uid
+
+
+def _mount_status(session: Session) -> dict[str, Any]:
+    return {
+        "mountpoint": session.mountpoint,
+        "pid": session.pid,
+        "sources": sorted(session.sources.values()),
+    }

@@ -1,0 +1,218 @@
+"""One session of the node socket: what one client asked for, has open and waits for.
+
+Translates frames into calls of the worker and of the metadata service, and errors into `Failure`
+(the wire edge). Owns the session's requests under way and its handles; both end with the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import cachefs
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, Interrupted, ProtocolError, Unreachable
+from cachefs.core.model import NamespaceId
+from cachefs.core.services import MetadataService
+from worker.server import operators
+from worker.server.channel import Channel
+
+if TYPE_CHECKING:
+    from worker.server.server import NodeServer
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[m.Message, int | None]
+MAX_IN_FLIGHT = 4096  # requests of one session; more are refused, not queued
+
+
+class Session:
+    """Starts reading at once; `server.forget(self)` when it ends."""
+
+    def __init__(self, server: NodeServer, sock: socket.socket) -> None:
+        self.server = server
+        self.role = ""
+        self.pid = 0
+        self.mountpoint = ""
+        self.sources: dict[NamespaceId, str] = {}
+        self._handles: set[int] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._event_tasks: set[asyncio.Task[None]] = set()
+        self._channel = Channel(sock, self._frame, self._ended)
+
+    # ---- frames ----
+
+    def _frame(self, data: bytes) -> None:
+        try:
+            frame = m.decode(data)
+        except ProtocolError as err:
+            log.warning("session of pid %d: %s", self.pid, err.cause)
+            return self._channel.close()
+        now = _NOWAIT.get(type(frame.body))
+        if now is not None:
+            return now(self, frame.id, frame.body)
+        later = _LATER.get(type(frame.body))
+        if later is None or not (self.role or isinstance(frame.body, m.Hello)):
+            error = ProtocolError(f"unexpected {type(frame.body).__name__}")
+            return self._reply(frame.id, m.failure_of(error))
+        if len(self._tasks) >= MAX_IN_FLIGHT:
+            return self._reply(frame.id, m.failure_of(Unreachable("too many requests in flight")))
+        self._start(frame.id, later(self, frame.body))
+
+    def _start(self, id: int, work: Awaitable[Answer]) -> None:
+        task = asyncio.ensure_future(self._answer(id, work))
+        self._tasks[id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+
+    async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
+        try:
+            body, fd = await work
+        except CacheFSError as err:
+            body, fd = m.failure_of(err), None
+        except asyncio.CancelledError:
+            self._reply(id, m.failure_of(Interrupted("the caller was interrupted")))
+            raise
+        except Exception as err:
+            log.exception("request %d of pid %d failed", id, self.pid)
+            body, fd = m.failure_of(CacheFSError(f"internal error: {type(err).__name__}")), None
+        self._reply(id, body, fd)
+
+    def _reply(self, id: int, body: m.Message, fd: int | None = None) -> None:
+        if isinstance(body, m.Opened):
+            if self._channel.closed:  # nobody will ever release it
+                self.server.worker.release(body.handle)
+            else:
+                self._handles.add(body.handle)
+        self._channel.send(m.encode(id, body), fd)
+
+    def send_event(self, body: m.Message) -> None:
+        self._channel.send(m.encode(0, body))
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _ended(self) -> None:
+        for task in [*self._tasks.values(), *self._event_tasks]:
+            task.cancel()
+        for handle in self._handles:
+            self.server.worker.release(handle)
+        self._handles.clear()
+        self.server.forget(self)
+
+    def _service(self, namespace: NamespaceId) -> MetadataService:
+        return self.server.service(namespace)
+
+    # ---- answered at once ----
+
+    def _lookup(self, id: int, body: m.Lookup) -> None:
+        try:
+            service = self._service(body.namespace)
+            found = service.lookup_nowait(body.parent, body.name)
+        except CacheFSError as err:
+            return self._reply(id, m.failure_of(err))
+        if found is not None:
+            return self._reply(id, found)
+        self._start(id, _bare(service.lookup(body.parent, body.name)))
+
+    def _release(self, id: int, body: m.Release) -> None:
+        if body.handle in self._handles:
+            self._handles.discard(body.handle)
+            self.server.worker.release(body.handle)
+
+    def _used(self, id: int, body: m.Used) -> None:
+        self.server.worker.used(body.names, body.hit_bytes)
+
+    def _cancel(self, id: int, body: m.Cancel) -> None:
+        task = self._tasks.get(body.id)
+        if task is not None:
+            task.cancel()
+
+    # ---- answered later ----
+
+    async def _hello(self, body: m.Hello) -> Answer:
+        if abs(body.protocol - m.PROTOCOL) > 1:
+            raise ProtocolError(
+                f"protocol {body.protocol} of the client is too far from {m.PROTOCOL}",
+                remedy="install the same version of cachefs on both sides and mount again",
+            )
+        self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
+        self.server.joined(self)
+        welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=True)
+        return welcome, os.dup(self.server.worker.pub_fd)
+
+    async def _attach(self, body: m.Attach) -> Answer:
+        attached = await self.server.attach(body)
+        if self.role == "fuse" and attached.namespace not in self.sources:
+            self._follow(attached.namespace)
+        self.sources[attached.namespace] = body.source.url
+        return attached, None
+
+    def _follow(self, namespace: NamespaceId) -> None:
+        events = self._service(namespace).events(-1)
+
+        async def follow() -> None:
+            async for event in events:
+                self.send_event(event)
+
+        task = asyncio.ensure_future(follow())
+        self._event_tasks.add(task)
+        task.add_done_callback(self._event_tasks.discard)
+
+    async def _detach(self, body: m.Detach) -> Answer:
+        self.server.request_stop(body.reason or f"asked by pid {self.pid}")
+        return m.Done(), None
+
+    async def _getattr(self, body: m.GetAttr) -> Answer:
+        return await self._service(body.namespace).getattr(body.ino), None
+
+    async def _list(self, body: m.ListDir) -> Answer:
+        limit = max(1, min(body.limit, m.LIST_LIMIT))
+        service = self._service(body.namespace)
+        return await service.list_dir(body.ino, body.after, limit), None
+
+    async def _resolve(self, body: m.Resolve) -> Answer:
+        return await self._service(body.namespace).resolve(body.path), None
+
+    async def _open(self, body: m.Open) -> Answer:
+        grant = await self.server.worker.open(body.namespace, body.ino)
+        opened = m.Opened(grant.handle, grant.size, grant.complete, grant.fd is not None)
+        return opened, grant.fd
+
+    async def _ensure(self, body: m.Ensure) -> Answer:
+        if body.handle not in self._handles:
+            raise ProtocolError(f"handle {body.handle} is not open in this session")
+        return await self.server.worker.ensure(body.handle, body.offset, body.size)
+
+    async def _operate(self, body: m.Message) -> Answer:
+        return await operators.answer(self.server, body), None
+
+
+async def _bare(work: Awaitable[m.Message]) -> Answer:
+    return await work, None
+
+
+_NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
+    m.Lookup: Session._lookup,  # type: ignore[dict-item]  # keyed by the body's own type
+    m.Release: Session._release,  # type: ignore[dict-item]
+    m.Used: Session._used,  # type: ignore[dict-item]
+    m.Cancel: Session._cancel,  # type: ignore[dict-item]
+}
+_LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
+    m.Hello: Session._hello,  # type: ignore[dict-item]
+    m.Attach: Session._attach,  # type: ignore[dict-item]
+    m.Detach: Session._detach,  # type: ignore[dict-item]
+    m.GetAttr: Session._getattr,  # type: ignore[dict-item]
+    m.ListDir: Session._list,  # type: ignore[dict-item]
+    m.Resolve: Session._resolve,  # type: ignore[dict-item]
+    m.Open: Session._open,  # type: ignore[dict-item]
+    m.Ensure: Session._ensure,  # type: ignore[dict-item]
+    m.Status: Session._operate,
+    m.CacheState: Session._operate,
+    m.Load: Session._operate,
+    m.LoadStatus: Session._operate,
+    m.Free: Session._operate,
+}
