@@ -1,0 +1,216 @@
+"""Fixtures of the integration tests: real S3 servers, real mounts by the real command line, in a
+state home of each test's own. A test leaves nothing mounted, nothing running, and no unexpected
+warning in a log, or it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.s3_server import S3Server
+from tests.services.versitygw import versitygw
+
+CACHEFS = str(Path(sys.executable).parent / "cachefs")
+COMMAND_LIMIT_S = 60.0
+_buckets = itertools.count(1)
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 20.0) -> Any:
+    """Polls `condition` until it is true; fails naming `what` after `limit_s`."""
+    pause = threading.Event()
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {limit_s:g} s: {what}")
+        pause.wait(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    """Is this process there, and no zombie?"""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    return any(line.split()[4] == str(mountpoint) for line in open_mountinfo())
+
+
+def open_mountinfo() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+class Node:
+    """A user on a machine: a state home, an environment, the command line."""
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.home.mkdir()
+        keep = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LC_ALL": "C.UTF-8"}
+        self.environment = {**keep, **environment}
+        self.mountpoints: list[Path] = []
+        self.allowed_log: list[str] = []
+        self.pids: set[int] = set()
+
+    @property
+    def state(self) -> Path:
+        return self.home / ".cache" / "cachefs"
+
+    def run(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        """`cachefs ARGUMENTS`, not checked."""
+        return subprocess.run(
+            [CACHEFS, *map(str, arguments)],
+            env={**self.environment, **options.pop("env", {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=options.pop("timeout_s", COMMAND_LIMIT_S),
+            **options,
+        )
+
+    def ok(self, *arguments: str | Path, **options: Any) -> str:
+        """Standard output of a command that must succeed."""
+        done = self.run(*arguments, **options)
+        assert done.returncode == 0, f"cachefs {arguments}: {done.stdout}{done.stderr}{self.logs()}"
+        return done.stdout
+
+    def fails(self, *arguments: str | Path, **options: Any) -> str:
+        """The one line on standard error of a command that must fail."""
+        done = self.run(*arguments, **options)
+        assert done.returncode != 0, f"cachefs {arguments} succeeded: {done.stdout}"
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return done.stderr.strip()
+
+    def mountpoint(self, name: str = "mnt") -> Path:
+        path = self.root / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    def mount(self, source: str, *options: str | Path, name: str = "mnt") -> Path:
+        """Mounts and returns the mount point."""
+        mountpoint = self.mountpoint(name)
+        if mountpoint not in self.mountpoints:
+            self.mountpoints.append(mountpoint)
+        self.ok("mount", source, mountpoint, *options)
+        assert is_mounted(mountpoint)
+        self.processes(mountpoint)
+        return mountpoint
+
+    def umount(self, mountpoint: Path, *options: str) -> None:
+        pids = {process["pid"] for process in self.processes(mountpoint)}
+        self.ok("umount", *options, mountpoint)
+        assert not is_mounted(mountpoint)
+        wait_until(
+            lambda: not any(alive(pid) for pid in pids) or self._others_mounted(),
+            f"processes {pids} end after umount",
+        )
+
+    def _others_mounted(self) -> bool:
+        return any(is_mounted(path) for path in self.mountpoints)
+
+    def status(self, mountpoint: Path) -> dict[str, Any]:
+        tree: dict[str, Any] = json.loads(self.ok("status", mountpoint, "--json"))
+        return tree
+
+    def processes(self, mountpoint: Path) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.status(mountpoint)["processes"]
+        self.pids |= {process["pid"] for process in found}
+        return found
+
+    def kill_all(self, mountpoint: Path) -> None:
+        """SIGKILL to every process of the mount at once."""
+        pids = [process["pid"] for process in self.processes(mountpoint)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(alive(pid) for pid in pids), "killed processes end")
+
+    def logs(self) -> str:
+        files = sorted(self.state.glob("sources/*/log/*.log*"))
+        return "".join(f"\n--- {path.name}\n{path.read_text(errors='replace')}" for path in files)
+
+    def unexpected(self) -> list[str]:
+        """Log lines of level WARNING and up that no test declared, and tracebacks."""
+        bad = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback")
+        lines = [line for line in self.logs().splitlines() if bad.search(line)]
+        return [ln for ln in lines if not any(re.search(ok, ln) for ok in self.allowed_log)]
+
+    def clean_up(self) -> list[int]:
+        """Unmounts and ends whatever is left; returns the pids that a test should not have left."""
+        for mountpoint in self.mountpoints:
+            if is_mounted(mountpoint):
+                subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=20)
+        deadline = time.monotonic() + 10
+        pause = threading.Event()
+        while any(alive(pid) for pid in self.pids) and time.monotonic() < deadline:
+            pause.wait(0.05)
+        left = [pid for pid in self.pids if alive(pid)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return left
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture
+def node(tmp_path: Path, s3: S3Server) -> Iterator[Node]:
+    user = Node(tmp_path, s3.credentials())
+    try:
+        yield user
+    finally:
+        left = user.clean_up()
+    assert left == [], f"processes left behind: {left}\n{user.logs()}"
+    assert user.unexpected() == []
+
+
+class Bucket:
+    """A bucket of the test's own, and the URL and options to mount it."""
+
+    def __init__(self, server: S3Server, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.client = server.client()
+        self.client.create_bucket(Bucket=name)
+        self.url = f"s3://{name}"
+        self.endpoint_url = server.endpoint_url
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--endpoint-url", self.endpoint_url)
+
+    def put(self, key: str, body: bytes) -> None:
+        self.client.put_object(Bucket=self.name, Key=key, Body=body)
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=key)
+
+    def fill(self, files: dict[str, bytes]) -> None:
+        for key, body in files.items():
+            self.put(key, body)
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Bucket:
+    return Bucket(s3, f"bucket-{next(_buckets)}")

@@ -1,0 +1,223 @@
+"""Mount, remount, share, stop, die: processes and state over the life of a mount."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.integration.conftest import Bucket, Node, alive, is_mounted, wait_until
+from tests.integration.dataset import body, digest, digests, expected, images
+
+MIB = 1 << 20
+
+
+def test_mount_says_that_it_is_ready(node: Node, bucket: Bucket) -> None:
+    bucket.put("a/b", b"x")
+    mountpoint = node.mountpoint()
+    node.mountpoints.append(mountpoint)
+    said = node.ok("mount", f"{bucket.url}/a", mountpoint, *bucket.options)
+    assert said.strip() == f"OK, {bucket.url}/a is ready at {mountpoint}"
+    assert os.listdir(mountpoint) == ["b"]
+    roles = sorted(process["role"] for process in node.processes(mountpoint))
+    assert roles == ["client", "server"]
+    node.umount(mountpoint)
+
+
+def test_a_remount_is_warm_and_keeps_inode_numbers(node: Node, bucket: Bucket) -> None:
+    """[S-inodes] Inode numbers and cached bytes outlive the processes."""
+    files = {**images(20), "big": body(7, 12 * MIB)}
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert digests(mounted) == expected(files)
+    inodes = {name: (mounted / name).stat().st_ino for name in files}
+    node.umount(mounted)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert {name: (mounted / name).stat().st_ino for name in files} == inodes
+    assert digests(mounted) == expected(files)
+    cache = node.status(mounted)["cache"]
+    assert cache["origin_bytes"] == 0
+    node.umount(mounted)
+
+
+def test_killed_everywhere_and_mounted_again(node: Node, bucket: Bucket) -> None:
+    files = images(20)
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert digests(mounted) == expected(files)
+    node.kill_all(mounted)
+    mounted = node.mount(bucket.url, *bucket.options)  # clears its own dead mount
+    assert digests(mounted) == expected(files)
+    assert node.status(mounted)["cache"]["origin_bytes"] == 0
+    node.umount(mounted)
+
+
+def test_a_second_mount_joins_the_server(node: Node, bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("a", b"x" * 1000)
+    first = node.mount(bucket.url, *bucket.options)
+    second = node.mount(bucket.url, *bucket.options, name="mnt2")
+    servers = {
+        process["pid"]
+        for mounted in (first, second)
+        for process in node.processes(mounted)
+        if process["role"] == "server"
+    }
+    assert len(servers) == 1
+    assert (first / "a").read_bytes() == (second / "a").read_bytes()
+    assert node.status(second)["cache"]["origin_bytes"] == 1000
+    node.umount(first)
+    assert (second / "a").read_bytes() == b"x" * 1000
+    node.umount(second)
+    assert not any(alive(pid) for pid in servers)
+
+
+def test_another_source_joins_by_cache_directory(
+    node: Node, bucket: Bucket, tmp_path: Path
+) -> None:
+    bucket.put("a", b"from the bucket")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"from the disk")
+    cache = tmp_path / "cache"
+    first = node.mount(bucket.url, *bucket.options, "--cache-dir", cache)
+    second = node.mount(f"file://{source}", "--cache-dir", cache, name="mnt2")
+    assert (first / "a").read_bytes() == b"from the bucket"
+    assert (second / "a").read_bytes() == b"from the disk"
+    servers = {
+        p["pid"] for m in (first, second) for p in node.processes(m) if p["role"] == "server"
+    }
+    assert len(servers) == 1
+    node.umount(first)
+    node.umount(second)
+
+
+def _end(node: Node, mounted: Path, act: object) -> None:
+    pids = [process["pid"] for process in node.processes(mounted)]
+    act()  # type: ignore[operator]
+    wait_until(lambda: not any(alive(pid) for pid in pids), "all processes end")
+    assert not is_mounted(mounted)
+
+
+def test_sigterm_unmounts(node: Node, bucket: Bucket) -> None:
+    bucket.put("a", b"x")
+    for role in ("client", "server"):
+        mounted = node.mount(bucket.url, *bucket.options)
+        pid = next(p["pid"] for p in node.processes(mounted) if p["role"] == role)
+        _end(node, mounted, lambda pid=pid: os.kill(pid, signal.SIGTERM))
+
+
+def test_umount_by_the_system_ends_everything(node: Node, bucket: Bucket) -> None:
+    bucket.put("a", b"x")
+    for command in (["umount"], ["umount", "-l"], ["fusermount3", "-u"]):
+        mounted = node.mount(bucket.url, *bucket.options)
+        _end(node, mounted, lambda c=command, m=mounted: subprocess.run([*c, m], check=True))
+
+
+def test_lazy_umount_lets_an_open_file_finish(node: Node, bucket: Bucket) -> None:
+    data = body(3, 3 * MIB)
+    bucket.put("a", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    pids = [process["pid"] for process in node.processes(mounted)]
+    with (mounted / "a").open("rb") as file:
+        assert file.read(10) == data[:10]
+        node.ok("umount", "--lazy", mounted)
+        assert not is_mounted(mounted)
+        assert file.read() == data[10:]
+    wait_until(lambda: not any(alive(pid) for pid in pids), "processes end after the last close")
+
+
+def test_a_busy_mount_names_its_users(node: Node, bucket: Bucket) -> None:
+    bucket.put("a", b"x")
+    mounted = node.mount(bucket.url, *bucket.options)
+    with (mounted / "a").open("rb"):
+        line = node.fails("umount", mounted)
+        assert str(os.getpid()) in line
+    assert is_mounted(mounted)
+    node.umount(mounted)
+
+
+def test_foreground_ends_with_an_interrupt(node: Node, bucket: Bucket) -> None:
+    bucket.put("a", b"x")
+    mountpoint = node.mountpoint()
+    node.mountpoints.append(mountpoint)
+    command = [str(Path(sys.executable).parent / "cachefs"), "mount", "-f", bucket.url]
+    with subprocess.Popen(
+        [*command, str(mountpoint), *bucket.options],
+        env=node.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as front:
+        wait_until(lambda: is_mounted(mountpoint), "the mount comes")
+        wait_until(lambda: os.listdir(mountpoint) == ["a"], "it answers")
+        pids = [process["pid"] for process in node.processes(mountpoint)]
+        front.send_signal(signal.SIGINT)
+        _, errors = front.communicate(timeout=20)
+    assert front.returncode == 0, errors
+    assert not is_mounted(mountpoint)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "all processes end")
+
+
+def test_fstab_helper(node: Node, bucket: Bucket) -> None:
+    """`mount -t cachefs` by its helper, as an fstab line would."""
+    bucket.put("a", b"x")
+    mountpoint = node.mountpoint()
+    node.mountpoints.append(mountpoint)
+    helper = Path(sys.executable).parent / "mount.cachefs"
+    options = f"rw,nofail,_netdev,endpoint_url={bucket.endpoint_url},file-mode=0600"
+    subprocess.run(
+        [helper, bucket.url, mountpoint, "-o", options],
+        env=node.environment,
+        check=True,
+        timeout=60,
+    )
+    assert (mountpoint / "a").read_bytes() == b"x"
+    assert (mountpoint / "a").stat().st_mode & 0o777 == 0o600
+    node.umount(mountpoint)
+
+
+def test_the_server_dies_and_the_mount_goes_on(node: Node, bucket: Bucket) -> None:
+    files = images(10)
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    node.allowed_log.append(r"server|connection")
+    some = sorted(files)[:5]
+    assert [digest((mounted / name).read_bytes()) for name in some] == [
+        digest(files[name]) for name in some
+    ]
+    pid = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), "the server is dead")
+    assert digests(mounted) == expected(files)
+    node.umount(mounted)
+
+
+def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket) -> None:
+    """Every byte right after it, and only pages that were under way fetched again."""
+    size = 64 * MIB
+    data = body(11, size)
+    bucket.put("big", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    reader_done = threading.Event()
+
+    def read() -> None:
+        try:
+            (mounted / "big").read_bytes()
+        except OSError:
+            pass  # the mount died under it
+        finally:
+            reader_done.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    wait_until(lambda: node.status(mounted)["cache"]["origin_bytes"] >= 8 * MIB, "8 MiB filled")
+    fetched = node.status(mounted)["cache"]["origin_bytes"]
+    node.kill_all(mounted)
+    subprocess.run(["umount", "-l", str(mounted)], check=False)
+    assert reader_done.wait(20)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert digest((mounted / "big").read_bytes()) == digest(data)
+    again = node.status(mounted)["cache"]["origin_bytes"]
+    assert again <= size - fetched + 33 * MIB, "kept nothing of the first fill"
+    node.umount(mounted)
