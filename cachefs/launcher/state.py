@@ -56,12 +56,25 @@ class MountRecord(msgspec.Struct, frozen=True):
     socket: str
     sync_interval_s: float = 60.0
     read_only: bool = True
+    uid: int = -1  # shown where the origin has none; of() puts in who mounts
+    gid: int = -1
+    file_mode: int = 0o644
+    dir_mode: int = 0o755
 
     @classmethod
     def of(cls, spec: ClientSpec, pid: int) -> MountRecord:
-        """The record of a client started with `spec`."""
+        """The record of a client started with `spec`, made by that client."""
         return cls(
-            spec.mountpoint, spec.source, pid, spec.socket, spec.sync_interval_s, spec.read_only
+            mountpoint=spec.mountpoint,
+            source=spec.source,
+            pid=pid,
+            socket=spec.socket,
+            sync_interval_s=spec.sync_interval_s,
+            read_only=spec.read_only,
+            uid=spec.uid if spec.uid >= 0 else os.geteuid(),
+            gid=spec.gid if spec.gid >= 0 else os.getegid(),
+            file_mode=spec.file_mode,
+            dir_mode=spec.dir_mode,
         )
 
 

@@ -100,7 +100,9 @@ def test_a_record_is_removed_only_by_its_process(tmp_path: Path) -> None:
 
 def test_a_record_of_a_client_spec(tmp_path: Path) -> None:
     spec = ClientSpec(str(tmp_path), "/s", SOURCE, "/mnt/data", 5.0)
-    assert state.MountRecord.of(spec, 9) == state.MountRecord("/mnt/data", SOURCE, 9, "/s", 5.0)
+    made = state.MountRecord.of(spec, 9)
+    assert (made.mountpoint, made.source, made.pid, made.socket) == ("/mnt/data", SOURCE, 9, "/s")
+    assert (made.sync_interval_s, made.uid, made.gid) == (5.0, os.geteuid(), os.getegid())
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff\xfe", b'{"socket": 1}'])

@@ -1,0 +1,447 @@
+"""Every setting of CacheFS, once, and where its value comes from. Pure: callers pass the texts.
+
+Values come from defaults < TOML files < `CACHEFS_*` environment variables < flags; each keeps the
+name of its source, for `cachefs config --source` and for errors. `SETTINGS` is the one table:
+flags, `mount -o` options and docs/configuration.md are made from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import os.path
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core import units
+from cachefs.core.errors import BadConfig
+
+ENV_PREFIX: Final = "CACHEFS_"
+CONFIG_ENV: Final = "CACHEFS_CONFIG"
+SYSTEM_FILE: Final = "/etc/cachefs/cachefs.toml"
+DEFAULT: Final = "default"
+
+Scalar = str | int | float | bool | None
+
+
+class Type(enum.Enum):
+    """How a value is written, and what it becomes."""
+
+    TEXT = "text"  # str; "" = not set
+    PATH = "path"  # str, absolute; "" = not set
+    URL = "URL"  # str, http:// or https://; "" = not set
+    SIZE = "size"  # int, bytes
+    DURATION = "duration"  # float, seconds
+    SWITCH = "yes or no"  # bool; None = decided at mount time
+    ID = "number"  # int; -1 = not set
+    MODE = "octal mode"  # int, permission bits
+    CHOICE = "choice"  # str, one of `choices`
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting. `shown` says in words what an empty default stands for."""
+
+    name: str
+    type: Type
+    default: Scalar
+    help: str
+    shown: str = ""
+    choices: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ("mount",)  # that take it as a flag
+    minimum: float = 0
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def accepts(self) -> str:
+        """What may be written, for people."""
+        return " \\| ".join(self.choices) if self.choices else self.type.value
+
+
+_EVERY: Final = ("mount", "umount", "status", "ls", "stat", "load", "free", "config", "doctor")
+
+SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting(
+        "endpoint_url", Type.URL, "", "S3 endpoint, for stores other than Amazon's.", "Amazon S3"
+    ),
+    Setting(
+        "aws_profile",
+        Type.TEXT,
+        "",
+        "Profile of the AWS configuration files.",
+        "the AWS default chain",
+    ),
+    Setting("region", Type.TEXT, "", "Region of the bucket.", "found out from the bucket"),
+    Setting("requester_pays", Type.SWITCH, False, "Accept the charges of requester-pays buckets."),
+    Setting("anonymous", Type.SWITCH, False, "Sign no requests (public buckets)."),
+    Setting(
+        "ca_bundle", Type.PATH, "", "PEM file of certificate authorities to trust.", "the system's"
+    ),
+    Setting(
+        "addressing_style",
+        Type.CHOICE,
+        "auto",
+        "Bucket in the path or in the host name; auto: path with an endpoint URL.",
+        choices=("auto", "path", "virtual"),
+    ),
+    Setting(
+        "cache_dir",
+        Type.PATH,
+        "",
+        "Directory of cached data.",
+        "under the state home, one per source",
+    ),
+    Setting(
+        "cache_size",
+        Type.SIZE,
+        0,
+        "Limit of the cache directory, in bytes really allocated.",
+        "the smaller of 20 GiB and 80 % of free space plus what the cache holds",
+        minimum=16 << 20,
+    ),
+    Setting(
+        "read_only", Type.SWITCH, True, "Mount read-only (this version mounts in no other way)."
+    ),
+    Setting(
+        "sync_interval",
+        Type.DURATION,
+        60.0,
+        "How old names and attributes may be before the origin is asked again;"
+        " 0: every access, -1: never.",
+        minimum=-1,
+    ),
+    Setting(
+        "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"
+    ),
+    Setting("uid", Type.ID, -1, "Owner shown where the origin has none.", "the user who mounts"),
+    Setting(
+        "gid", Type.ID, -1, "Group shown where the origin has none.", "the group of who mounts"
+    ),
+    Setting("file_mode", Type.MODE, 0o644, "Mode of files where the origin has none."),
+    Setting("dir_mode", Type.MODE, 0o755, "Mode of directories where the origin has none."),
+    Setting(
+        "admission",
+        Type.CHOICE,
+        "fill",
+        "fill: a full cache keeps what it has; always: every read replaces older data.",
+        choices=("fill", "always"),
+    ),
+    Setting(
+        "eviction",
+        Type.CHOICE,
+        "sieve",
+        "Order in which cached data makes room.",
+        choices=("sieve", "lru"),
+    ),
+    Setting(
+        "idle_after",
+        Type.DURATION,
+        3600.0,
+        "Age from which unused data makes room for new data, whatever the admission.",
+    ),
+    Setting(
+        "origin_deadline",
+        Type.DURATION,
+        30.0,
+        "Longest time that one request to the origin is retried before it fails.",
+        minimum=1,
+    ),
+    Setting(
+        "transport",
+        Type.CHOICE,
+        "auto",
+        "How the file system talks to the kernel.",
+        choices=("auto", "pyfuse3"),
+    ),
+    Setting(
+        "log_level",
+        Type.CHOICE,
+        "info",
+        "Least severe lines that are logged.",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    Setting(
+        "home",
+        Type.PATH,
+        "",
+        "State home: sockets, namespaces, logs, records of mounts.",
+        "$XDG_CACHE_HOME/cachefs or ~/.cache/cachefs",
+        commands=_EVERY,
+    ),
+)
+
+BY_NAME: Final[Mapping[str, Setting]] = {setting.name: setting for setting in SETTINGS}
+
+# Settings that describe the source, by the name that connectors know them under.
+SOURCE_OPTIONS: Final[Mapping[str, str]] = {
+    "endpoint_url": "endpoint_url",
+    "aws_profile": "profile",
+    "region": "region",
+    "requester_pays": "requester_pays",
+    "anonymous": "anonymous",
+    "ca_bundle": "ca_bundle",
+    "addressing_style": "addressing_style",
+}
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A setting's value and where it was written: `default`, a file, a variable or a flag."""
+
+    setting: Setting
+    value: Scalar
+    source: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.source == DEFAULT
+
+    def text(self) -> str:
+        """The value as a person writes it; URLs without their password."""
+        return format_value(self.setting, self.value)
+
+
+class Config:
+    """One value per setting, typed by its accessors."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values: Mapping[str, Value] = values
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        return str(self.values[name].value)
+
+    def integer(self, name: str) -> int:
+        value = self.values[name].value
+        assert isinstance(value, int), name
+        return value
+
+    def seconds(self, name: str) -> float:
+        value = self.values[name].value
+        assert isinstance(value, (int, float)), name
+        return float(value)
+
+    def switch(self, name: str, undecided: bool = False) -> bool:
+        value = self.values[name].value
+        return undecided if value is None else bool(value)
+
+    def source_options(self) -> dict[str, str]:
+        """Options of a `UfsSpec`: only what was set, so that a source keeps one identity."""
+        chosen = {}
+        for name, option in SOURCE_OPTIONS.items():
+            entry = self.values[name]
+            if entry.value not in ("", False, entry.setting.default):
+                chosen[option] = "true" if entry.value is True else str(entry.value)
+        return chosen
+
+
+class TomlFile(msgspec.Struct, frozen=True):
+    """A configuration file that was read: its name, and its text."""
+
+    path: str
+    text: str
+
+
+def load(
+    *,
+    flags: Mapping[str, Scalar],
+    environ: Mapping[str, str],
+    files: Iterable[TomlFile],
+) -> Config:
+    """Merge all sources; later files win over earlier ones, None in `flags` means "not given".
+
+    Raises BadConfig that names the setting and the source of the first bad value.
+    """
+    values = {s.name: Value(s, s.default, DEFAULT) for s in SETTINGS}
+    for file in files:
+        for setting, raw in _toml_values(file):
+            values[setting.name] = parse_value(setting, raw, f"file {file.path}")
+    for setting in SETTINGS:
+        if environ.get(setting.env):
+            source = f"environment {setting.env}"
+            values[setting.name] = parse_value(setting, environ[setting.env], source)
+    for name, given in flags.items():
+        if given is not None:
+            setting = BY_NAME[name]
+            values[name] = parse_value(setting, given, f"flag {setting.flag}")
+    return Config(values)
+
+
+def config_paths(given: str | None, environ: Mapping[str, str], home_dir: str) -> list[str]:
+    """The files to read, weakest first. A file that is named (flag, $CACHEFS_CONFIG) is the only
+    one, and must exist; otherwise the system's and the user's are read where they exist."""
+    named = given or environ.get(CONFIG_ENV)
+    if named:
+        return [named]
+    config_home = environ.get("XDG_CONFIG_HOME") or os.path.join(home_dir, ".config")
+    return [SYSTEM_FILE, os.path.join(config_home, "cachefs", "cachefs.toml")]
+
+
+def state_home(config: Config, environ: Mapping[str, str], home_dir: str) -> str:
+    """The state home: the setting, or below the user's cache home."""
+    cache_home = environ.get("XDG_CACHE_HOME") or os.path.join(home_dir, ".cache")
+    return config.text("home") or os.path.join(cache_home, "cachefs")
+
+
+def find_setting(name: str, where: str) -> Setting:
+    """The setting of that name ('-' or '_'). Raises BadConfig with the nearest name."""
+    key = name.replace("-", "_")
+    if key in BY_NAME:
+        return BY_NAME[key]
+    near = difflib.get_close_matches(key, BY_NAME, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else "`cachefs config` lists all settings"
+    raise BadConfig(f"{where}: unknown option {name!r}", remedy=remedy)
+
+
+def parse_value(setting: Setting, raw: Any, source: str) -> Value:
+    """A text, or a TOML scalar, as the setting's type. Raises BadConfig that names the source."""
+    try:
+        value = _PARSERS[setting.type](setting, raw)
+    except BadConfig as err:
+        cause = f"{source}: {setting.name}: {err.cause}"
+        raise BadConfig(cause, remedy=err.remedy) from err
+    return Value(setting, value, source)
+
+
+def format_value(setting: Setting, value: Scalar) -> str:
+    """The value as a person writes it; "-" when it is decided later."""
+    if value is None or value == "" or (setting.shown and value == setting.default):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if setting.type is Type.MODE:
+        return f"{value:04o}"
+    if setting.type is Type.SIZE:
+        return units.format_size(float(value))
+    if setting.type is Type.DURATION:
+        return units.format_duration(float(value))
+    return mask_password(str(value))
+
+
+def mask_password(url: str) -> str:
+    """`https://user:***@host`: what stands between ':' and '@' is never shown."""
+    return re.sub(r"(//[^/@:]*:)[^/@]+@", r"\1***@", url)
+
+
+def markdown_table() -> str:
+    """The table of docs/configuration.md."""
+    lines = [
+        "| setting | flag | environment | accepts | default | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for s in SETTINGS:
+        flag = f"`{s.flag}`" + ("" if s.commands == ("mount",) else " (every command)")
+        default = s.shown or f"`{format_value(s, s.default)}`"
+        lines.append(f"| `{s.name}` | {flag} | `{s.env}` | {s.accepts} | {default} | {s.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_values(file: TomlFile) -> list[tuple[Setting, Any]]:
+    try:
+        document = tomllib.loads(file.text)
+    except tomllib.TOMLDecodeError as err:
+        raise BadConfig(f"file {file.path}: {err}", remedy="correct the TOML syntax") from err
+    return [(find_setting(key, f"file {file.path}"), raw) for key, raw in document.items()]
+
+
+def _text(setting: Setting, raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise BadConfig(f"{raw!r} is not a text", remedy="write it in quotes")
+    if "\0" in raw or "\n" in raw:
+        raise BadConfig("a line break or NUL in the value")
+    return raw
+
+
+def _path(setting: Setting, raw: Any) -> str:
+    text = _text(setting, raw)
+    if text and not text.startswith("/"):
+        raise BadConfig(f"{text!r} is not an absolute path", remedy="start it with '/'")
+    return os.path.normpath(text) if text else ""
+
+
+def _url(setting: Setting, raw: Any) -> str:
+    text = _text(setting, raw)
+    if text and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", text):
+        raise BadConfig(
+            f"{mask_password(text)!r} is not a URL", remedy="write it as https://host:port"
+        )
+    return text.rstrip("/")
+
+
+def _size(setting: Setting, raw: Any) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+        raise BadConfig(f"bad size {raw!r}", remedy='write it as "20GiB"')
+    return int(_at_least(setting, units.parse_size(str(raw))))
+
+
+def _duration(setting: Setting, raw: Any) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        raise BadConfig(f"bad duration {raw!r}", remedy='write it as "60s"')
+    return _at_least(setting, units.parse_duration(str(raw)))
+
+
+def _at_least(setting: Setting, value: float) -> float:
+    if value < setting.minimum:
+        least = format_value(setting, setting.minimum)
+        raise BadConfig("the value is too small", remedy=f"the least is {least}")
+    return value
+
+
+_SWITCHES = {"yes": True, "true": True, "on": True, "1": True}
+_SWITCHES |= {"no": False, "false": False, "off": False, "0": False}
+
+
+def _switch(setting: Setting, raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    value = _SWITCHES.get(str(raw).lower())
+    if value is None:
+        raise BadConfig(f"{raw!r} is neither yes nor no", remedy="write yes or no")
+    return value
+
+
+def _id(setting: Setting, raw: Any) -> int:
+    text = str(raw).strip()
+    if isinstance(raw, bool) or not re.fullmatch(r"-1|[0-9]+", text) or int(text) >= 2**32 - 1:
+        raise BadConfig(
+            f"{raw!r} is not a user or group number", remedy="write a number such as 1000"
+        )
+    return int(text)
+
+
+def _mode(setting: Setting, raw: Any) -> int:
+    # A TOML number is refused: 644 and 0o644 look alike to a person and differ.
+    if not isinstance(raw, str) or not re.fullmatch(r"(0o?)?[0-7]{1,3}", raw.strip()):
+        raise BadConfig(f"bad mode {raw!r}", remedy='write it as three octal digits, such as "644"')
+    return int(raw.strip().removeprefix("0o"), 8)
+
+
+def _choice(setting: Setting, raw: Any) -> str:
+    text = _text(setting, raw).lower()
+    if text not in setting.choices:
+        raise BadConfig(f"{raw!r} is not possible", remedy=f"use {' or '.join(setting.choices)}")
+    return text
+
+
+_PARSERS: Final[Mapping[Type, Callable[[Setting, Any], Scalar]]] = {
+    Type.TEXT: _text,
+    Type.PATH: _path,
+    Type.URL: _url,
+    Type.SIZE: _size,
+    Type.DURATION: _duration,
+    Type.SWITCH: _switch,
+    Type.ID: _id,
+    Type.MODE: _mode,
+    Type.CHOICE: _choice,
+}
