@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cachefs
 from cachefs.core import messages as m
@@ -22,7 +22,9 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.loads import LoadTable
 from worker.server.session import Session
-from worker.worker import Worker
+
+if TYPE_CHECKING:
+    from worker.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,295 @@
+"""Sessions of the node socket against a scripted worker and namespace: every frame answered once,
+handles and descriptors never left behind, the server ends when nobody needs it."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cachefs.core import messages as m
+from cachefs.core.errors import NotFound, Stale
+from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
+from worker.loads import LoadTable
+from worker.server.server import NodeServer
+
+NAMESPACE = NamespaceId(b"n" * 16)
+LIMIT_S = 10.0
+
+
+class FakeWorker:
+    def __init__(self, directory: Path) -> None:
+        self.pub_fd = os.open(directory, os.O_RDONLY)
+        self.file = directory / "file"
+        self.file.write_bytes(b"bytes of a file")
+        self.released: list[int] = []
+        self.used_names: list[str] = []
+        self.gate = asyncio.Event()
+        self.opening = asyncio.Event()
+        self.cancelled = 0
+
+    async def open(self, namespace: NamespaceId, ino: int) -> Any:
+        if ino == 404:
+            raise Stale("gone", path="a/b")
+        if ino == 1000:
+            self.opening.set()
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        fd = os.open(self.file, os.O_RDONLY)
+        return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd)
+
+    def release(self, handle: int) -> None:
+        self.released.append(handle)
+
+    def used(self, names: list[str], hit_bytes: int) -> None:
+        self.used_names += names
+
+    def status(self) -> dict[str, Any]:
+        return {"limit_bytes": 1}
+
+
+class FakeService:
+    namespace = NAMESPACE
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[m.Invalidate] = asyncio.Queue()
+
+    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None:
+        return m.Found(Inode(7, Kind.FILE), 5.0) if name == b"known" else None
+
+    async def lookup(self, parent: int, name: bytes) -> m.Found:
+        raise NotFound("no such key", path="x")
+
+    async def events(self, after: int) -> AsyncIterator[m.Invalidate]:
+        while True:
+            yield await self.queue.get()
+
+
+class FakeSources:
+    def __init__(self) -> None:
+        self.known = FakeService()
+
+    async def attach(self, body: m.Attach) -> m.Attached:
+        return m.Attached(NAMESPACE, Inode(1, Kind.DIRECTORY))
+
+    def service(self, namespace: NamespaceId) -> Any:
+        return self.known if namespace == NAMESPACE else None
+
+    def status(self) -> list[dict[str, Any]]:
+        return [{"source": "s3://b"}]
+
+
+class Peer:
+    """A client of the test: one frame out, the next frame in."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.connect(str(path))
+        self.sock.settimeout(LIMIT_S)
+
+    async def send(self, id: int, body: m.Message) -> None:
+        await asyncio.to_thread(self.sock.send, m.encode(id, body))
+
+    async def receive(self) -> tuple[int, Any, int | None]:
+        def read() -> tuple[bytes, list[Any]]:
+            data, ancillary, _, _ = self.sock.recvmsg(m.MAX_FRAME_BYTES, socket.CMSG_SPACE(4))
+            return data, ancillary
+
+        data, ancillary = await asyncio.to_thread(read)
+        if not data:
+            raise EOFError
+        fds = array.array("i", b"".join(part for _, _, part in ancillary))
+        frame = m.decode(data)
+        return frame.id, frame.body, fds[0] if fds else None
+
+    async def call(self, id: int, body: m.Message) -> Any:
+        await self.send(id, body)
+        answered, reply, fd = await self.receive()
+        assert answered == id
+        if fd is not None:
+            os.close(fd)
+        return reply
+
+
+Script = Callable[[NodeServer, FakeWorker, FakeSources, Path], Awaitable[None]]
+
+
+def serve(tmp_path: Path, script: Script) -> FakeWorker:
+    async def run() -> FakeWorker:
+        worker, sources = FakeWorker(tmp_path), FakeSources()
+        server = NodeServer(worker, sources, LoadTable(worker))  # type: ignore[arg-type]
+        server.listen(tmp_path / "s.sock")
+        try:
+            await asyncio.wait_for(script(server, worker, sources, tmp_path / "s.sock"), LIMIT_S)
+        finally:
+            server.close_listener()
+            await server.drain(0)
+            os.close(worker.pub_fd)
+        return worker
+
+    return asyncio.run(run())
+
+
+async def fuse(path: Path) -> Peer:
+    peer = Peer(path)
+    welcome = await peer.call(1, m.Hello("fuse", os.getpid(), mountpoint="/m"))
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.published_dir
+    assert isinstance(await peer.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
+    return peer
+
+
+def test_metadata_at_once_and_later(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        found = await peer.call(3, m.Lookup(NAMESPACE, 1, b"known"))
+        assert found == m.Found(Inode(7, Kind.FILE), 5.0)
+        failure = await peer.call(4, m.Lookup(NAMESPACE, 1, b"other"))
+        assert isinstance(m.error_of(failure), NotFound)
+        failure = await peer.call(5, m.Lookup(NamespaceId(b"?" * 16), 1, b"known"))
+        assert isinstance(m.error_of(failure), NotFound)
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_an_open_carries_a_descriptor_and_ends_with_its_session(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        await peer.send(3, m.Open(NAMESPACE, 5))
+        _, opened, fd = await peer.receive()
+        assert opened == m.Opened(50, 15, True, True)
+        assert fd is not None
+        assert os.pread(fd, 100, 0) == b"bytes of a file"
+        os.close(fd)
+        await peer.call(4, m.Open(NAMESPACE, 6))
+        await peer.send(5, m.Release(50))
+        failure = await peer.call(6, m.Ensure(50, 0, 1))
+        assert failure.code == "protocol"
+        assert worker.released == [50]
+        peer.sock.close()
+        await server._stop.wait()  # nobody needs it any more
+        assert worker.released == [50, 60]
+
+    serve(tmp_path, script)
+
+
+def test_cancel_answers_the_caller_and_nobody_else(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        await peer.send(3, m.Open(NAMESPACE, 1000))
+        await worker.opening.wait()
+        failure = None
+        await peer.send(9, m.Cancel(3))
+        id, failure, _ = await peer.receive()
+        assert (id, failure.code) == (3, "interrupted")
+        assert worker.cancelled == 1
+        worker.gate.set()
+        assert (await peer.call(4, m.Open(NAMESPACE, 1000))).handle == 10000
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_an_open_that_ends_after_its_session_is_released(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        await peer.send(3, m.Open(NAMESPACE, 1000))
+        await worker.opening.wait()
+        peer.sock.close()
+        await server._stop.wait()
+        assert worker.cancelled == 1
+
+    before = len(os.listdir("/proc/self/fd"))
+    serve(tmp_path, script)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_errors_keep_their_type(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        error = m.error_of(await peer.call(3, m.Open(NAMESPACE, 404)))
+        assert isinstance(error, Stale)
+        assert error.path == "a/b"
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_events_reach_the_client(tmp_path: Path) -> None:
+    async def script(
+        server: NodeServer, worker: FakeWorker, sources: FakeSources, path: Path
+    ) -> None:
+        peer = await fuse(path)
+        sources.known.queue.put_nowait(m.Invalidate(NAMESPACE, 3, [(1, b"a")]))
+        assert (await peer.receive())[:2] == (0, m.Invalidate(NAMESPACE, 3, [(1, b"a")]))
+        await peer.send(7, m.Detach("test"))
+        bodies = {type((await peer.receive())[1]) for _ in range(2)}
+        assert bodies == {m.Detach, m.Done}
+        await server.serve()
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x93\x01\x02"])
+def test_junk_ends_the_session_only(tmp_path: Path, data: bytes) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        good = await fuse(path)
+        bad = Peer(path)
+        await asyncio.to_thread(bad.sock.send, data)
+        with pytest.raises(EOFError):
+            await bad.receive()
+        assert isinstance(await good.call(3, m.Lookup(NAMESPACE, 1, b"known")), m.Found)
+        good.sock.close()
+        bad.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_nothing_before_hello(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = Peer(path)
+        failure = await peer.call(1, m.Open(NAMESPACE, 5))
+        assert failure.code == "protocol"
+        far = await peer.call(2, m.Hello("fuse", 1, protocol=m.PROTOCOL + 2))
+        assert far.code == "protocol"
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_status_names_every_process(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        mount = await fuse(path)
+        cli = Peer(path)
+        await cli.call(1, m.Hello("cli", 1))
+        tree = (await cli.call(2, m.Status())).status
+        assert {row["role"] for row in tree["processes"]} == {"client", "server"}
+        assert tree["mounts"] == [{"mountpoint": "/m", "pid": os.getpid(), "sources": ["s3://b"]}]
+        mount.sock.close()
+        cli.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_a_peer_that_never_reads_is_cut_off(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        session = next(iter(server._sessions))
+        for _ in range(20_000):
+            session.send_event(m.Invalidate(NAMESPACE, 1, [(1, b"x" * 200)]))
+        assert server._sessions == set()
+        peer.sock.close()
+
+    serve(tmp_path, script)
