@@ -217,8 +217,8 @@ async def _files(
     """The files that a path or glob selects, as (path, inode)."""
     found = await service.resolve(selection.base)
     if found.inode is None:
-        path = selection.base.decode(errors="replace")
-        raise NotFound("no such file or directory", path=path)
+        shown = selection.base.decode(errors="replace")
+        raise NotFound("no such file or directory", path=shown)
     async for batch in service.walk(found.inode.ino):
         for path, inode in batch:
             if inode.kind is Kind.FILE and selection.matches(path):
