@@ -47,6 +47,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     log_level: str = "info"
     log_to_stderr: bool = False
     debug: bool = False
+    server: ServerSpec | None = None  # how to start the embedded server again, should it die
 
 
 class Started(msgspec.Struct, frozen=True):
