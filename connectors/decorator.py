@@ -1,0 +1,53 @@
+"""What the decorators share: a connector whose every request runs through one function.
+
+A subclass says what happens around a request (`_around`) and around a body (`_body`). A page of a
+listing is a request of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from cachefs.core.model import Fingerprint
+from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.pages import WrappedPages
+
+T = TypeVar("T")
+
+
+class Decorator:
+    """Passes everything on. Verbs: check, stat, list_dir, list_tree, read."""
+
+    def __init__(self, inner: Connector) -> None:
+        self._inner = inner
+
+    def _around(self, verb: str, act: Callable[[], T]) -> T:
+        return act()
+
+    def _body(self, open_body: Callable[[], Body]) -> Body:
+        return self._around("read", open_body)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
+
+    def check(self) -> None:
+        self._around("check", self._inner.check)
+
+    def stat(self, path: bytes) -> Entry:
+        return self._around("stat", lambda: self._inner.stat(path))
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        inner = self._inner.list_dir(path, after)
+        return WrappedPages(inner, lambda act: self._around("list_dir", act))
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        inner = self._inner.list_tree(path)
+        return WrappedPages(inner, lambda act: self._around("list_tree", act))
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        return self._body(lambda: self._inner.read(path, offset, size, version))
+
+    def close(self) -> None:
+        self._inner.close()

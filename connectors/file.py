@@ -1,0 +1,394 @@
+"""The connector of a local (or NFS) directory: `file:///path`. It reads only, and never leaves its
+root: each directory on the way is opened by itself, without following symbolic links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.core import errors
+from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
+from cachefs.core.model import Fingerprint, Kind
+from connectors import keys
+from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.pages import Pages
+
+CHUNK_BYTES: Final = 1 << 20
+PAGE_ENTRIES: Final = 1000
+_DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
+_OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS: Final = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+}
+_CAPABILITIES: Final = Capabilities(
+    ordered_listings=True,
+    etags=False,
+    conditional_reads=False,
+    directories=True,
+    posix=True,
+    mtime_precision_ns=1,
+)
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+_PASSING: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOTCONN,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+class FileConnector:
+    """A directory tree. Special files (sockets, devices, pipes) are not shown and counted."""
+
+    def __init__(self, root: str | bytes) -> None:
+        """`root`: an absolute path; it may be a symbolic link itself."""
+        self._root = os.fsencode(root)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def check(self) -> None:
+        with self._classified(b""):
+            directory = self._open_root()
+            try:
+                with os.scandir(directory) as found:
+                    next(found, None)
+            finally:
+                os.close(directory)
+
+    def stat(self, path: bytes) -> Entry:
+        with self._classified(path):
+            if not path:
+                return self._stat_root()
+            with self._parent(path) as (directory, name):
+                entry = _entry(directory, name)
+        if entry is None:
+            raise NotFound("a special file is not shown", path=self._shown(path))
+        return entry
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        with self._classified(path):
+            listing = _Directory(self._open_directory(path), b"", after)
+
+        def fetch(_position: bool) -> tuple[Page, bool | None]:
+            with self._classified(path):
+                entries, hidden = listing.take(PAGE_ENTRIES)
+            return Page(entries, hidden), None if listing.done else True
+
+        return Pages(fetch, True)
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        with self._classified(path):
+            tree = _Tree(_Directory(self._open_directory(path), b""))
+
+        def fetch(_position: bool) -> tuple[Page, bool | None]:
+            with self._classified(path):
+                page = tree.take(PAGE_ENTRIES)
+            return page, None if tree.done else True
+
+        return Pages(fetch, True)
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        if offset < 0 or size < 0 or offset + size > version.size:
+            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        with self._classified(path), self._parent(path) as (directory, name):
+            descriptor = _open_file(directory, name, self._shown(path))
+        body = FileBody(descriptor, offset, size, version, self._shown(path))
+        try:
+            body.compare()
+        except CacheFSError:
+            body.close()
+            raise
+        return body
+
+    def _stat_root(self) -> Entry:
+        found = os.stat(self._root)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotFound("not a directory", path=self._shown(b""))
+        return Entry(b"", _DIRECTORY, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+    def _open_root(self) -> int:
+        return os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _open_directory(self, path: bytes) -> int:
+        """A descriptor of a directory below the root, the caller's to close."""
+        if not keys.visible_path(path):
+            raise NotFound("no such directory", path=self._shown(path))
+        directory = self._open_root()
+        for name in path.split(b"/") if path else ():
+            above = directory
+            try:
+                directory = os.open(name, _OPEN_DIRECTORY, dir_fd=above)
+            finally:
+                os.close(above)
+        return directory
+
+    @contextlib.contextmanager
+    def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """The directory of a path, opened, and the last segment."""
+        above, _, name = path.rpartition(b"/")
+        if not keys.visible(name):
+            raise NotFound("no such file or directory", path=self._shown(path))
+        directory = self._open_directory(above)
+        try:
+            yield directory, name
+        finally:
+            os.close(directory)
+
+    def _shown(self, path: bytes) -> str:
+        return os.path.join(self._root, path).decode("utf-8", "backslashreplace").rstrip("/")
+
+    @contextlib.contextmanager
+    def _classified(self, path: bytes) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise classify(error, self._shown(path)) from error
+
+
+def classify(error: OSError, path: str) -> CacheFSError:
+    """The error that a failed system call is."""
+    cause = os.strerror(error.errno or errno.EIO).lower()
+    if error.errno in _GONE:
+        return errors.NotFound(cause, path=path)
+    if error.errno in _DENIED:
+        return errors.AccessDenied(cause, path=path)
+    if error.errno in _PASSING:
+        return errors.Unavailable(cause, path=path)
+    return errors.OriginError(cause, path=path)
+
+
+def _open_file(directory: int, name: bytes, path: str) -> int:
+    try:
+        return os.open(name, _OPEN_FILE, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise Stale("a symbolic link now", path=path) from error
+
+
+def _fingerprint(found: os.stat_result) -> Fingerprint | None:
+    """None for a special file."""
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode))
+    if kind is None:
+        return None
+    if kind is Kind.DIRECTORY:
+        return _DIRECTORY
+    return Fingerprint(kind, found.st_size, found.st_mtime_ns)
+
+
+def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | None:
+    """What stands in a directory under a name, as `shown`; None for a special file."""
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    fingerprint = _fingerprint(found)
+    if fingerprint is None:
+        return None
+    target = b""
+    if fingerprint.kind is Kind.SYMLINK:
+        target = os.readlink(name, dir_fd=directory)
+    mode = stat.S_IMODE(found.st_mode)
+    shown = name if shown is None else shown
+    return Entry(shown, fingerprint, mode, found.st_uid, found.st_gid, target)
+
+
+class _Directory:
+    """An open directory: its names, sorted once, and how far they were taken. Owns the descriptor.
+    A name that is gone when it is looked at was never there."""
+
+    def __init__(self, descriptor: int, prefix: bytes, after: bytes = b"") -> None:
+        self.descriptor = descriptor
+        self.prefix = prefix
+        self.hidden = 0
+        self._next = 0
+        self._entries: list[Entry] = []  # of a page that is not complete: kept over an error
+        try:
+            self._keys = sorted(key for key in self._scan() if key > after)
+        except BaseException:
+            self.close()
+            raise
+
+    def _scan(self) -> Iterator[bytes]:
+        with os.scandir(self.descriptor) as found:
+            for item in found:
+                is_directory = item.is_dir(follow_symlinks=False)
+                if is_directory or item.is_file(follow_symlinks=False) or item.is_symlink():
+                    yield order_key(os.fsencode(item.name), is_directory)
+                else:
+                    self.hidden += 1
+
+    @property
+    def done(self) -> bool:
+        return self._next >= len(self._keys)
+
+    @property
+    def empty(self) -> bool:
+        return not self._keys
+
+    def peek(self) -> bytes:
+        """The next order key."""
+        return self._keys[self._next]
+
+    def skip(self) -> None:
+        self._next += 1
+
+    def next_entry(self) -> Entry | None:
+        """The entry of the next name, which then is passed; None where nothing is any more."""
+        key = self.peek()
+        name = key.removesuffix(b"/")
+        with contextlib.suppress(FileNotFoundError):
+            entry = _entry(self.descriptor, name, self.prefix + name)
+            self.skip()
+            return entry if entry and _same_kind(entry, key) else None
+        self.skip()
+        return None
+
+    def take(self, count: int) -> tuple[list[Entry], int]:
+        """The next names, at most `count`, and what is hidden, once. Closes itself at the end."""
+        while not self.done and len(self._entries) < count:
+            entry = self.next_entry()
+            if entry:
+                self._entries.append(entry)
+        entries, self._entries = self._entries, []
+        hidden, self.hidden = self.hidden, 0
+        if self.done:
+            self.close()
+        return entries, hidden
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _same_kind(entry: Entry, key: bytes) -> bool:
+    """A name that turned from a file into a directory, or back, stands elsewhere in the order."""
+    return (entry.fingerprint.kind is Kind.DIRECTORY) == key.endswith(b"/")
+
+
+class _Tree:
+    """A walk in key order: the directories on the way down, each open."""
+
+    def __init__(self, root: _Directory) -> None:
+        self._stack = [root]
+        self._entries: list[Entry] = []
+        self._hidden = root.hidden
+
+    @property
+    def done(self) -> bool:
+        return not self._stack
+
+    def take(self, count: int) -> Page:
+        while self._stack and len(self._entries) < count:
+            self._step(self._stack[-1])
+        page = Page(self._entries, self._hidden)
+        self._entries, self._hidden = [], 0
+        return page
+
+    def _step(self, top: _Directory) -> None:
+        if top.done:
+            self._stack.pop().close()
+        elif top.peek().endswith(b"/"):
+            self._descend(top)
+        else:
+            entry = top.next_entry()
+            if entry:
+                self._entries.append(entry)
+
+    def _descend(self, top: _Directory) -> None:
+        name = top.peek()[:-1]
+        try:
+            descriptor = os.open(name, _OPEN_DIRECTORY, dir_fd=top.descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            top.skip()
+            return
+        below = _Directory(descriptor, top.prefix + name + b"/")
+        self._hidden += below.hidden
+        if below.empty:
+            below.close()
+            entry = top.next_entry()
+            self._entries += [entry] if entry else []
+        else:
+            top.skip()
+            self._stack.append(below)
+
+
+class FileBody:
+    """Bytes of one open file. Each chunk is a view of one reused buffer, valid until the next; the
+    version is compared after each `pread`, before its bytes are given away."""
+
+    def __init__(
+        self, descriptor: int, offset: int, size: int, version: Fingerprint, path: str
+    ) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self._left = size
+        self._version = version
+        self._path = path
+        self._lock = threading.Lock()  # a close from another thread waits for the chunk under way
+
+    def compare(self) -> None:
+        """Raises Stale when the open file is another version."""
+        try:
+            found = _fingerprint(os.fstat(self._descriptor))
+        except OSError as error:
+            raise classify(error, self._path) from error
+        if found != self._version:
+            raise Stale("the file is another version now", path=self._path)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, self._left)))
+        try:
+            while self._left:
+                with self._lock:
+                    if self._descriptor < 0:
+                        return
+                    count = self._read(buffer[: self._left])
+                yield buffer[:count]
+        finally:
+            self.close()
+
+    def _read(self, buffer: memoryview) -> int:
+        try:
+            count = os.preadv(self._descriptor, [buffer], self._offset)
+        except OSError as error:
+            raise classify(error, self._path) from error
+        self.compare()
+        if not count:
+            raise BadBody(f"the file ended {self._left} bytes early", path=self._path)
+        self._offset += count
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,125 @@
+"""Counts of what was asked of an origin: requests, errors by code, body bytes, seconds, by verb.
+
+Verbs are those of the connector: check, stat, list_dir and list_tree (once per page), read. A retry
+counts again. The seconds of a read are those until its first bytes plus those of its chunks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from cachefs.core.errors import CacheFSError
+from connectors.base import Body, Connector
+from connectors.decorator import Decorator
+
+T = TypeVar("T")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The counts at one moment, since the meter was made."""
+
+    requests: dict[str, int]  # by verb
+    seconds: dict[str, float]  # by verb
+    errors: dict[str, int]  # by code of the error
+    body_bytes: int
+    hidden_keys: int  # seen in listings, each time they were listed
+
+
+class Meter:
+    """Thread-safe counters; several connectors may share one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()  # type: ignore[type-var]
+        self._errors: Counter[str] = Counter()
+        self._body_bytes = 0
+        self._hidden_keys = 0
+
+    def request(self, verb: str, seconds: float, error: str = "") -> None:
+        """One request that took so long, and the code of its error."""
+        with self._lock:
+            self._requests[verb] += 1
+            self._seconds[verb] += seconds  # type: ignore[assignment]
+            if error:
+                self._errors[error] += 1
+
+    def body(self, size_bytes: int, seconds: float, error: str = "") -> None:
+        """A chunk of a body, or its failure."""
+        with self._lock:
+            self._body_bytes += size_bytes
+            self._seconds["read"] += seconds  # type: ignore[assignment]
+            if error:
+                self._errors[error] += 1
+
+    def hidden(self, count: int) -> None:
+        with self._lock:
+            self._hidden_keys += count
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            return Snapshot(
+                dict(self._requests),
+                dict(self._seconds),
+                dict(self._errors),
+                self._body_bytes,
+                self._hidden_keys,
+            )
+
+
+class Metered(Decorator):
+    """Tells a meter of every request."""
+
+    def __init__(
+        self, inner: Connector, meter: Meter, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(inner)
+        self._meter = meter
+        self._clock = clock
+
+    def _around(self, verb: str, act: Callable[[], T]) -> T:
+        started = self._clock()
+        try:
+            result = act()
+        except CacheFSError as error:
+            self._meter.request(verb, self._clock() - started, error.code)
+            raise
+        if result is not None or verb == "check":  # the end of a listing is no request
+            self._meter.request(verb, self._clock() - started)
+        self._meter.hidden(getattr(result, "hidden", 0))
+        return result
+
+    def _body(self, open_body: Callable[[], Body]) -> Body:
+        return MeteredBody(self._around("read", open_body), self._meter, self._clock)
+
+
+class MeteredBody:
+    """A body whose chunks are counted as they come."""
+
+    def __init__(self, inner: Body, meter: Meter, clock: Callable[[], float]) -> None:
+        self._inner = inner
+        self._meter = meter
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[memoryview]:
+        chunks = iter(self._inner)
+        while True:
+            started = self._clock()
+            try:
+                chunk = next(chunks, None)
+            except CacheFSError as error:
+                self._meter.body(0, self._clock() - started, error.code)
+                raise
+            if chunk is None:
+                return
+            self._meter.body(len(chunk), self._clock() - started)
+            yield chunk
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,54 @@
+"""Listings that can be asked again: iterators of pages that move on only when a page came.
+
+A generator is dead after its first exception, and would then look like a listing that ended. So
+every listing that may raise a retryable error is a `Pages`, and every wrapper a `WrappedPages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from connectors.base import Page
+
+Position = TypeVar("Position")
+
+
+class Pages(Generic[Position]):
+    """Pages from `fetch(position) -> (page, next position or None at the end)`. When `fetch`
+    raises, `next` may be called again and fetches the same page. For one thread."""
+
+    def __init__(
+        self, fetch: Callable[[Position], tuple[Page, Position | None]], first: Position
+    ) -> None:
+        self._fetch = fetch
+        self._position: Position | None = first
+
+    def __iter__(self) -> Iterator[Page]:
+        return self
+
+    def __next__(self) -> Page:
+        while self._position is not None:
+            page, self._position = self._fetch(self._position)
+            if page.entries or page.hidden:
+                return page
+        raise StopIteration
+
+
+class WrappedPages:
+    """The same pages, each fetched through `around` (a retry, a limit, a meter)."""
+
+    def __init__(
+        self, inner: Iterator[Page], around: Callable[[Callable[[], Page | None]], Page | None]
+    ) -> None:
+        self._inner = inner
+        self._around = around
+
+    def __iter__(self) -> Iterator[Page]:
+        return self
+
+    def __next__(self) -> Page:
+        page = self._around(lambda: next(self._inner, None))
+        if page is None:
+            raise StopIteration
+        return page

@@ -1,0 +1,86 @@
+"""Retries: the only place that tries again. Exponential back-off with full jitter, a deadline for
+the whole call, and only errors that say they are `retryable`.
+
+A body is retried up to its first bytes. One that breaks later raises BadBody or Unreachable: the
+caller knows which pages it has, and asks for the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from random import SystemRandom
+from typing import Final, TypeVar
+
+from cachefs.core.errors import CacheFSError
+from connectors.base import Body, Connector
+from connectors.decorator import Decorator
+
+T = TypeVar("T")
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+
+
+def pause_s(attempt: int, jitter: float) -> float:
+    """How long to wait after the failure of attempt 0, 1, …; `jitter` is uniform in [0, 1)."""
+    return jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 16))
+
+
+class Retry(Decorator):
+    """Tries each request again until `deadline_s` after its first attempt, then raises the last
+    error. An attempt under way is not cut short: the adapter's own time-outs bound it."""
+
+    def __init__(
+        self,
+        inner: Connector,
+        *,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` is monotonic, in seconds; `rng` is uniform in [0, 1)."""
+        super().__init__(inner)
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._sleep = sleep
+        self._rng = rng or SystemRandom().random
+
+    def _around(self, verb: str, act: Callable[[], T]) -> T:
+        ends = self._clock() + self._deadline_s
+        attempt = 0
+        while True:
+            try:
+                return act()
+            except CacheFSError as error:
+                wait_s = pause_s(attempt, self._rng())
+                if not error.retryable or self._clock() + wait_s >= ends:
+                    raise
+            self._sleep(wait_s)
+            attempt += 1
+
+    def _body(self, open_body: Callable[[], Body]) -> Body:
+        return self._around("read", lambda: StartedBody(open_body()))
+
+
+class StartedBody:
+    """A body whose first chunk is here. Raises what opening the body and its first chunk raise."""
+
+    def __init__(self, inner: Body) -> None:
+        self._inner = inner
+        self._chunks = iter(inner)
+        try:
+            self._first = next(self._chunks, None)
+        except BaseException:
+            inner.close()
+            raise
+
+    def __iter__(self) -> Iterator[memoryview]:
+        first, self._first = self._first, None
+        if first is not None:
+            yield first
+            del first
+            yield from self._chunks
+
+    def close(self) -> None:
+        self._inner.close()

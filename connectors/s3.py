@@ -1,0 +1,286 @@
+"""The S3 connector: bytes by obstore, listings and HEAD by requests signed with botocore.
+
+Directories exist by the keys below them. mtime has whole seconds in every answer, so that the
+fingerprints of a listing and of a HEAD agree; the etag stands without its quotes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from cachefs.core.errors import (
+    AccessDenied,
+    BadBody,
+    CacheFSError,
+    CredentialsMissing,
+    NotFound,
+    OriginError,
+    Stale,
+)
+from cachefs.core.model import Fingerprint, Kind
+from connectors import keys
+from connectors.base import Body, Capabilities, Entry, Page
+from connectors.pages import Pages
+from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
+from connectors.s3_errors import from_obstore
+from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
+from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
+from connectors.s3_listing import tree_page as page_of_tree
+from connectors.s3_options import S3Options
+
+PAGE_KEYS: Final = 1000
+BODY_LIMIT_S: Final = 3600.0  # one body; a stalled one ends after SILENCE_LIMIT_S
+CREDENTIALS_TTL: Final = timedelta(minutes=5)  # obstore asks botocore's chain again after this
+_LAST_CHAR: Final = "\U0010ffff"
+_ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+_CAPABILITIES: Final = Capabilities(
+    ordered_listings=True,
+    etags=True,
+    conditional_reads=True,
+    directories=False,
+    posix=False,
+    mtime_precision_ns=10**9,
+)
+
+
+class S3Connector:
+    """One bucket, or what is below a prefix of it. Resolves nothing before the first request."""
+
+    def __init__(self, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
+        """`prefix` has no leading and no trailing '/'."""
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._http = S3Http(bucket, options or S3Options())
+        self._lock = threading.Lock()
+        self._store: S3Store | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def close(self) -> None:
+        with self._lock:
+            self._store = None
+        self._http.close()
+
+    # Names.
+
+    def _key(self, path: bytes) -> str:
+        """The key of a path. Raises NotFound for a name that no key has."""
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            text = ""
+        if not text or not keys.visible_path(path):
+            raise NotFound("no such file or directory", path=self._shown(path))
+        return self._prefix + text
+
+    def _directory(self, path: bytes) -> str:
+        return self._key(path) + "/" if path else self._prefix
+
+    def _shown(self, path: bytes) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{path.decode('utf-8', 'backslashreplace')}"
+
+    # Metadata.
+
+    def check(self) -> None:
+        listing = self._list({"prefix": self._prefix, "max-keys": "1"})
+        if self._prefix and not listing.objects:
+            self._explain_empty()
+
+    def _explain_empty(self) -> None:
+        where = f"s3://{self._bucket}/{self._prefix}"
+        try:
+            self._head(self._prefix[:-1])
+        except (NotFound, AccessDenied):
+            raise NotFound("nothing under this prefix", remedy="check it", path=where) from None
+        remedy = "give the prefix above it"
+        raise NotFound("this is an object, not a prefix", remedy=remedy, path=where[:-1])
+
+    def stat(self, path: bytes) -> Entry:
+        name = path.rpartition(b"/")[2]
+        if not path or self._is_directory(path):
+            return Entry(name, DIRECTORY)
+        return Entry(name, self._head(self._key(path)))
+
+    def _is_directory(self, path: bytes) -> bool:
+        try:
+            return bool(self._list({"prefix": self._directory(path), "max-keys": "1"}).objects)
+        except AccessDenied:
+            self._head(self._key(path))  # a caller who may read and not list still sees the file
+            return False
+
+    def _head(self, key: str) -> Fingerprint:
+        reply = self._http.request("HEAD", key)
+        headers = reply.headers
+        reply.close()
+        try:
+            size = int(headers["content-length"])
+            mtime_s = int(parsedate_to_datetime(headers["last-modified"]).timestamp())
+        except (KeyError, ValueError) as error:
+            raise BadBody(f"a HEAD without {error}", path=f"s3://{self._bucket}/{key}") from error
+        return Fingerprint(Kind.FILE, size, mtime_s * 10**9, clean_etag(headers.get("etag", "")))
+
+    def _list(self, query: dict[str, str]) -> Listing:
+        query = {"list-type": "2", "encoding-type": "url", **query}
+        try:
+            return parse_listing(self._http.request("GET", query=query).content())
+        except CacheFSError as error:
+            error.path = f"s3://{self._bucket}/{query.get('prefix', '')}"
+            raise
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        prefix = self._directory(path)
+        query = {"prefix": prefix, "delimiter": "/"}
+        if after:
+            query["start-after"] = prefix + _start_after(after)
+        return self._pages(query, lambda listing: directory_page(listing, prefix, after))
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        prefix = self._directory(path)
+        return self._pages({"prefix": prefix}, lambda listing: page_of_tree(listing, prefix))
+
+    def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
+        first = {**query, "max-keys": str(PAGE_KEYS)}
+
+        def fetch(position: str) -> tuple[Page, str | None]:
+            more = {"continuation-token": position} if position else {}
+            listing = self._list({**first, **more})
+            return to_page(listing), listing.token or None
+
+        return Pages(fetch, "")
+
+    # Bytes.
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        if offset < 0 or size < 0 or offset + size > version.size:
+            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        key = self._key(path)
+        if not size:
+            self._compare(self._head(key), version, path)
+            return EmptyBody()
+        try:
+            return self._read_obstore(key, path, offset, size, version)
+        except ValueError:  # obstore refuses keys with control characters
+            return self._read_http(key, path, offset, size, version)
+
+    def _read_obstore(
+        self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
+    ) -> Body:
+        self._http.credentials.current()  # their absence as our error, not obstore's
+        options: dict[str, Any] = {"range": (offset, offset + size)}
+        if version.etag:
+            options["if_match"] = f'"{version.etag}"'
+        store = self._objects()
+        try:
+            reply = obstore.get(store, key, options=options)  # type: ignore[arg-type]
+        except (BaseError, OSError) as error:
+            raise self._failed(path, error) from error
+        meta = reply.meta
+        mtime_ns = int(meta["last_modified"].timestamp()) * 10**9
+        etag = clean_etag(meta["e_tag"] or "")
+        self._compare(Fingerprint(Kind.FILE, meta["size"], mtime_ns, etag), version, path)
+        if tuple(reply.range) != (offset, offset + size):
+            raise BadBody("the reply carried another range", path=self._shown(path))
+        chunks = iter(reply.stream(min_chunk_size=CHUNK_BYTES))
+        return CountedBody(chunks, size, self._shown(path))
+
+    def _failed(self, path: bytes, error: Exception) -> CacheFSError:
+        """The class of a failed GET. Expired credentials are looked for again at the next one."""
+        found = from_obstore(error, self._shown(path))
+        if isinstance(found, CredentialsMissing):
+            self._http.credentials.forget()
+            with self._lock:
+                self._store = None
+        return found
+
+    def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
+        """Same etag and size; where the store has no etags, same mtime. Raises Stale."""
+        same = found.size == version.size and found.etag == version.etag
+        if same and not version.etag:
+            same = found.mtime_ns == version.mtime_ns
+        if not same:
+            raise Stale("the object is another version now", path=self._shown(path))
+
+    def _read_http(
+        self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
+    ) -> Body:
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        if version.etag:
+            headers["If-Match"] = f'"{version.etag}"'
+        reply = self._http.request("GET", key, headers=headers)
+        content_range = reply.headers.get("content-range", "")
+        expected = f"bytes {offset}-{offset + size - 1}/{version.size}"
+        try:
+            etag = clean_etag(reply.headers.get("etag", ""))
+            total = content_range.rpartition("/")[2]
+            if etag != version.etag or total != str(version.size):
+                raise Stale("the object is another version now", path=self._shown(path))
+            if content_range != expected:
+                raise OriginError("the server ignores ranges", path=self._shown(path))
+        except CacheFSError:
+            reply.close()
+            raise
+        return HttpBody(reply, size, self._shown(path))
+
+    def _objects(self) -> S3Store:
+        with self._lock:
+            if self._store is None:
+                self._store = self._open_store()
+            return self._store
+
+    def _open_store(self) -> S3Store:
+        endpoint, options = self._http.endpoint(), self._http.options
+        client: dict[str, Any] = {
+            "allow_http": endpoint.url.startswith("http://"),
+            "connect_timeout": timedelta(seconds=CONNECT_LIMIT_S),
+            "read_timeout": timedelta(seconds=SILENCE_LIMIT_S),
+            "timeout": timedelta(seconds=BODY_LIMIT_S),
+        }
+        proxy = endpoint.proxies.get(endpoint.url.partition(":")[0])
+        if proxy:
+            client["proxy_url"] = proxy
+        if isinstance(endpoint.verify, str):
+            with open(endpoint.verify, "rb") as bundle:
+                client["root_certificate"] = bundle.read()
+        return S3Store(
+            self._bucket,
+            endpoint=endpoint.url if endpoint.virtual else endpoint.service_url,
+            region=endpoint.region,
+            virtual_hosted_style_request=endpoint.virtual,
+            skip_signature=options.anonymous,
+            request_payer=options.requester_pays,
+            credential_provider=None if options.anonymous else self._provide,
+            client_options=client,  # type: ignore[arg-type]
+            retry_config={"max_retries": 0},
+        )
+
+    def _provide(self) -> Any:
+        """Credentials as obstore asks for them, from a thread of its own."""
+        found = self._http.credentials.current()
+        assert found is not None, "an anonymous store asks for no credentials"
+        return {
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
+            "expires_at": datetime.now(UTC) + CREDENTIALS_TTL,
+        }
+
+
+def _start_after(after: bytes) -> str:
+    """The StartAfter of an order key. After a directory every key below it is skipped: what is
+    listed once more all the same (a server decides whether a common prefix is "after") is dropped
+    by `directory_page`."""
+    try:
+        text = after.decode()
+    except UnicodeDecodeError as error:
+        return after[: error.start].decode()
+    return text + _LAST_CHAR if text.endswith("/") else text

@@ -1,0 +1,201 @@
+"""Every failure of an S3 request as one of our errors: the only place that knows S3's error codes
+and how botocore, urllib3 and obstore word theirs. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+from xml.etree import ElementTree
+
+from cachefs.core import errors
+from cachefs.core.errors import CacheFSError
+
+RENEW: Final = "renew the credentials (aws sso login, a new token) and try again"
+ARCHIVED: Final = "restore it first: aws s3api restore-object"
+WRONG_REGION: Final = "set the region of the bucket with the option region"
+CLOCK: Final = "set this machine's clock"
+MAY_READ: Final = "the caller needs s3:GetObject and s3:ListBucket on it"
+
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+_BAD_KEY: Final = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "XAdminUserNotFound"}
+)
+_THROTTLED: Final = frozenset(
+    {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"}
+)
+_REGION: Final = frozenset(
+    {
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    }
+)
+_PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
+
+
+class S3Failure(NamedTuple):
+    """What a reply that is not 2xx said."""
+
+    status: int
+    code: str = ""
+    message: str = ""
+    request_id: str = ""
+    region: str = ""  # where the server wants the request signed for
+
+
+def parse_failure(status: int, body: bytes, request_id: str = "", region: str = "") -> S3Failure:
+    """The error document of a reply; an empty or strange body leaves the status alone."""
+    try:
+        root = ElementTree.fromstring(body) if body else None
+    except ElementTree.ParseError:
+        root = None
+    if root is None:
+        return S3Failure(status, request_id=request_id, region=region)
+    text = {child.tag.rpartition("}")[2]: (child.text or "").strip() for child in root}
+    return S3Failure(
+        status,
+        text.get("Code", ""),
+        text.get("Message", ""),
+        request_id or text.get("RequestId", ""),
+        region or text.get("Region", ""),
+    )
+
+
+def classify(failure: S3Failure, path: str = "") -> CacheFSError:
+    """The error that a failed request is."""
+    kind, cause, remedy = _by_code(failure) or _by_status(failure)
+    return kind(cause, remedy=remedy, path=path, request_id=failure.request_id)
+
+
+_Verdict = tuple[type[CacheFSError], str, str]
+
+
+def _by_code(failure: S3Failure) -> _Verdict | None:
+    code, said = failure.code, _said(failure)
+    if code == "NoSuchBucket":
+        return errors.NotFound, "no such bucket", "check the bucket's name and the endpoint"
+    if code in _EXPIRED:
+        return errors.CredentialsMissing, "the credentials have expired", RENEW
+    if code in _BAD_KEY:
+        return errors.AccessDenied, said, "check the credentials and the profile"
+    if code == "InvalidObjectState":
+        return errors.Archived, "the object is archived", ARCHIVED
+    if code == "RequestTimeTooSkewed":
+        return errors.AccessDenied, said, CLOCK
+    if code in _REGION or failure.status == 301:
+        wanted = f": the server wants {failure.region}" if failure.region else ""
+        return errors.OriginError, f"wrong region{wanted} ({said})", WRONG_REGION
+    if code == "InvalidBucketName":
+        return errors.NotFound, "no bucket can have this name", "check the bucket's name"
+    if code in _THROTTLED:
+        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+    if code in _PASSING:
+        return errors.Unavailable, said, ""
+    return None
+
+
+def _by_status(failure: S3Failure) -> _Verdict:
+    status, said = failure.status, _said(failure)
+    if status == 404:
+        return errors.NotFound, "no such object", ""
+    if status in (401, 403):
+        return errors.AccessDenied, f"access denied ({said})", MAY_READ
+    if status == 407:
+        return errors.Unreachable, "the proxy wants credentials", "set them in HTTPS_PROXY"
+    if status in (412, 416):
+        return errors.Stale, "the object is another version now", ""
+    if status in (429, 503) and status == 429:
+        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+    if status >= 500:
+        return errors.Unavailable, f"the origin failed for now ({said})", ""
+    return errors.OriginError, f"the origin refused ({said})", ""
+
+
+def _said(failure: S3Failure) -> str:
+    words = f"{failure.status} {failure.code}".strip()
+    return f"{words}: {failure.message}" if failure.message else words
+
+
+# obstore: everything but 404, 412, 401 and 403 is a GenericError whose text has the reply in it.
+
+_STATUS: Final = re.compile(r"non-2xx status code: (\d{3})[^:\n]*:?\s*(<.*?</Error>)?", re.DOTALL)
+_NO_STATUS: Final = (
+    ("incorrectly configured region", errors.OriginError, "wrong region"),
+    ("NotPartial", errors.OriginError, "the server ignores ranges"),
+    ("InvalidRange", errors.BadBody, "the reply carried another range"),
+    ("UnexpectedRange", errors.BadBody, "the reply carried another range"),
+    ("kind: Connect", errors.Unreachable, "the endpoint cannot be reached"),
+    ("kind: Timeout", errors.Unreachable, "no answer in time"),
+    ("TimedOut", errors.Unreachable, "no answer in time"),
+    ("operation timed out", errors.Unreachable, "no answer in time"),
+    ("error sending request", errors.Unreachable, "the connection was cut"),
+    ("Header error", errors.BadBody, "the reply lacks a header that was asked for"),
+    ("error decoding response body", errors.BadBody, "the body ended early"),
+    ("request or response body error", errors.BadBody, "the body ended early"),
+    ("error reading a body", errors.BadBody, "the body ended early"),
+)
+
+
+def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
+    """What an exception of obstore means; what its text does not tell is Unavailable, as another
+    try costs little and is bounded."""
+    text = str(error)
+    found = _STATUS.search(text)
+    if found:
+        body = (found[2] or "").encode("utf-8", "replace")
+        return classify(parse_failure(int(found[1]), body), path)
+    kind = type(error).__name__
+    if kind == "UnauthenticatedError":
+        return errors.CredentialsMissing("the credentials could not be read", path=path)
+    if isinstance(error, FileNotFoundError):
+        return errors.NotFound("no such object", path=path)
+    for words, family, cause in _NO_STATUS:
+        if words in text:
+            return family(cause, path=path)
+    return errors.Unavailable(f"the request failed ({text.splitlines()[0][:200]})", path=path)
+
+
+# botocore and urllib3: by the names of their classes, so that this module imports neither.
+
+_CREDENTIALS: Final = (
+    ("ProfileNotFound", "choose one with the option profile"),
+    ("PartialCredentialsError", "complete the credentials"),
+    ("NoCredentialsError", "see the option profile, or anonymous=true for a public bucket"),
+    ("CredentialRetrievalError", RENEW),
+    ("UnauthorizedSSOTokenError", RENEW),
+    ("SSOTokenLoadError", RENEW),
+    ("TokenRetrievalError", RENEW),
+    ("RefreshWithMFAUnsupportedError", RENEW),
+    ("InvalidConfigError", "correct the AWS configuration"),
+    ("ConfigParseError", "correct the AWS configuration"),
+    ("ConfigNotFound", "correct the AWS configuration"),
+    ("MetadataRetrievalError", RENEW),
+    ("ClientError", RENEW),
+)
+_NETWORK: Final = (
+    ("ProxyConnectionError", "the proxy cannot be reached", "check HTTP_PROXY and HTTPS_PROXY"),
+    ("SSLError", "the certificate is not trusted", "set the option ca_bundle"),
+    ("ConnectTimeoutError", "no connection in time", "check the endpoint and the network"),
+    ("ReadTimeoutError", "no answer in time", ""),
+    ("ConnectionClosedError", "the connection was cut", ""),
+    ("EndpointConnectionError", "the endpoint cannot be reached", "check the endpoint URL"),
+)
+
+
+def from_botocore(error: BaseException, path: str = "") -> CacheFSError:
+    """What an exception of botocore or urllib3, raised around a request, means."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    for name, remedy in _CREDENTIALS:
+        if name in names:
+            return errors.CredentialsMissing(_first_line(error), remedy=remedy, path=path)
+    for name, cause, remedy in _NETWORK:
+        if name in names:
+            detail = f"{cause} ({_first_line(error)})"
+            return errors.Unreachable(detail, remedy=remedy, path=path)
+    return errors.Unreachable(f"the request failed ({_first_line(error)})", path=path)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,162 @@
+"""Signed requests to one bucket, for what an object client is not faithful about: listings, HEAD,
+and reads of keys with control characters. No retries; every failure is one of our errors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from botocore.auth import S3SigV4Auth  # type: ignore[import-untyped]
+from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
+from botocore.httpsession import URLLib3Session  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError
+
+from cachefs.core.errors import CredentialsMissing
+from connectors.s3_access import Endpoint, S3Credentials, in_region, resolve_endpoint
+from connectors.s3_errors import classify, from_botocore, parse_failure
+from connectors.s3_options import S3Options
+
+CONNECT_LIMIT_S: Final = 5.0
+SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
+CONNECTIONS: Final = 64
+_KEY_SAFE: Final = "/-_.~"
+_QUERY_SAFE: Final = "-_.~"
+
+
+class Reply:
+    """A 2xx reply. The body is read by `content`, or by pieces; `close` drops what is left."""
+
+    def __init__(self, response: Any, path: str) -> None:
+        self._response = response
+        self._path = path
+        self.headers: Mapping[str, str] = response.headers
+
+    def content(self) -> bytes:
+        with self._classified():
+            data: bytes = self._response.content
+            return data
+
+    def pieces(self, piece_bytes: int) -> Iterator[bytes]:
+        with self._classified():
+            yield from self._response.raw.stream(piece_bytes, decode_content=False)
+
+    def close(self) -> None:
+        self._response.raw.close()
+
+    @contextlib.contextmanager
+    def _classified(self) -> Iterator[None]:
+        try:
+            yield
+        except (BotoCoreError, HTTPError) as error:
+            raise from_botocore(error, self._path) from error
+
+
+class S3Http:
+    """The requests of one source. Thread-safe. The endpoint is resolved at the first request, and
+    again after a failure to do so."""
+
+    def __init__(self, bucket: str, options: S3Options) -> None:
+        self.bucket = bucket
+        self.options = options
+        self.credentials = S3Credentials(options)
+        self._lock = threading.Lock()
+        self._endpoint: Endpoint | None = None
+        self._session: Any = None
+
+    def endpoint(self) -> Endpoint:
+        """Raises CredentialsMissing (a bad profile), Unreachable (no region found), Unsupported."""
+        with self._lock:
+            if self._endpoint is None:
+                found = resolve_endpoint(self.bucket, self.options)
+                session = _open(found)
+                if not self.options.region:
+                    found = self._discover_region(session, found)
+                self._session, self._endpoint = session, found
+            return self._endpoint
+
+    def _discover_region(self, session: Any, endpoint: Endpoint) -> Endpoint:
+        request = AWSRequest(method="HEAD", url=endpoint.url)
+        if not endpoint.aws:  # an anonymous HEAD tells the region on AWS only
+            self._sign(request, endpoint.region)
+        headers = _send(session, request, f"s3://{self.bucket}").headers
+        region = headers.get("x-amz-bucket-region") or endpoint.region
+        return in_region(endpoint, self.bucket, region.split(",")[0].strip(), self.options)
+
+    def request(
+        self,
+        method: str,
+        key: str = "",
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One request for the bucket (key "") or a key. Raises the typed errors for a reply that
+        is not 2xx; the caller reads or closes the reply."""
+        endpoint = self.endpoint()
+        url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
+        if query:
+            pairs = sorted(query.items())
+            url += "?" + "&".join(
+                f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in pairs
+            )
+        request = AWSRequest(method=method, url=url, headers=dict(headers or {}))
+        if self.options.requester_pays:
+            request.headers["x-amz-request-payer"] = "requester"
+        self._sign(request, endpoint.region)
+        path = f"s3://{self.bucket}/{key}"
+        response = _send(self._session, request, path)
+        if not 200 <= response.status_code < 300:
+            self._refused(response, path)
+        return Reply(response, path)
+
+    def _sign(self, request: AWSRequest, region: str) -> None:
+        keys = self.credentials.current()
+        if keys is not None:
+            S3SigV4Auth(_Frozen(keys), "s3", region).add_auth(request)
+
+    def _refused(self, response: Any, path: str) -> None:
+        headers = response.headers
+        failure = parse_failure(
+            response.status_code,
+            Reply(response, path).content(),
+            headers.get("x-amz-request-id", "").split(",")[0],
+            headers.get("x-amz-bucket-region", ""),
+        )
+        error = classify(failure, path)
+        if isinstance(error, CredentialsMissing):
+            self.credentials.forget()
+        raise error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._session is not None:
+                self._session.close()
+            self._session = self._endpoint = None
+
+
+class _Frozen:
+    """Keys under the names that botocore's signer reads."""
+
+    def __init__(self, keys: tuple[str, str, str | None]) -> None:
+        self.access_key, self.secret_key, self.token = keys
+
+
+def _open(endpoint: Endpoint) -> Any:
+    return URLLib3Session(
+        verify=endpoint.verify,
+        proxies=endpoint.proxies,
+        timeout=(CONNECT_LIMIT_S, SILENCE_LIMIT_S),
+        max_pool_connections=CONNECTIONS,
+    )
+
+
+def _send(session: Any, request: AWSRequest, path: str) -> Any:
+    prepared = request.prepare()
+    prepared.stream_output = True
+    try:
+        return session.send(prepared)
+    except (BotoCoreError, HTTPError) as error:
+        raise from_botocore(error, path) from error

@@ -1,0 +1,146 @@
+"""The pages of ListObjectsV2: parsed strictly and fast (5 us a key), made into entries. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, NamedTuple
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
+
+from cachefs.core.errors import BadBody, OriginError
+from cachefs.core.model import Fingerprint, Kind
+from connectors import keys
+from connectors.base import Entry, Page, order_key
+
+DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
+
+
+class Listed(NamedTuple):
+    """One object of a listing."""
+
+    key: str
+    fingerprint: Fingerprint
+
+
+class Listing(NamedTuple):
+    """One reply. `token`: how to ask for the next, "" at the end."""
+
+    objects: list[Listed]
+    prefixes: list[str]
+    token: str
+
+
+def parse_listing(body: bytes) -> Listing:
+    """Raises BadBody for a torn reply, OriginError for one that is no listing."""
+    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+        raise OriginError("the listing is no plain XML")
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise BadBody(f"a torn listing ({error})") from error
+    namespace, _, name = root.tag.rpartition("}")
+    if name != "ListBucketResult":
+        raise OriginError(f"the endpoint answers <{name}> to a listing: no S3 server?")
+    return _parse(root, f"{namespace}}}" if namespace else "")
+
+
+def _parse(root: ElementTree.Element, ns: str) -> Listing:
+    encoded = root.findtext(f"{ns}EncodingType") == "url"
+    token = root.findtext(f"{ns}NextContinuationToken") or ""
+    truncated = root.findtext(f"{ns}IsTruncated") == "true"
+    if truncated and not token:
+        raise BadBody("a listing says that more follows, and not how to ask for it")
+    objects = _objects(root, ns, encoded)
+    texts = (item.text for group in root.iterfind(f"{ns}CommonPrefixes") for item in group)
+    prefixes = [_key(text or "", encoded) for text in texts]
+    return Listing(objects, prefixes, token if truncated else "")
+
+
+def _objects(root: ElementTree.Element, ns: str, encoded: bool) -> list[Listed]:
+    key_tag, size_tag, etag_tag = f"{ns}Key", f"{ns}Size", f"{ns}ETag"
+    time_tag = f"{ns}LastModified"
+    found = []
+    try:
+        for item in root.iterfind(f"{ns}Contents"):
+            of = item.findtext
+            key = of(key_tag)
+            if not key:
+                raise ValueError("an object without a key")
+            size, etag = int(of(size_tag, "")), clean_etag(of(etag_tag, ""))
+            fingerprint = Fingerprint(Kind.FILE, size, _mtime_ns(of(time_tag, "")), etag)
+            found.append(Listed(_key(key, encoded), fingerprint))
+    except ValueError as error:
+        raise BadBody(f"a listing with a bad object ({error})") from error
+    return found
+
+
+def _key(text: str, encoded: bool) -> str:
+    return unquote_plus(text) if encoded and ("%" in text or "+" in text) else text
+
+
+def _mtime_ns(text: str) -> int:
+    """Whole seconds, as HEAD has no more."""
+    return int(datetime.fromisoformat(text).timestamp()) * 10**9
+
+
+def clean_etag(text: str) -> str:
+    """Without quotes and without the mark of a weak one."""
+    return text.removeprefix("W/").strip('"')
+
+
+def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
+    """The children of `prefix` in a listing with a delimiter, in order, those beyond `after`."""
+    start = _below(listing, prefix)
+    files: dict[bytes, Fingerprint] = {}
+    hidden = 0
+    for key, fingerprint in listing.objects:
+        name = key[start:].encode()
+        if keys.visible(name):
+            files[name] = fingerprint
+        else:
+            hidden += bool(name)  # the marker of the directory itself is nothing hidden
+    names = {found[start:].encode()[:-1] for found in listing.prefixes}
+    directories = {name for name in names if keys.visible(name)}
+    hidden += len(names) - len(directories) + keys.directories_win(files, directories)
+    found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]
+    found += [(order_key(name, True), Entry(name, DIRECTORY)) for name in directories]
+    found.sort(key=lambda pair: pair[0])
+    return Page([entry for key_, entry in found if key_ > after], hidden)
+
+
+def _below(listing: Listing, prefix: str) -> int:
+    """Where names start; a server that lists what was not asked for is not believed."""
+    keys_listed = (key for key, _ in listing.objects)
+    if not all(key.startswith(prefix) for key in (*keys_listed, *listing.prefixes)):
+        raise OriginError(f"the listing has keys that are not below {prefix!r}")
+    return len(prefix)
+
+
+def tree_page(listing: Listing, prefix: str) -> Page:
+    """The files, and the directories that markers make, in a listing without a delimiter."""
+    start = _below(listing, prefix)
+    files: dict[bytes, Fingerprint] = {}
+    marked: set[bytes] = set()
+    hidden = 0
+    for key, fingerprint in listing.objects:
+        path, is_directory, is_hidden = keys.place(key[start:].encode())
+        hidden += is_hidden
+        if not is_directory:
+            files[path] = fingerprint
+        elif path:
+            marked.add(path)
+    hidden += keys.directories_win(files, marked | _implied(files))
+    found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]
+    found += [(order_key(name, True), Entry(name, DIRECTORY)) for name in marked]
+    found.sort(key=lambda pair: pair[0])
+    return Page([entry for _, entry in found], hidden)
+
+
+def _implied(files: dict[bytes, Fingerprint]) -> set[bytes]:
+    """The directories above the files of a page; neighbours mostly share theirs."""
+    implied: set[bytes] = set()
+    for path in files:
+        directory = path.rpartition(b"/")[0]
+        if directory and directory not in implied:
+            implied.update((directory, *keys.parents(directory)))
+    return implied

@@ -1,0 +1,82 @@
+"""The options of an `s3://` source: one table, one meaning each, checked before use."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import BadConfig
+
+OPTIONS: Final[dict[str, str]] = {
+    "endpoint_url": "URL of the S3 server; default: the environment's or profile's, else AWS",
+    "profile": "profile in the AWS configuration files; default: AWS_PROFILE, or the default chain",
+    "region": "region to sign for; default: asked of the bucket, then the profile's, us-east-1",
+    "requester_pays": "true: the requests say that the requester pays for them; default false",
+    "anonymous": "true: requests are not signed (public buckets); default false",
+    "ca_bundle": "PEM file of certificates; default: AWS_CA_BUNDLE, the profile's, the system's",
+    "addressing_style": "path | virtual | auto (virtual on AWS, path elsewhere); default auto",
+}
+ADDRESSING_STYLES: Final = ("auto", "path", "virtual")
+_TRUE: Final = frozenset({"true", "1", "yes", "on"})
+_FALSE: Final = frozenset({"", "false", "0", "no", "off"})
+
+
+class S3Options(msgspec.Struct, frozen=True):
+    """The parsed options; "" where none was given."""
+
+    endpoint_url: str = ""
+    profile: str = ""
+    region: str = ""
+    requester_pays: bool = False
+    anonymous: bool = False
+    ca_bundle: str = ""
+    addressing_style: str = "auto"
+
+
+def parse_options(options: Mapping[str, str]) -> S3Options:
+    """Checks every name and value. Raises BadConfig naming the option, or the nearest one."""
+    for name in options:
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIONS)}"
+            raise BadConfig(f"unknown option {name!r} of an s3:// source", remedy=remedy)
+    return S3Options(
+        endpoint_url=_endpoint(options.get("endpoint_url", "")),
+        profile=options.get("profile", ""),
+        region=options.get("region", ""),
+        requester_pays=_boolean(options, "requester_pays"),
+        anonymous=_boolean(options, "anonymous"),
+        ca_bundle=_ca_bundle(options.get("ca_bundle", "")),
+        addressing_style=_addressing_style(options.get("addressing_style", "") or "auto"),
+    )
+
+
+def _endpoint(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if url and (not separator or scheme not in ("http", "https") or not rest.strip("/")):
+        raise BadConfig(f"bad endpoint URL {url!r}", remedy="write it as https://host[:port]")
+    return url.rstrip("/")
+
+
+def _boolean(options: Mapping[str, str], name: str) -> bool:
+    value = options.get(name, "").strip().lower()
+    if value not in _TRUE | _FALSE:
+        raise BadConfig(f"bad value {value!r} of option {name}", remedy="write true or false")
+    return value in _TRUE
+
+
+def _ca_bundle(path: str) -> str:
+    if path and not os.path.isfile(path):
+        raise BadConfig(f"option ca_bundle: no such file: {path}")
+    return path
+
+
+def _addressing_style(style: str) -> str:
+    if style not in ADDRESSING_STYLES:
+        known = ", ".join(ADDRESSING_STYLES)
+        raise BadConfig(f"bad addressing_style {style!r}", remedy=f"one of {known}")
+    return style

@@ -1,0 +1,55 @@
+"""versitygw, a real S3 server, for tests and benches: started on a free loopback port, stopped by pid.
+
+The binary is `$CACHEFS_VERSITYGW`, or on PATH, or in the tools' folder of the user's cache home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.services.s3_server import S3Server, free_port
+
+ACCESS_KEY = "cachefs-test"
+SECRET_KEY = "cachefs-test-secret"  # noqa: S105 - of a server on loopback that lives for one test
+
+
+def binary() -> str:
+    """The path of versitygw. Raises FileNotFoundError with what to do."""
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = os.environ.get("CACHEFS_VERSITYGW")
+    for candidate in (named, shutil.which("versitygw"), cache_home / "cachefs-tools/versitygw"):
+        if candidate and os.access(candidate, os.X_OK):
+            return str(candidate)
+    raise FileNotFoundError(
+        "versitygw is missing: set CACHEFS_VERSITYGW, or "
+        "`go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`"
+    )
+
+
+@contextlib.contextmanager
+def versitygw(directory: Path, *, region: str = "us-east-1") -> Iterator[S3Server]:
+    """A server over `directory` (its file system needs xattrs); one sub-folder per bucket."""
+    objects, versions = directory / "objects", directory / "versions"
+    objects.mkdir(parents=True, exist_ok=True)
+    versions.mkdir(exist_ok=True)
+    port = free_port()
+    command = [binary(), "--port", f"127.0.0.1:{port}", "--region", region, "--keep-alive"]
+    command += ["--quiet", "posix", "--versioning-dir", str(versions), str(objects)]
+    server = S3Server(
+        command=command,
+        environment={"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+        port=port,
+        access_key=ACCESS_KEY,
+        secret_key=SECRET_KEY,
+        region=region,
+        log=directory / "versitygw.log",
+    )
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
