@@ -1,0 +1,56 @@
+"""The stream of invalidations: kept in the store, read by position, woken by commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from cachefs.core.errors import PositionGone
+from cachefs.core.messages import Invalidate
+from cachefs.core.model import NamespaceId
+from master.store.base import Store
+from master.store.snapshot import Names
+
+READ_AT_ONCE: Final = 100
+
+
+class EventStream:
+    """Any number of readers over one store. `wake` is called in the event loop after commits."""
+
+    def __init__(self, store: Store, namespace: NamespaceId) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._arrived = asyncio.Event()
+        self._closed = False
+
+    def wake(self) -> None:
+        arrived, self._arrived = self._arrived, asyncio.Event()
+        arrived.set()
+
+    def close(self) -> None:
+        """Ends all readers."""
+        self._closed = True
+        self.wake()
+
+    async def after(self, position: int) -> AsyncIterator[Invalidate]:
+        """Events behind a position, until `close`. Raises PositionGone when some were trimmed, or
+        when the position was never reached (a store that was set back)."""
+        while not self._closed:
+            arrived = self._arrived
+            batch = self._read(position)
+            for event in batch:
+                position = event.seq
+                yield event
+            if not batch:
+                await arrived.wait()
+
+    def _read(self, position: int) -> list[Invalidate]:
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            meta = names.meta()
+            assert meta is not None
+            if not meta.first_seq - 1 <= position <= meta.seq:
+                raise PositionGone(f"event {position} is outside of {meta.first_seq} to {meta.seq}")
+            found = names.events_after(position, READ_AT_ONCE)
+        return [Invalidate(self._namespace, seq, entries) for seq, entries in found]

@@ -1,0 +1,23 @@
+"""How long what is known may be believed: the sync interval's meaning. Pure.
+
+The interval is -1 (never ask again after the first load), 0 (ask at every access) or seconds. Times
+are wall clock seconds, kept in the store; a time of 0 or in the future (the clock was set back) is
+not believed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NEVER_S: Final = -1.0
+MAX_VALID_S: Final = 86400.0
+DEGRADED_VALID_S: Final = 5.0  # of answers that could not be checked because the origin is down
+
+
+def valid_for(checked_at: float, interval_s: float, now: float) -> float:
+    """Seconds for which what was checked at `checked_at` is still fresh; 0: ask the origin."""
+    if interval_s == 0 or checked_at <= 0 or checked_at > now:
+        return 0.0
+    if interval_s < 0:
+        return MAX_VALID_S
+    return min(MAX_VALID_S, max(0.0, checked_at + interval_s - now))

@@ -1,0 +1,58 @@
+"""Is an origin answering? Pure: counts errors, says who may ask while it is down.
+
+While it is down everything known is answered at once and one caller per `PROBE_EVERY_S` asks again;
+what is unknown always asks, since it has no other answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, DeadlineExceeded
+
+PROBE_EVERY_S: Final = 5.0
+WARN_EVERY_S: Final = 30.0
+
+
+def is_down(err: CacheFSError) -> bool:
+    """Errors that say nothing about the name: the origin could not answer now."""
+    return err.retryable or isinstance(err, DeadlineExceeded)
+
+
+class OriginHealth:
+    """Up, or down since some error. Times are wall seconds."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self.last_warning = ""
+        self._down = False
+        self._asked_at = 0.0
+        self._warned_at = 0.0
+
+    @property
+    def down(self) -> bool:
+        return self._down
+
+    def succeeded(self) -> None:
+        self._down = False
+
+    def failed(self, err: CacheFSError, now: float) -> None:
+        self.errors += 1
+        if is_down(err):
+            self._down = True
+            self._asked_at = now
+
+    def may_probe(self, now: float) -> bool:
+        """True for the caller that should ask a down origin again now."""
+        if not self._down or 0 <= now - self._asked_at < PROBE_EVERY_S:
+            return False
+        self._asked_at = now
+        return True
+
+    def warning(self, text: str, now: float) -> str:
+        """`text` when it should be logged now, "" when the last one is too recent."""
+        self.last_warning = text
+        if 0 < self._warned_at <= now < self._warned_at + WARN_EVERY_S:
+            return ""
+        self._warned_at = now
+        return text

@@ -1,0 +1,337 @@
+"""Typed writes of the namespace: every change of names, with its inos, back pointers and events.
+
+Invariants: a dentry and its back pointer are written together; an ino is given once; what a client
+may have cached and what changed is in an event of the same transaction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+import msgspec
+
+from cachefs.core.errors import BadConfig, Stale
+from cachefs.core.model import MAX_INO, ROOT_INO, Inode, Kind, NamespaceId
+from connectors.base import Entry, order_key
+from master.state import merge
+from master.state.merge import Action, Batch, Change
+from master.store.base import Store, Table, Writer
+from master.store.records import (
+    FORMAT,
+    META_KEY,
+    NO_PARENT,
+    ROOT_KEY,
+    DirectoryState,
+    Meta,
+    MountRecord,
+    Stored,
+    dentry_key,
+    encode,
+    encode_dentry,
+    ino_key,
+    name_of,
+)
+from master.store.snapshot import Names
+
+T = TypeVar("T")
+
+MAX_STORED_PER_MERGE: Final = 4000  # bounds one transaction's work and memory
+EVENT_NAMES: Final = 500
+EVENTS_KEPT: Final = 10_000
+_TRIM_AT_ONCE: Final = 200
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a merge did. `resume_after`: the order key after which it is to be continued."""
+
+    changed: int = 0
+    removed_directories: int = 0
+    resume_after: bytes | None = None
+
+
+class Transaction(Names):
+    """Reads and writes in one transaction of the engine; `finish` writes its bookkeeping."""
+
+    __slots__ = ("_events", "_meta", "_removed_directories", "writer")
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__(writer)
+        self.writer = writer
+        meta = self.meta()
+        if meta is None:
+            raise BadConfig("the metadata store was never initialised")
+        self._meta = meta
+        self._events: list[tuple[int, bytes]] = []
+        self._removed_directories = 0
+
+    @property
+    def removed_directories(self) -> int:
+        """Directories that this transaction removed: paths below them are void."""
+        return self._removed_directories
+
+    def finish(self) -> None:
+        """Writes counters and events, when anything changed."""
+        self._write_events()
+        if self._meta != self.meta():
+            self.writer.put(Table.META, [(META_KEY, encode(self._meta))])
+
+    # ---- one listing -----------------------------------------------------------------------------
+
+    def merge(
+        self, parent: int, batch: Batch, asked_at: float, now: float, watched: frozenset[bytes]
+    ) -> Merged:
+        """Makes the stored names in the batch's range what the origin shows. New names are
+        announced where the directory was listed before, or when they are in `watched`."""
+        if parent != ROOT_INO and self.place(parent) is None:
+            raise Stale("the directory was removed while it was listed")
+        events_before = len(self._events)
+        if batch.last:
+            below = None
+        else:
+            assert batch.upto is not None
+            below = batch.upto + b"\0"
+        stored = self.children(parent, batch.after, below, MAX_STORED_PER_MERGE)
+        cut = stored[-1][0] if len(stored) == MAX_STORED_PER_MERGE else None
+        entries = batch.entries if cut is None else batch.part(cut)
+        changes = merge.plan(stored, entries, batch.waiting, asked_at, now)
+        changes += self._late_changes(parent, batch, asked_at, now)
+        state = self.directory(parent)
+        self._apply(parent, changes, asked_at, watched, announce=state is not None)
+        return Merged(len(self._events) - events_before, self._removed_directories, cut)
+
+    def _late_changes(self, parent: int, batch: Batch, asked_at: float, now: float) -> list[Change]:
+        """Changes of names from before the range."""
+        changes = []
+        for name in batch.dropped:
+            old = self.dentry(parent, name)
+            if old is not None and not merge.is_newer(old, asked_at, now):
+                changes.append(Change(Action.REMOVE, name, None, old))
+        for entry in batch.late:
+            twin = self.dentry(parent, order_key(entry.name, True))
+            if twin is None or not merge.is_newer(twin, asked_at, now):
+                old = self.dentry(parent, entry.name)
+                changes += merge.plan(
+                    [] if old is None else [(entry.name, old)],
+                    [(entry.name, entry)],
+                    frozenset(),
+                    asked_at,
+                    now,
+                )
+        return changes
+
+    def complete_listing(self, directory: int, listed_at: float, hidden: int) -> None:
+        """The whole directory was merged from a listing that began at `listed_at`."""
+        old = self.directory(directory) or DirectoryState()
+        self._count(hidden=hidden - old.hidden)
+        self._put_directory(directory, DirectoryState(listed_at, True, hidden))
+
+    def distrust_directory(self, directory: int) -> None:
+        """Keeps the names of a directory and forgets when it was listed."""
+        old = self.directory(directory)
+        if old is not None and old.listed_at:
+            self._put_directory(directory, msgspec.structs.replace(old, listed_at=0.0))
+
+    def _put_directory(self, ino: int, state: DirectoryState) -> None:
+        self.writer.put(Table.DIRECTORIES, [(ino_key(ino), encode(state))])
+
+    # ---- one name --------------------------------------------------------------------------------
+
+    def apply_stat(
+        self, parent: int, name: bytes, entry: Entry | None, asked_at: float, *, announce_new: bool
+    ) -> Stored | None:
+        """Makes one name what the origin said of it (None: not there); returns it as stored. An
+        unchanged name gets the new time of checking, unless that is 0."""
+        if parent != NO_PARENT and parent != ROOT_INO and self.place(parent) is None:
+            return None
+        keys = {key: self.dentry(parent, key) for key in merge.keys_of(name) if key}
+        right_key = None
+        if entry is not None:
+            right_key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)
+        changes = [
+            Change(Action.REMOVE, key, None, old)
+            for key, old in keys.items()
+            if old is not None and key != right_key
+        ]
+        watched = frozenset([name]) if announce_new else frozenset[bytes]()
+        if entry is not None and right_key is not None:
+            changes += self._stat_change(parent, right_key, entry, keys[right_key], asked_at)
+        self._apply(parent, changes, asked_at, watched, announce=False)
+        return None if right_key is None else self.dentry(parent, right_key)
+
+    def _stat_change(
+        self, parent: int, key: bytes, entry: Entry, old: Stored | None, asked_at: float
+    ) -> list[Change]:
+        if old is None:
+            return [Change(Action.INSERT, key, entry, None)]
+        action = merge.compare(old.inode, entry)
+        if action is not None:
+            return [Change(action, key, entry, old)]
+        if asked_at:
+            value = encode_dentry(old.inode, asked_at)
+            self.writer.put(Table.DENTRIES, [(dentry_key(parent, key), value)])
+        return []
+
+    def announce(self, parent: int, name: bytes) -> None:
+        """Tells clients to forget a name that may have changed."""
+        self._events.append((parent, name))
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    def _apply(
+        self,
+        parent: int,
+        changes: Sequence[Change],
+        checked_at: float,
+        watched: frozenset[bytes],
+        *,
+        announce: bool,
+    ) -> None:
+        """Removals first, so that a file may take the name of a directory in one transaction."""
+        self._remove(parent, [c for c in changes if c.action is Action.REMOVE])
+        kept = [c for c in changes if c.action is not Action.REMOVE]
+        inodes = self._inodes(kept)
+        prefix = ino_key(parent)
+        born = [
+            (ino_key(inode.ino), prefix + c.key)
+            for c, inode in zip(kept, inodes, strict=True)
+            if c.action is not Action.UPDATE
+        ]
+        self.writer.delete(Table.PARENTS, _inos(c for c in kept if c.action is Action.REPLACE))
+        self.writer.put(Table.PARENTS, born)
+        self.writer.put(
+            Table.DENTRIES,
+            [
+                (prefix + c.key, encode_dentry(inode, checked_at))
+                for c, inode in zip(kept, inodes, strict=True)
+            ],
+        )
+        self._count(names=sum(c.action is Action.INSERT for c in kept))
+        for change in kept:
+            name = name_of(change.key)
+            if announce or change.action is not Action.INSERT or name in watched:
+                self._events.append((parent, name))
+
+    def _inodes(self, changes: Sequence[Change]) -> list[Inode]:
+        nonces = memoryview(os.urandom(8 * len(changes))).cast("Q") if changes else ()
+        ino = self._meta.next_ino
+        inodes = []
+        for change, nonce in zip(changes, nonces, strict=True):
+            assert change.entry is not None
+            if change.action is Action.UPDATE and change.stored is not None:
+                old = change.stored.inode
+                inodes.append(merge.inode_of(change.entry, old.ino, old.nonce, old.version))
+            else:
+                inodes.append(merge.inode_of(change.entry, ino, nonce))
+                ino += 1
+        if ino > MAX_INO:
+            raise BadConfig("no inode numbers are left", remedy="start with a new metadata store")
+        if ino != self._meta.next_ino:
+            self._meta = msgspec.structs.replace(self._meta, next_ino=ino)
+        return inodes
+
+    def _remove(self, parent: int, removed: Sequence[Change]) -> None:
+        prefix = ino_key(parent)
+        for change in removed:
+            assert change.stored is not None
+            self._events.append((parent, name_of(change.key)))
+            if change.stored.inode.kind is Kind.DIRECTORY:
+                self._bury(change.stored.inode.ino)
+        self.writer.delete(Table.DENTRIES, [prefix + c.key for c in removed])
+        self.writer.delete(Table.PARENTS, _inos(removed))
+        self._count(names=-len(removed))
+
+    def _bury(self, ino: int) -> None:
+        self._removed_directories += 1
+        state = self.directory(ino)
+        if state is not None:
+            self._count(hidden=-state.hidden)
+            self.writer.delete(Table.DIRECTORIES, [ino_key(ino)])
+        self.writer.put(Table.ORPHANS, [(ino_key(ino), b"")])
+
+    def collect_orphan(self, ino: int) -> bool:
+        """Deletes some children of a removed directory; True when none is left."""
+        children = self.children(ino, b"", None, MAX_STORED_PER_MERGE)
+        for _, child in children:
+            if child.inode.kind is Kind.DIRECTORY:
+                self._bury(child.inode.ino)
+        self.writer.delete(Table.DENTRIES, [dentry_key(ino, key) for key, _ in children])
+        self.writer.delete(Table.PARENTS, [ino_key(child.inode.ino) for _, child in children])
+        self._count(names=-len(children))
+        if len(children) == MAX_STORED_PER_MERGE:
+            return False
+        self.writer.delete(Table.ORPHANS, [ino_key(ino)])
+        self.writer.delete(Table.DIRECTORIES, [ino_key(ino)])
+        return True
+
+    # ---- bookkeeping -----------------------------------------------------------------------------
+
+    def put_mount(self, root: int, record: MountRecord) -> None:
+        self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
+
+    def _count(self, names: int = 0, hidden: int = 0) -> None:
+        if names or hidden:
+            self._meta = msgspec.structs.replace(
+                self._meta, names=self._meta.names + names, hidden=self._meta.hidden + hidden
+            )
+
+    def _write_events(self) -> None:
+        if not self._events:
+            return
+        groups = [
+            self._events[start : start + EVENT_NAMES]
+            for start in range(0, len(self._events), EVENT_NAMES)
+        ]
+        first = self._meta.seq + 1
+        self.writer.put(
+            Table.EVENTS, [(ino_key(first + n), encode(group)) for n, group in enumerate(groups)]
+        )
+        seq = self._meta.seq + len(groups)
+        first_seq = self._trim(max(self._meta.first_seq, seq - EVENTS_KEPT + 1))
+        self._meta = msgspec.structs.replace(self._meta, seq=seq, first_seq=first_seq)
+        self._events = []
+
+    def _trim(self, wanted_first: int) -> int:
+        """Deletes old events, a bounded number at a time; returns the first one kept."""
+        first = min(wanted_first, self._meta.first_seq + _TRIM_AT_ONCE)
+        gone: Iterable[int] = range(self._meta.first_seq, first)
+        self.writer.delete(Table.EVENTS, map(ino_key, gone))
+        return first
+
+
+def _inos(changes: Iterable[Change]) -> list[bytes]:
+    """Keys of the inos that these changes end."""
+    return [ino_key(c.stored.inode.ino) for c in changes if c.stored is not None]
+
+
+def transact(store: Store, function: Callable[[Transaction], T]) -> Future[T]:
+    """Queues a typed write; see `Store.write`."""
+
+    def run(writer: Writer) -> T:
+        transaction = Transaction(writer)
+        result = function(transaction)
+        transaction.finish()
+        return result
+
+    return store.write(run)
+
+
+def initialise(store: Store, namespace: NamespaceId) -> Meta:
+    """The store's own record; makes it, and the root, in an empty store."""
+
+    def run(writer: Writer) -> Meta:
+        names = Names(writer)
+        if (meta := names.meta()) is not None:
+            return meta
+        meta = Meta(FORMAT, namespace, ROOT_INO + 1)
+        root_place = dentry_key(NO_PARENT, ROOT_KEY)
+        nonce = int.from_bytes(os.urandom(8), "big")
+        writer.put(Table.META, [(META_KEY, encode(meta))])
+        writer.put(Table.PARENTS, [(ino_key(ROOT_INO), root_place)])
+        root = Inode(ROOT_INO, Kind.DIRECTORY, nonce=nonce)
+        writer.put(Table.DENTRIES, [(root_place, encode_dentry(root, 0.0))])
+        return meta
+
+    return store.write(run).result()

@@ -1,0 +1,332 @@
+"""Asks origins, in threads, and writes what they say into the store.
+
+Owns the threads, the listings under way (one per directory) and the stats under way (one per name).
+All methods belong to one event loop. Who waits may be cancelled; the shared work goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from cachefs.core.errors import CacheFSError, InUse, NotFound, OriginError, Stale
+from cachefs.core.model import Kind
+from connectors.base import Connector, Entry, Page, order_key
+from master.state.merge import Batch, Pages
+from master.state.negatives import Negatives
+from master.store.base import Store
+from master.store.records import NO_PARENT, Stored
+from master.store.snapshot import Names
+from master.store.transaction import Merged, Transaction, transact
+from master.tree import Mount, Place, Tree
+
+log = logging.getLogger("cachefs.master")
+
+LISTING_THREADS: Final = 8
+STAT_THREADS: Final = 32
+SORTED_PAGE: Final = 1000
+ORPHANS_AT_ONCE: Final = 16
+CLOSE_WAIT_S: Final = 5.0
+
+
+class Listing:
+    """A listing of one directory under way, as those who wait for it see it."""
+
+    def __init__(self, directory: int, started_at: float) -> None:
+        self.directory = directory
+        self.started_at = started_at
+        self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
+        self.error: CacheFSError | None = None
+        self.done = False
+        self._moved = asyncio.Event()
+
+    def passed(self, name: bytes) -> bool:
+        """Is it decided whether `name` exists, and as what?"""
+        return self.safe_below is None or name + b"/" < self.safe_below
+
+    async def progress(self, timeout_s: float) -> bool:
+        """Waits until the frontier moves or the listing ends; False when neither came in time."""
+        if self.done:
+            return True
+        try:
+            await asyncio.wait_for(self._moved.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def advance(self, safe_below: bytes | None) -> None:
+        self.safe_below = safe_below
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def finish(self, error: CacheFSError | None) -> None:
+        self.done, self.error = True, error
+        self._moved.set()
+
+
+class Syncer:
+    """The one that talks to origins."""
+
+    def __init__(
+        self, store: Store, tree: Tree, clock: Callable[[], float], wake: Callable[[], None]
+    ) -> None:
+        """`wake` is called in the event loop after commits that may hold events."""
+        self._store = store
+        self._tree = tree
+        self._clock = clock
+        self.wake = wake
+        self.negatives = Negatives()
+        self.stats_done = 0
+        self.listings_done = 0
+        self._listings: dict[int, Listing] = {}
+        self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
+        self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
+        self._stopping = False
+        self._gardening = False
+
+    # ---- listings --------------------------------------------------------------------------------
+
+    def listing(self, directory: int) -> Listing | None:
+        """The listing of this directory that is under way."""
+        return self._listings.get(directory)
+
+    def list_directory(self, directory: int, place: Place) -> Listing:
+        """Starts a listing, or joins the one under way."""
+        listing = self._listings.get(directory)
+        if listing is None:
+            if self._stopping:
+                raise InUse("the master is stopping")
+            listing = Listing(directory, self._clock())
+            self._listings[directory] = listing
+            self.spawn(self._drive(listing, place))
+        return listing
+
+    async def _drive(self, listing: Listing, place: Place) -> None:
+        """Runs a listing in a thread and tells its waiters how it ended."""
+        loop = asyncio.get_running_loop()
+        watched = self.negatives.names(listing.directory)
+        lister = _Lister(self, loop, listing, place, watched)
+        error: CacheFSError | None = OriginError("the listing ended unexpectedly")
+        try:
+            await loop.run_in_executor(self._listers, lister.run)
+            error = None
+            self.listings_done += 1
+            self.negatives.forget(listing.directory)
+            place.mount.health.succeeded()
+        except CacheFSError as err:
+            error = err
+            if not self._stopping:
+                if not isinstance(err, NotFound | Stale):
+                    place.mount.health.failed(err, self._clock())
+                await self._distrust(listing.directory)
+        finally:
+            del self._listings[listing.directory]
+            listing.finish(error)
+
+    async def _distrust(self, directory: int) -> None:
+        future = transact(self._store, lambda txn: txn.distrust_directory(directory))
+        await asyncio.wrap_future(future)
+
+    # ---- stats -----------------------------------------------------------------------------------
+
+    async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
+        """What a name is now at the origin; None: not there. Raises the connector's errors."""
+        key = (parent, name)
+        task = self._stats.get(key)
+        if task is None:
+            if self._stopping:
+                raise InUse("the master is stopping")
+            task = self.spawn(self._stat(parent, name, place))
+            self._stats[key] = task
+            task.add_done_callback(lambda _: self._stats.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
+        asked_at = self._clock()
+        entry = await self._ask(place.mount, place.of(name))
+        self.stats_done += 1
+        if parent == NO_PARENT and (entry is None or entry.fingerprint.kind is not Kind.DIRECTORY):
+            raise NotFound("the root of the source is no directory now")
+        checked_at = asked_at if place.mount.interval_s else 0.0
+        expected_none = self.negatives.checked_at(parent, name) > 0
+
+        def apply(txn: Transaction) -> tuple[Stored | None, int]:
+            known = txn.directory(parent)
+            announce = expected_none or (known is not None and known.complete)
+            stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            return stored, txn.removed_directories
+
+        stored, removed = await asyncio.wrap_future(transact(self._store, apply))
+        if removed:
+            self.directories_removed()
+        self.wake()
+        if stored is None:
+            self.negatives.add(parent, name, asked_at)
+        else:
+            self.negatives.discard(parent, name)
+        return stored
+
+    async def _ask(self, mount: Mount, path: bytes) -> Entry | None:
+        loop = asyncio.get_running_loop()
+        try:
+            entry = await loop.run_in_executor(self._askers, mount.connector.stat, path)
+        except NotFound:
+            entry = None
+        except CacheFSError as err:
+            mount.health.failed(err, self._clock())
+            raise
+        mount.health.succeeded()
+        return entry
+
+    async def check(self, mount: Mount) -> None:
+        """The connector's own check, in a thread."""
+        await asyncio.get_running_loop().run_in_executor(self._askers, mount.connector.check)
+
+    # ---- removed directories ---------------------------------------------------------------------
+
+    def directories_removed(self) -> None:
+        """Voids paths and deletes, in the background, what lay below."""
+        self._tree.forget_paths()
+        if not self._gardening and not self._stopping:
+            self._gardening = True
+            self.spawn(self._collect_orphans())
+
+    async def _collect_orphans(self) -> None:
+        try:
+            while orphans := self._orphans():
+                for ino in orphans:
+                    await self._collect(ino)
+        finally:
+            self._gardening = False
+
+    async def _collect(self, ino: int) -> None:
+        await asyncio.wrap_future(transact(self._store, lambda txn: txn.collect_orphan(ino)))
+
+    def _orphans(self) -> list[int]:
+        if self._stopping:
+            return []
+        with self._store.snapshot() as reader:
+            return Names(reader).orphans(ORPHANS_AT_ONCE)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that this object owns; what goes wrong in it unexpectedly is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        err = task.exception()
+        if err is not None and not isinstance(err, CacheFSError):
+            log.error("unexpected failure in the master", exc_info=err)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    async def close(self) -> None:
+        """Stops asking; waits a little for what is under way. A thread that hangs in a connector is
+        left behind: its writes are refused by the closed store."""
+        self._stopping = True
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._listers.shutdown(wait=False, cancel_futures=True)
+        self._askers.shutdown(wait=False, cancel_futures=True)
+
+
+class _Lister:
+    """One listing in its thread: fetches a page while the one before is being committed."""
+
+    def __init__(
+        self,
+        syncer: Syncer,
+        loop: asyncio.AbstractEventLoop,
+        listing: Listing,
+        place: Place,
+        watched: frozenset[bytes],
+    ) -> None:
+        self._syncer = syncer
+        self._loop = loop
+        self._listing = listing
+        self._place = place
+        self._watched = watched
+        self._pages = Pages()
+        self._hidden = 0
+
+    def run(self) -> None:
+        """Raises the connector's errors, Stale when the directory was removed meanwhile."""
+        written: tuple[Batch, Future[Merged]] | None = None
+        for page in ordered_pages(self._place.mount.connector, self._place.path):
+            batch = self._pages.add(page.entries, page.hidden)
+            self._hidden += batch.hidden
+            if written is not None:
+                self._settle(*written)
+            written = batch, self._write(batch)
+        if written is not None:
+            self._settle(*written)
+        batch = self._pages.end()
+        self._settle(batch, self._write(batch))
+
+    def _write(self, batch: Batch) -> Future[Merged]:
+        listing, now, hidden = self._listing, self._syncer.now, self._hidden
+        if self._syncer.stopping:
+            raise InUse("the master is stopping")
+
+        def merge(txn: Transaction) -> Merged:
+            merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
+            if batch.last and merged.resume_after is None:
+                txn.complete_listing(listing.directory, listing.started_at, hidden)
+            return merged
+
+        return transact(self._syncer.store, merge)
+
+    def _settle(self, batch: Batch, written: Future[Merged]) -> None:
+        """Waits until a batch is in the store, then moves the frontier."""
+        merged = written.result()
+        removed = merged.removed_directories
+        while merged.resume_after is not None:
+            batch = batch.rest(merged.resume_after)
+            merged = self._write(batch).result()
+            removed += merged.removed_directories
+        if removed:
+            self._loop.call_soon_threadsafe(self._syncer.directories_removed)
+        self._loop.call_soon_threadsafe(self._syncer.wake)
+        self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
+
+
+def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
+    """The listing in order, whatever the connector can do; an unordered one is held in memory."""
+    if connector.capabilities.ordered_listings:
+        yield from connector.list_dir(path)
+        return
+    entries: list[Entry] = []
+    hidden = 0
+    for page in connector.list_dir(path):
+        entries += page.entries
+        hidden += page.hidden
+    entries.sort(key=lambda e: order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY))
+    for start in range(0, len(entries), SORTED_PAGE):
+        yield Page(entries[start : start + SORTED_PAGE])
+    if hidden:
+        yield Page([], hidden)

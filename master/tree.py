@@ -1,0 +1,106 @@
+"""Where an ino is: the mount table in memory and the paths of directories.
+
+A path is found by walking back pointers to the nearest mount root; directories' paths are kept in a
+bounded map that is dropped whole when any directory was removed (which is rare).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import BadConfig, NotADirectory, Stale
+from connectors.base import Connector
+from master.state.health import OriginHealth
+from master.store.records import MountRecord, name_of
+from master.store.snapshot import Names
+
+MAX_PATHS: Final = 10_000
+MAX_DEPTH: Final = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Mount:
+    """One root of the mount table: a UFS at a directory of the namespace."""
+
+    root: int
+    record: MountRecord
+    connector: Connector
+    interval_s: float
+    health: OriginHealth = field(default_factory=OriginHealth)
+
+    def shown(self, path: bytes) -> str:
+        """A path below the root as people read it in a log line."""
+        return f"{self.record.source.url.rstrip('/')}/{path.decode('utf-8', 'backslashreplace')}"
+
+    def in_namespace(self, path: bytes) -> bytes:
+        """A path below this root as a path below the namespace root."""
+        return join(self.record.path, path)
+
+
+class Place(NamedTuple):
+    """A directory: its mount and its path below the mount's root."""
+
+    mount: Mount
+    path: bytes
+
+    def of(self, name: bytes) -> bytes:
+        """The path of a child."""
+        return join(self.path, name)
+
+
+class Tree:
+    """The mount table and the directory paths of one namespace."""
+
+    def __init__(self) -> None:
+        self._mounts: dict[int, Mount] = {}
+        self._places: OrderedDict[int, Place] = OrderedDict()
+
+    def add(self, mount: Mount) -> None:
+        self._mounts[mount.root] = mount
+        self._places.clear()
+
+    def mounts(self) -> list[Mount]:
+        return list(self._mounts.values())
+
+    def is_root(self, ino: int) -> bool:
+        return ino in self._mounts
+
+    def by_key(self, key: str) -> Mount:
+        """The mount of a UFS. Raises BadConfig for a key of no mount."""
+        for mount in self._mounts.values():
+            if mount.record.source.key == key:
+                return mount
+        raise BadConfig(f"no source {key} in the mount table")
+
+    def directory(self, names: Names, ino: int) -> Place:
+        """Raises Stale when the ino is gone or lies below a removed directory, NotADirectory."""
+        place = self._places.get(ino)
+        if place is None:
+            place = self._find(names, ino)
+            self._places[ino] = place
+            if len(self._places) > MAX_PATHS:
+                self._places.popitem(last=False)
+        return place
+
+    def forget_paths(self) -> None:
+        """A directory was removed."""
+        self._places.clear()
+
+    def _find(self, names: Names, ino: int) -> Place:
+        segments: list[bytes] = []
+        at = ino
+        while (mount := self._mounts.get(at)) is None:
+            above = names.place(at)
+            if above is None or len(segments) > MAX_DEPTH:
+                raise Stale(f"inode {ino} is gone")
+            if not above[1].endswith(b"/"):
+                raise NotADirectory(f"inode {ino} is not a directory")
+            segments.append(name_of(above[1]))
+            at = above[0]
+        return Place(mount, b"/".join(reversed(segments)))
+
+
+def join(path: bytes, name: bytes) -> bytes:
+    return path + b"/" + name if path and name else path or name

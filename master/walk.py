@@ -1,0 +1,134 @@
+"""Every file below a directory, in batches, holding one page per level of depth.
+
+Two sources of pages: `Fresh` asks origins where need be and lists the next directories ahead;
+`Known` reads the store alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+
+from cachefs.core.errors import NotADirectory, NotFound, Stale
+from cachefs.core.messages import LIST_LIMIT, Listing
+from cachefs.core.model import Inode, Kind
+from master.store.base import Store
+from master.store.records import name_of
+from master.store.snapshot import Names
+from master.tree import Tree, join
+
+AHEAD: Final = 6  # directories listed ahead of the walk
+
+Named = tuple[bytes, Inode]
+Files = AsyncIterator[list[Named]]
+_decode = msgspec.msgpack.Decoder(Inode).decode
+
+
+class Source(Protocol):
+    """Where a walk gets directories from."""
+
+    async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
+        """Children behind an order key, and the key to continue after (b"": none is left)."""
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        """These directories come next."""
+
+
+class Fresh:
+    """Pages of fresh listings."""
+
+    def __init__(
+        self,
+        list_dir: Callable[[int, bytes, int], Awaitable[Listing]],
+        ahead: Callable[[int], None],
+    ) -> None:
+        self._list_dir = list_dir
+        self._ahead = ahead
+
+    async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
+        listing = await self._list_dir(ino, after, LIST_LIMIT)
+        return [(d.name, _decode(d.inode)) for d in listing.entries], listing.next
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        for ino in inos:
+            self._ahead(ino)
+
+
+class Known:
+    """Pages of what the store has."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
+        await asyncio.sleep(0)  # a long walk leaves the loop to others between pages
+        with self._store.snapshot() as reader:
+            found = Names(reader).children(ino, after, None, LIST_LIMIT)
+        following = found[-1][0] if len(found) == LIST_LIMIT else b""
+        return [(name_of(key), stored.inode) for key, stored in found], following
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        """Nothing to fetch."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """A directory of the walk: where its listing stands, which subdirectories wait."""
+
+    ino: int
+    path: bytes
+    after: bytes = b""
+    ended: bool = False
+    waiting: list[Named] = field(default_factory=list)  # in reverse order
+
+
+async def files(store: Store, tree: Tree, ino: int, source: Source) -> Files:
+    """Batches of (path below the namespace root, inode). Raises Stale for an ino that is gone and
+    what the source raises; directories that vanish below it are passed over."""
+    start = _start(store, tree, ino)
+    if start[1].kind is not Kind.DIRECTORY:
+        yield [start]
+        return
+    stack = [_Level(ino, start[0])]
+    while stack:
+        level = stack[-1]
+        if level.waiting:
+            path, inode = level.waiting.pop()
+            source.ahead([child.ino for _, child in level.waiting[-AHEAD:]])
+            stack.append(_Level(inode.ino, path))
+        elif level.ended:
+            stack.pop()
+        elif batch := await _next_page(level, source, nested=len(stack) > 1):
+            yield batch
+
+
+async def _next_page(level: _Level, source: Source, *, nested: bool) -> list[Named]:
+    """The files of a directory's next page; its subdirectories wait in the level."""
+    try:
+        entries, level.after = await source.page(level.ino, level.after)
+    except (NotFound, Stale, NotADirectory):
+        if not nested:
+            raise
+        entries, level.after = [], b""
+    level.ended = not level.after
+    below = [(join(level.path, name), inode) for name, inode in entries]
+    level.waiting = [item for item in below if item[1].kind is Kind.DIRECTORY][::-1]
+    return [item for item in below if item[1].kind is not Kind.DIRECTORY]
+
+
+def _start(store: Store, tree: Tree, ino: int) -> Named:
+    """Where a walk begins: the path below the namespace root and the inode."""
+    with store.snapshot() as reader:
+        names = Names(reader)
+        stored, at = names.inode(ino), names.place(ino)
+        if stored is None or at is None:
+            raise Stale(f"inode {ino} is gone")
+        if stored.inode.kind is Kind.DIRECTORY:
+            place = tree.directory(names, ino)
+            return place.mount.in_namespace(place.path), stored.inode
+        place = tree.directory(names, at[0])
+        return place.mount.in_namespace(place.of(name_of(at[1]))), stored.inode
