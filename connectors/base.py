@@ -59,7 +59,8 @@ class Body(Protocol):
 class Connector(Protocol):
     """A UFS. Every method may raise the typed errors of `cachefs.core.errors`: NotFound,
     AccessDenied, CredentialsMissing, Stale, Unreachable, Throttled, Unavailable, BadBody, Archived,
-    OriginError, DeadlineExceeded; nothing else."""
+    OriginError, DeadlineExceeded; nothing else. A listing is lazy: what may fail for now fails with
+    a page, and the iterator may be asked again and repeats that page (`connectors.pages`)."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -85,7 +86,8 @@ class Connector(Protocol):
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         """`size` bytes at `offset` (within the file) of exactly that version: the request is
         conditional where the store can, and the reply's etag, total length and Content-Range are
-        compared. Raises Stale when the object is another version now, NotFound when it is gone."""
+        compared. Raises Stale when the object is another version now, NotFound when it is gone;
+        ValueError for a range beyond `version.size`. A chunk is valid until the next one."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

@@ -89,26 +89,22 @@ class FileConnector:
         return entry
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        with self._classified(path):
-            listing = _Directory(self._open_directory(path), b"", after)
-
-        def fetch(_position: bool) -> tuple[Page, bool | None]:
+        def fetch(listing: _Directory | None) -> tuple[Page, _Directory | None]:
             with self._classified(path):
-                entries, hidden = listing.take(PAGE_ENTRIES)
-            return Page(entries, hidden), None if listing.done else True
+                listing = listing or _Directory(self._open_directory(path), b"", after)
+                page = Page(*listing.take(PAGE_ENTRIES))
+            return page, None if listing.done else listing
 
-        return Pages(fetch, True)
+        return Pages(fetch)
 
     def list_tree(self, path: bytes) -> Iterator[Page]:
-        with self._classified(path):
-            tree = _Tree(_Directory(self._open_directory(path), b""))
-
-        def fetch(_position: bool) -> tuple[Page, bool | None]:
+        def fetch(tree: _Tree | None) -> tuple[Page, _Tree | None]:
             with self._classified(path):
+                tree = tree or _Tree(_Directory(self._open_directory(path), b""))
                 page = tree.take(PAGE_ENTRIES)
-            return page, None if tree.done else True
+            return page, None if tree.done else tree
 
-        return Pages(fetch, True)
+        return Pages(fetch)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         if offset < 0 or size < 0 or offset + size > version.size:
@@ -149,7 +145,7 @@ class FileConnector:
     def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         """The directory of a path, opened, and the last segment."""
         above, _, name = path.rpartition(b"/")
-        if not keys.visible(name):
+        if not name or not keys.visible_path(path):
             raise NotFound("no such file or directory", path=self._shown(path))
         directory = self._open_directory(above)
         try:

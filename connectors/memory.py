@@ -20,6 +20,7 @@ from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFoun
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.pages import Pages
 
 FIRST_MTIME_S: Final = 1_700_000_000
 CHUNK_BYTES: Final = 1 << 20
@@ -44,7 +45,7 @@ class _Fault:
 
 class Script:
     """What a test wants to happen and what happened: counts, faults and gates, by verb (`check`,
-    `stat`, `list_dir`, `list_tree`, `read`). Thread-safe."""
+    `stat`, `list_dir`, `list_tree`, `page`: a later page of a listing, `read`). Thread-safe."""
 
     def __init__(self, wait: Callable[[str], None] | None = None) -> None:
         self.calls: Counter[str] = Counter()
@@ -295,15 +296,15 @@ class MemoryConnector:
         return found.entry
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
-        self.script.enter("list_dir", path)
-        with self._lock:
-            ordered = self._ordered_names(path)
-            if self._ordered:
-                ordered = [item for item in ordered if item[0] > after]
-            prefix = path + b"/" if path else b""
-            entries = [self._entry(prefix + name) for _, name in ordered]
-            hidden = sum(prefix + n in self._objects for n, d in self._names(path) if d)
-        yield from self._pages(entries, hidden)
+        return self._pages("list_dir", path, lambda: self._list_dir(path, after))
+
+    def _list_dir(self, path: bytes, after: bytes) -> tuple[list[Entry], int]:
+        ordered = self._ordered_names(path)
+        if self._ordered:
+            ordered = [item for item in ordered if item[0] > after]
+        prefix = path + b"/" if path else b""
+        hidden = sum(prefix + n in self._objects for n, is_dir in self._names(path) if is_dir)
+        return [self._entry(prefix + name) for _, name in ordered], hidden
 
     def _names(self, path: bytes) -> list[tuple[bytes, bool]]:
         return list(self._children.get(path, {}).items())
@@ -312,38 +313,48 @@ class MemoryConnector:
         return sorted((order_key(name, is_dir), name) for name, is_dir in self._names(path))
 
     def list_tree(self, path: bytes) -> Iterator[Page]:
-        self.script.enter("list_tree", path)
-        with self._lock:
-            prefix = path + b"/" if path else b""
-            files = [
-                (found, found)
-                for found in self._objects
-                if found.startswith(prefix) and found not in self._children
-            ]
-            empty = [
-                (found + b"/", found)
-                for found, children in self._children.items()
-                if found != path and found.startswith(prefix) and not children
-            ]
-            entries = [
-                msgspec.structs.replace(self._entry(found), name=found[len(prefix) :])
-                for _, found in sorted(files + empty)
-            ]
-            hidden = sum(p.startswith(prefix) and p in self._children for p in self._objects)
-        yield from self._pages(entries, hidden)
+        return self._pages("list_tree", path, lambda: self._list_tree(path))
 
-    def _pages(self, entries: list[Entry], hidden: int) -> Iterator[Page]:
-        if not self._ordered:
-            random.Random(self._seed).shuffle(entries)
-        for start in range(0, len(entries), self._page_entries):
-            yield Page(entries[start : start + self._page_entries], hidden)
+    def _list_tree(self, path: bytes) -> tuple[list[Entry], int]:
+        prefix = path + b"/" if path else b""
+        below = [found for found in self._objects if found.startswith(prefix)]
+        shown = [(found, found) for found in below if found not in self._children]
+        shown += [
+            (found + b"/", found)
+            for found, children in self._children.items()
+            if found != path and found.startswith(prefix) and not children
+        ]
+        entries = [
+            msgspec.structs.replace(self._entry(found), name=found[len(prefix) :])
+            for _, found in sorted(shown)
+        ]
+        return entries, sum(found in self._children for found in below)
+
+    def _pages(
+        self, verb: str, path: bytes, look: Callable[[], tuple[list[Entry], int]]
+    ) -> Iterator[Page]:
+        """Pages of what was there at the first one; a later one may fail as the verb `page`."""
+        entries: list[Entry] = []
+
+        def fetch(position: int | None) -> tuple[Page, int | None]:
+            start = position or 0
+            self.script.enter(verb if not start else "page", path)
             hidden = 0
-        if hidden:
-            yield Page([], hidden)
+            if not start:
+                with self._lock:
+                    entries[:], hidden = look()
+                if not self._ordered:
+                    random.Random(self._seed).shuffle(entries)
+            end = start + self._page_entries
+            return Page(entries[start:end], hidden), end if end < len(entries) else None
+
+        return Pages(fetch)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         self.script.enter("read", path)
         self.script.ranges.append((path, offset, size))
+        if offset < 0 or size < 0 or offset + size > version.size:
+            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
         with self._lock:
             found = self._objects.get(path)
         if found is None:

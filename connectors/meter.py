@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()  # type: ignore[type-var]
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._errors: Counter[str] = Counter()
         self._body_bytes = 0
         self._hidden_keys = 0
@@ -46,7 +46,7 @@ class Meter:
         """One request that took so long, and the code of its error."""
         with self._lock:
             self._requests[verb] += 1
-            self._seconds[verb] += seconds  # type: ignore[assignment]
+            self._seconds[verb] += seconds
             if error:
                 self._errors[error] += 1
 
@@ -54,7 +54,7 @@ class Meter:
         """A chunk of a body, or its failure."""
         with self._lock:
             self._body_bytes += size_bytes
-            self._seconds["read"] += seconds  # type: ignore[assignment]
+            self._seconds["read"] += seconds
             if error:
                 self._errors[error] += 1
 

@@ -11,25 +11,25 @@ from typing import Generic, TypeVar
 
 from connectors.base import Page
 
-Position = TypeVar("Position")
+State = TypeVar("State")
 
 
-class Pages(Generic[Position]):
-    """Pages from `fetch(position) -> (page, next position or None at the end)`. When `fetch`
-    raises, `next` may be called again and fetches the same page. For one thread."""
+class Pages(Generic[State]):
+    """Pages from `fetch(state) -> (page, next state or None at the end)`; the first state is None.
+    When `fetch` raises, `next` may be called again and fetches the same page. For one thread."""
 
-    def __init__(
-        self, fetch: Callable[[Position], tuple[Page, Position | None]], first: Position
-    ) -> None:
+    def __init__(self, fetch: Callable[[State | None], tuple[Page, State | None]]) -> None:
         self._fetch = fetch
-        self._position: Position | None = first
+        self._state: State | None = None
+        self._done = False
 
     def __iter__(self) -> Iterator[Page]:
         return self
 
     def __next__(self) -> Page:
-        while self._position is not None:
-            page, self._position = self._fetch(self._position)
+        while not self._done:
+            page, self._state = self._fetch(self._state)
+            self._done = self._state is None
             if page.entries or page.hidden:
                 return page
         raise StopIteration

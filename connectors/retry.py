@@ -23,7 +23,7 @@ LONGEST_PAUSE_S: Final = 5.0
 
 def pause_s(attempt: int, jitter: float) -> float:
     """How long to wait after the failure of attempt 0, 1, …; `jitter` is uniform in [0, 1)."""
-    return jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 16))
+    return jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt, 16)))
 
 
 class Retry(Decorator):

@@ -151,12 +151,12 @@ class S3Connector:
     def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
         first = {**query, "max-keys": str(PAGE_KEYS)}
 
-        def fetch(position: str) -> tuple[Page, str | None]:
-            more = {"continuation-token": position} if position else {}
+        def fetch(token: str | None) -> tuple[Page, str | None]:
+            more = {"continuation-token": token} if token else {}
             listing = self._list({**first, **more})
             return to_page(listing), listing.token or None
 
-        return Pages(fetch, "")
+        return Pages(fetch)
 
     # Bytes.
 

@@ -10,11 +10,11 @@ import threading
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import botocore.session  # type: ignore[import-untyped]
+import botocore.session
 from botocore import UNSIGNED
-from botocore.config import Config  # type: ignore[import-untyped]
-from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
-from botocore.utils import get_environ_proxies  # type: ignore[import-untyped]
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import get_environ_proxies
 
 from cachefs.core.errors import CredentialsMissing, Unsupported
 from connectors.s3_errors import from_botocore

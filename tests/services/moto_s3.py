@@ -20,7 +20,7 @@ def moto_s3(directory: Path) -> Iterator[S3Server]:
         environment={"MOTO_S3_CUSTOM_ENDPOINTS": ""},
         port=port,
         access_key="any",
-        secret_key="any",  # noqa: S106 - moto takes every secret
+        secret_key="any",
         region="us-east-1",
         log=directory / "moto.log",
     )

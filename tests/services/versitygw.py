@@ -1,4 +1,4 @@
-"""versitygw, a real S3 server, for tests and benches: started on a free loopback port, stopped by pid.
+"""versitygw, a real S3 server, for tests and benches: on a free loopback port, stopped by pid.
 
 The binary is `$CACHEFS_VERSITYGW`, or on PATH, or in the tools' folder of the user's cache home.
 """

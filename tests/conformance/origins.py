@@ -1,0 +1,99 @@
+"""The origins that the connector suite runs on: a connector and a way to change what it sees."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cachefs.core.model import UfsSpec
+from connectors.base import Connector
+from connectors.compose import decorate, open_connector
+from connectors.limit import Limits
+from connectors.memory import MemoryConnector
+from connectors.meter import Meter
+from tests.services.s3_server import S3Server
+
+
+class Origin(Protocol):
+    """A UFS whose root exists and is empty but for what a test puts."""
+
+    connector: Connector
+
+    def put(self, path: bytes, data: bytes) -> None: ...
+    def delete(self, path: bytes) -> None: ...
+
+
+class FileOrigin:
+    def __init__(self, root: Path) -> None:
+        self.root = os.fsencode(root)
+        self._mtime_s = 1_700_000_000
+        url = f"file://{root}"
+        self.connector = open_connector(UfsSpec(url), deadline_s=5, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        where = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(where), exist_ok=True)
+        with open(where, "wb") as file:
+            file.write(data)
+        self._mtime_s += 1  # a clock of our own: two writes in one tick look alike to every kernel
+        os.utime(where, (self._mtime_s, self._mtime_s))
+
+    def delete(self, path: bytes) -> None:
+        os.unlink(os.path.join(self.root, path))
+
+
+class MemoryOrigin:
+    def __init__(self, *, ordered: bool, decorated: bool = False) -> None:
+        self.memory = MemoryConnector(ordered=ordered, seed=7)
+        self.connector: Connector = self.memory
+        if decorated:
+            limits = Limits(in_flight=4)
+            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), limits=limits)
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.memory.put(path, data)
+
+    def delete(self, path: bytes) -> None:
+        self.memory.delete(path)
+
+
+class S3Origin:
+    """What is below a prefix of a bucket of its own, which also holds what must not be seen."""
+
+    prefix = "data/set"
+
+    def __init__(self, server: S3Server, bucket: str) -> None:
+        self.client: Any = server.client()
+        self.bucket = bucket
+        self.client.create_bucket(Bucket=bucket)
+        self.client.put_object(Bucket=bucket, Key=f"{self.prefix}-not-below/x", Body=b"other")
+        self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", {"endpoint_url": server.endpoint_url})
+        self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
+
+    def put(self, path: bytes, data: bytes) -> None:
+        self.put_key(path.decode(), data)
+
+    def put_key(self, below: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=f"{self.prefix}/{below}", Body=data)
+
+    def delete(self, path: bytes) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=f"{self.prefix}/{path.decode()}")
+
+
+def put_all(origin: Origin, files: dict[bytes, bytes]) -> None:
+    """Puts many small files, 16 at a time, in an order that no listing has."""
+    paths = list(files)
+    random.Random(len(paths)).shuffle(paths)
+    if isinstance(origin, S3Origin):
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda path: origin.put(path, files[path]), paths))
+    else:
+        for path in paths:
+            origin.put(path, files[path])
+
+
+OriginFactory = Callable[[str], Origin]
