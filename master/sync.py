@@ -187,6 +187,12 @@ class Syncer:
         """The connector's own check, in a thread."""
         await asyncio.get_running_loop().run_in_executor(self._askers, mount.connector.check)
 
+    def warn(self, place: Place, name: bytes, err: CacheFSError) -> None:
+        """One line in the log about an origin's error, now and then."""
+        text = f"{place.mount.shown(place.of(name))}: {err.code}: {err.one_line()}"
+        if line := place.mount.health.warning(text, self._clock()):
+            log.warning("%s", line)
+
     # ---- removed directories ---------------------------------------------------------------------
 
     def directories_removed(self) -> None:

@@ -1,0 +1,215 @@
+"""Answers about one name: from the store while fresh, else from the origin by a stat or a listing,
+and what is known where the origin is down. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NameTooLong, Stale
+from cachefs.core.messages import Found
+from cachefs.core.model import MAX_NAME_BYTES
+from connectors import keys
+from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
+from master.state.health import is_down
+from master.state.lookups import LookupPolicy
+from master.store.base import Store
+from master.store.records import NO_PARENT, name_of
+from master.store.snapshot import Names
+from master.store.transaction import transact
+from master.sync import Syncer
+from master.tree import Mount, Place, Tree
+
+LISTING_PATIENCE_S: Final = 0.1  # a lookup waits so long for a listing before it asks by itself
+MAX_DISTRUSTED: Final = 10_000
+
+
+class Answers:
+    """Lookups and attributes of one namespace."""
+
+    def __init__(self, store: Store, tree: Tree, sync: Syncer, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._tree = tree
+        self._sync = sync
+        self._clock = clock
+        self._policy = LookupPolicy()
+        self._distrusted: set[int] = set()
+
+    def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
+        """See MetadataService. Raises NameTooLong too."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            place = self._tree.directory(names, parent)
+            if not keys.visible(name):
+                return _invisible(name)
+            return self._known(names, place.mount, parent, name)
+
+    def _known(self, names: Names, mount: Mount, parent: int, name: bytes) -> Found | None:
+        """What the store knows of a name, when that is fresh."""
+        if mount.interval_s == 0:
+            return None
+        now = self._clock()
+        listed_at, complete = self._listed_at(names, parent, name)
+        stored = names.child(parent, name)
+        if stored is not None:
+            checked_at = max(stored.checked_at, listed_at)
+            if self._distrusted and stored.inode.ino in self._distrusted:
+                checked_at = 0.0
+            valid_s = valid_for(checked_at, mount.interval_s, now)
+            return Found(stored.inode, valid_s) if valid_s else None
+        checked_at = self._sync.negatives.checked_at(parent, name)
+        if complete:
+            checked_at = max(checked_at, listed_at)
+        valid_s = valid_for(checked_at, mount.interval_s, now)
+        return Found(None, valid_s) if valid_s else None
+
+    def _listed_at(self, names: Names, parent: int, name: bytes) -> tuple[float, bool]:
+        """When a listing last told of this name, and whether one has told all names there."""
+        running = self._sync.listing(parent)
+        if running is not None and running.passed(name):
+            return running.started_at, True
+        state = names.directory(parent)
+        return (state.listed_at, state.complete) if state is not None else (0.0, False)
+
+    async def lookup(self, parent: int, name: bytes) -> Found:
+        known = self.lookup_nowait(parent, name)
+        if known is not None:
+            return known
+        with self._store.snapshot() as reader:
+            place = self._tree.directory(Names(reader), parent)
+        mount = place.mount
+        if mount.interval_s != 0:
+            degraded = self._while_down(parent, name, place)
+            if degraded is not None:
+                return degraded
+            listed = await self._lookup_by_listing(parent, name, place)
+            if listed is not None:
+                return listed
+        return await self._lookup_by_stat(parent, name, place)
+
+    def _while_down(self, parent: int, name: bytes, place: Place) -> Found | None:
+        """The stale answer, when the origin is known to be down; one caller starts a probe."""
+        health = place.mount.health
+        if not health.down:
+            return None
+        stale = self._stale(parent, name)
+        if stale is not None and health.may_probe(self._clock()):
+            self._sync.spawn(self._probe(parent, name, place))
+        return stale
+
+    async def _probe(self, parent: int, name: bytes, place: Place) -> None:
+        try:
+            await self._sync.stat(parent, name, place)
+        except CacheFSError as err:
+            self._sync.warn(place, name, err)
+
+    async def _lookup_by_listing(self, parent: int, name: bytes, place: Place) -> Found | None:
+        """The answer of a listing of the whole directory, when one runs or is worth its price; None
+        when that fails or takes too long."""
+        running = self._sync.listing(parent)
+        if running is None:
+            now = self._clock()
+            if not self._policy.wants_listing(parent, place.mount.interval_s, now):
+                return None
+            running = self._sync.list_directory(parent, place)
+        until = asyncio.get_running_loop().time() + LISTING_PATIENCE_S
+        while not (running.passed(name) or running.done):
+            left_s = until - asyncio.get_running_loop().time()
+            if left_s <= 0 or not await running.progress(left_s):
+                return None
+        if running.error is not None:
+            self._policy.listing_refused(parent, place.mount.interval_s, self._clock())
+            return None
+        return self.lookup_nowait(parent, name)
+
+    async def _lookup_by_stat(self, parent: int, name: bytes, place: Place) -> Found:
+        mount = place.mount
+        try:
+            stored = await self._sync.stat(parent, name, place)
+        except CacheFSError as err:
+            stale = self._stale(parent, name) if is_down(err) and mount.interval_s else None
+            self._sync.warn(place, name, err)
+            if stale is None:
+                raise
+            return stale
+        if stored is None:
+            checked_at = self._sync.negatives.checked_at(parent, name)
+            return Found(None, valid_for(checked_at, mount.interval_s, self._clock()))
+        self._distrusted.discard(stored.inode.ino)
+        return Found(stored.inode, valid_for(stored.checked_at, mount.interval_s, self._clock()))
+
+    def _stale(self, parent: int, name: bytes) -> Found | None:
+        """What is known of a name, however old. An absence is not known for longer than it is
+        fresh: "not there" is never a guess."""
+        with self._store.snapshot() as reader:
+            stored = Names(reader).child(parent, name)
+        return None if stored is None else Found(stored.inode, DEGRADED_VALID_S)
+
+    async def getattr(self, ino: int) -> Found:
+        """By ino; asks the origin when what is known is not fresh. Raises Stale, or the origin's
+        error where there is no other answer."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            stored = names.inode(ino)
+            place = names.place(ino)
+            if stored is None or place is None:
+                raise Stale(f"inode {ino} is gone")
+            if place[0] != NO_PARENT:
+                self._tree.directory(names, place[0])
+        if self._tree.is_root(ino):
+            return await self._root_attributes(ino)
+        found = await self.lookup(place[0], name_of(place[1]))
+        if found.inode is None or found.inode.ino != ino:
+            raise Stale(f"inode {ino} was replaced")
+        return found
+
+    async def _root_attributes(self, ino: int) -> Found:
+        """The root is always there; its mode and times are refreshed where an origin has them."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            place = self._tree.directory(names, ino)
+            stored = names.inode(ino)
+        assert stored is not None
+        interval_s = place.mount.interval_s
+        valid_s = valid_for(stored.checked_at, interval_s, self._clock())
+        if valid_s or not place.mount.connector.capabilities.posix:
+            return Found(stored.inode, valid_s or max(0.0, min(MAX_VALID_S, interval_s)))
+        try:
+            fresh = await self._sync.stat(NO_PARENT, b"", place)
+        except CacheFSError as err:
+            self._sync.warn(place, b"", err)
+            return Found(stored.inode, DEGRADED_VALID_S)
+        assert fresh is not None
+        return Found(fresh.inode, valid_for(fresh.checked_at, interval_s, self._clock()))
+
+    async def report_changed(self, ino: int) -> None:
+        """Looks at the origin again and tells clients to do so too. While the origin is down the
+        name becomes distrusted: the next access asks."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            at = names.place(ino)
+            if at is None:
+                return
+            place = self._tree.directory(names, at[0])
+        name = name_of(at[1])
+        try:
+            await self._sync.stat(at[0], name, place)
+            self._distrusted.discard(ino)
+        except CacheFSError as err:
+            self._sync.warn(place, name, err)
+            self._distrust(ino)
+        await asyncio.wrap_future(transact(self._store, lambda txn: txn.announce(at[0], name)))
+        self._sync.wake()
+
+    def _distrust(self, ino: int) -> None:
+        if len(self._distrusted) < MAX_DISTRUSTED:
+            self._distrusted.add(ino)
+
+
+def _invisible(name: bytes) -> Found:
+    """The answer for names that no origin can have."""
+    if len(name) > MAX_NAME_BYTES:
+        raise NameTooLong(f"a name of {len(name)} bytes, at most {MAX_NAME_BYTES} are possible")
+    return Found(None, MAX_VALID_S)
