@@ -12,7 +12,7 @@ import enum
 import os.path
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -236,12 +236,14 @@ class Config:
         value = self.values[name].value
         return undecided if value is None else bool(value)
 
-    def source_options(self) -> dict[str, str]:
-        """Options of a `UfsSpec`: only what was set, so that a source keeps one identity."""
+    def source_options(self, keep: Collection[str]) -> dict[str, str]:
+        """Options of a `UfsSpec`: only what was set, so that a source keeps one identity. Of those
+        not in `keep` (other schemes') only what a flag gave, for the error that it deserves."""
         chosen = {}
         for name, option in SOURCE_OPTIONS.items():
             entry = self.values[name]
-            if entry.value not in ("", False, entry.setting.default):
+            wanted = option in keep or entry.source.startswith("flag ")
+            if wanted and entry.value not in ("", False, entry.setting.default):
                 chosen[option] = "true" if entry.value is True else str(entry.value)
         return chosen
 

@@ -11,6 +11,7 @@ from cachefs.core import config
 from cachefs.core.config import TomlFile, load
 from cachefs.core.errors import BadConfig
 
+S3 = config.SOURCE_OPTIONS.values()
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,7 +31,7 @@ def test_defaults() -> None:
     assert chosen.seconds("sync_interval") == 60.0
     assert chosen.integer("file_mode") == 0o644
     assert chosen.switch("allow_other", undecided=True) is True
-    assert chosen.source_options() == {}
+    assert chosen.source_options(S3) == {}
     assert {value.source for value in chosen.values.values()} == {"default"}
 
 
@@ -101,7 +102,10 @@ def test_source_options_carry_only_what_was_set() -> None:
         endpoint_url="http://h/", aws_profile="p", anonymous=True, addressing_style="AUTO"
     )
     expected = {"endpoint_url": "http://h", "profile": "p", "anonymous": "true"}
-    assert chosen.source_options() == expected
+    assert chosen.source_options(S3) == expected
+    assert chosen.source_options(()) == expected, "what a flag gave is never dropped silently"
+    inherited = load(flags={}, environ={"CACHEFS_ENDPOINT_URL": "http://h"}, files=[])
+    assert inherited.source_options(()) == {}
 
 
 def test_config_paths() -> None:

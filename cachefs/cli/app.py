@@ -1,0 +1,54 @@
+"""The commands of `cachefs`: their names and one-line helps. A command's module is imported only
+when that command runs, so that `cachefs --help` stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "mount": ("mount", "Mount a source: cachefs mount s3://bucket/prefix /mnt/data"),
+    "umount": ("umount", "Unmount, and wait until its processes have ended."),
+    "status": ("status", "What is mounted and cached, and how it is used."),
+    "ls": ("ls", "List names, and how much of each file is cached."),
+    "stat": ("stat", "Everything known about one path."),
+    "load": ("load", "Bring files into the cache."),
+    "free": ("free", "Drop cached bytes; names stay."),
+    "config": ("config_cmd", "Every setting, its value and where it came from."),
+    "doctor": ("doctor", "Check this machine and clean up after crashes."),
+    "version": ("version", "The version of cachefs."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; a command's module has its click command as `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"cachefs.cli.{COMMANDS[cmd_name][0]}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
+def cachefs(debug: bool) -> None:
+    """Object stores as a local file system, with warm bytes from RAM and SSD."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line; what goes wrong is raised, for `cachefs.cli.edge`."""
+    result = cachefs.main(args=list(args), prog_name="cachefs", standalone_mode=False)
+    return result if isinstance(result, int) else 0

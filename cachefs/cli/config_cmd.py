@@ -1,0 +1,33 @@
+"""`cachefs config`: every setting, its value and, with --source, where it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.core.config import Value, mask_password
+
+
+@click.command("config")
+@click.option("--source", "with_source", is_flag=True, help="Show where each value came from.")
+@settings.setting_flags("config")
+@output.json_flag
+@output.debug_flag
+def command(
+    with_source: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
+    """Every setting and its value ("-": decided when mounting)."""
+    chosen = settings.load_settings(flags, config_file)
+    if as_json:
+        output.print_json({name: _document(value) for name, value in chosen.values.items()})
+        return
+    rows = [[name, value.text(), value.source] for name, value in chosen.values.items()]
+    for line in output.columns(rows if with_source else [row[:2] for row in rows]):
+        click.echo(line)
+
+
+def _document(value: Value) -> dict[str, Any]:
+    shown = mask_password(value.value) if isinstance(value.value, str) else value.value
+    return {"value": shown, "source": value.source}

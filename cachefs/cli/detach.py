@@ -1,0 +1,59 @@
+"""Takes a file system off its mount point: umount2(2) for root, fusermount3 for everybody else."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+from typing import Final
+
+from cachefs.core.errors import AccessDenied, CacheFSError, CannotMount, InUse
+
+FUSERMOUNT: Final = "fusermount3"
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+_LIMIT_S: Final = 20.0
+
+
+def detach(mountpoint: str, *, lazy: bool) -> None:
+    """Unmount. Raises InUse when it is busy and not `lazy`, CannotMount when nothing is mounted
+    there, AccessDenied when it is another user's."""
+    if os.geteuid() == 0:
+        _umount2(mountpoint, lazy)
+    else:
+        _fusermount(mountpoint, lazy)
+
+
+def _umount2(mountpoint: str, lazy: bool) -> None:
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(mountpoint), flags) != 0:
+        raise _error(mountpoint, os.strerror(ctypes.get_errno()), ctypes.get_errno())
+
+
+def _fusermount(mountpoint: str, lazy: bool) -> None:
+    program = shutil.which(FUSERMOUNT)
+    if program is None:
+        raise CannotMount(f"{FUSERMOUNT} is missing", remedy="install the system package fuse3")
+    command = [program, "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
+    )
+    if done.returncode != 0:
+        cause = done.stderr.strip().splitlines()
+        text = cause[-1] if cause else f"{FUSERMOUNT} ended with status {done.returncode}"
+        number = errno.EBUSY if "busy" in text else errno.EINVAL if "not found" in text else 0
+        raise _error(mountpoint, text, number)
+
+
+def _error(mountpoint: str, text: str, number: int) -> CacheFSError:
+    if number == errno.EBUSY:
+        return InUse("in use", path=mountpoint)
+    if number in (errno.EINVAL, errno.ENOENT):
+        return CannotMount("nothing is mounted there", path=mountpoint)
+    if number in (errno.EPERM, errno.EACCES):
+        remedy = "unmount as root, or as the user who mounted it"
+        return AccessDenied("may not be unmounted by you", path=mountpoint, remedy=remedy)
+    return CannotMount(f"cannot be unmounted: {text}", path=mountpoint)

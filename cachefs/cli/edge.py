@@ -1,0 +1,64 @@
+"""The edge between typed errors and people: one line on standard error, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import click
+
+from cachefs.core.errors import CacheFSError
+
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+def run(program: str, body: Callable[[], int | None], *, debug: bool) -> int:
+    """Call `body` and translate how it ends: its exit code, or one line and a code of ours.
+
+    With `debug` the traceback of an expected failure is shown too.
+    """
+    try:
+        code = body() or 0
+        sys.stdout.flush()
+        return code
+    except click.exceptions.Exit as err:
+        return err.exit_code
+    except click.exceptions.NoArgsIsHelpError as err:
+        print(err.format_message(), file=sys.stderr)
+        return USAGE
+    except click.UsageError as err:
+        return _say(program, _usage_line(err), USAGE, debug)
+    except click.ClickException as err:
+        return _say(program, err.format_message(), FAILED, debug)
+    except CacheFSError as err:
+        return _say(program, err.one_line(), FAILED, debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
+        return BROKEN_PIPE
+    except OSError as err:
+        where = f"{err.filename}: " if err.filename else ""
+        return _say(program, f"{where}{err.strerror or err}", FAILED, debug)
+    except (KeyboardInterrupt, click.Abort):
+        return _say(program, "interrupted", INTERRUPTED, debug=False)
+
+
+def _usage_line(err: click.UsageError) -> str:
+    """The cause, and where help is."""
+    cause = err.format_message().strip().replace("\n", " ").rstrip(".")
+    command = err.ctx.command_path if err.ctx is not None else "cachefs"
+    return f"{cause}; try `{command} --help`"
+
+
+def _say(program: str, line: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    one_line = " ".join(line.splitlines())
+    print(f"{program}: {one_line}", file=sys.stderr)
+    return code

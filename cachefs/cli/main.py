@@ -1,0 +1,19 @@
+"""Entry point of `cachefs`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    from cachefs.cli import app, edge
+
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    return edge.run("cachefs", lambda: app.run(args), debug=debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""`cachefs mount`: check, find or start the server, start the client, say that it is ready."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import detach, mountpoint, output, settings
+from cachefs.cli.mounts import read_mounts
+from cachefs.client.blocking import BlockingClient
+from cachefs.core import messages as m
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.launcher import processes
+from cachefs.launcher.processes import Server, Watch
+from connectors.urls import OPTIONS, check_options, normalise
+
+STOP_WAIT_S: Final = 15.0
+ASK_S: Final = 5.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One mount to make, checked: what the server and the client are told."""
+
+    server: ServerSpec
+    client: ClientSpec
+
+
+@click.command("mount")
+@click.argument("source")
+@click.argument("where", metavar="MOUNTPOINT")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in front, log here; Ctrl-C unmounts.")
+@settings.setting_flags("mount")
+@output.json_flag
+@output.debug_flag
+def command(
+    source: str,
+    where: str,
+    foreground: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> int:
+    """Mount SOURCE (s3://bucket/prefix, file:///path) on the empty directory MOUNTPOINT."""
+    chosen = settings.load_settings(flags, config_file)
+    return perform(source, where, chosen, foreground=foreground, as_json=as_json, debug=debug)
+
+
+def perform(
+    source: str,
+    where: str,
+    chosen: Config,
+    *,
+    foreground: bool = False,
+    as_json: bool = False,
+    debug: bool = False,
+) -> int:
+    """Mount, and in the foreground stay until it ends; the exit code. Raises the typed errors, with
+    nothing left mounted or running that was not there before."""
+    request = plan(source, where, chosen, foreground=foreground, debug=debug)
+    server, started = _start(request, foreground)
+    for warning in dict.fromkeys([server.warning, started.warning]):
+        if warning:
+            print(f"cachefs: warning: {warning}", file=sys.stderr)
+    _say_ready(request, server, started, as_json)
+    return _stay(request.client, started.pid) if foreground else 0
+
+
+def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
+    """Check everything that can be checked before a process is started."""
+    ufs = source_spec(source, chosen)
+    if not chosen.switch("read_only"):
+        raise Unsupported(
+            f"{chosen['read_only'].source}: this version mounts read-only",
+            remedy="leave read_only out, or set it to yes",
+        )
+    allow_other = chosen.switch("allow_other", undecided=os.geteuid() == 0)
+    mountpoint.check_machine(allow_other)
+    transport = mountpoint.choose_transport(chosen.text("transport"))
+    home = settings.state_home(chosen)
+    path = mountpoint.prepare(where, home)
+    server = _server_spec(ufs, str(home.path), chosen, foreground)
+    client = ClientSpec(
+        home=server.home,
+        socket="",
+        source=ufs,
+        mountpoint=path,
+        sync_interval_s=server.sync_interval_s,
+        allow_other=allow_other,
+        default_permissions=allow_other,
+        uid=chosen.integer("uid"),
+        gid=chosen.integer("gid"),
+        file_mode=chosen.integer("file_mode"),
+        dir_mode=chosen.integer("dir_mode"),
+        transport=transport,
+        log_file=processes.client_log(server, path),
+        log_level=server.log_level,
+        log_to_stderr=foreground,
+        debug=debug,
+        server=server,
+    )
+    return Request(server, client)
+
+
+def source_spec(source: str, chosen: Config) -> UfsSpec:
+    """The source with its options. Options of other schemes are left out unless a flag gave them.
+
+    Raises BadConfig.
+    """
+    url = normalise(source)
+    known = OPTIONS[url.partition("://")[0]]
+    options = chosen.source_options(keep=known)
+    spec = UfsSpec(url, options)
+    check_options(spec)
+    return spec
+
+
+def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> ServerSpec:
+    return ServerSpec(
+        home=home,
+        source=ufs,
+        cache_dir=chosen.text("cache_dir"),
+        cache_size_bytes=chosen.integer("cache_size"),
+        sync_interval_s=chosen.seconds("sync_interval"),
+        admission=chosen.text("admission"),
+        eviction=chosen.text("eviction"),
+        idle_after_s=chosen.seconds("idle_after"),
+        origin_deadline_s=chosen.seconds("origin_deadline"),
+        log_level=chosen.text("log_level"),
+        log_to_stderr=foreground,
+    )
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
+    server = processes.ensure_server(request.server)
+    try:
+        return server, _start_client(request, server, foreground)
+    except Unreachable:
+        if server.started:
+            raise
+    # The server that we joined was just ending with its last mount: start another.
+    server = processes.ensure_server(request.server)
+    return server, _start_client(request, server, foreground)
+
+
+def _start_client(request: Request, server: Server, foreground: bool) -> Started:
+    spec = msgspec.structs.replace(request.client, socket=server.socket)
+    try:
+        return processes.start_client(spec, foreground)
+    except BaseException:  # Ctrl-C too: nothing may stay behind
+        _undo(spec, server)
+        raise
+
+
+def _undo(spec: ClientSpec, server: Server) -> None:
+    """Take away what a failed start left: the mount, its record, a server that nobody uses."""
+    left = read_mounts().at(spec.mountpoint)
+    if left is not None and left.is_cachefs:
+        detach.detach(spec.mountpoint, lazy=True)
+    if server.started:
+        stop_if_unused(server.socket)
+
+
+def stop_if_unused(socket: str) -> None:
+    """Tell a server without mounts to stop, and wait for its end."""
+    try:
+        with BlockingClient.connect(socket) as client:
+            reply = client.call(m.Status(), ASK_S)
+            if not isinstance(reply, m.StatusReply) or reply.status.get("mounts"):
+                return
+            watches = [Watch(pid) for pid in _server_pids(reply.status)]
+            client.call(m.Detach("nothing is mounted"), ASK_S)
+    except (CacheFSError, OSError):
+        return  # it has ended, or it ends by itself when no mount comes
+    for watch in watches:
+        with watch:
+            watch.ended(STOP_WAIT_S)
+
+
+def _server_pids(status: dict[str, Any]) -> list[int]:
+    return [p["pid"] for p in status.get("processes", []) if p.get("role") != "client"]
+
+
+def _say_ready(request: Request, server: Server, started: Started, as_json: bool) -> None:
+    spec = request.client
+    shown = output.text_of(os.fsencode(spec.mountpoint))
+    if not as_json:
+        click.echo(f"OK, {spec.source.url} is ready at {shown}")
+    else:
+        facts: dict[str, Any] = {"source": spec.source.url, "mountpoint": shown}
+        facts["transport"] = spec.transport
+        facts |= {"pid": started.pid, "socket": server.socket, "server_started": server.started}
+        warnings = [text for text in (server.warning, started.warning) if text]
+        output.print_json_line(facts | {"warnings": warnings})
+    sys.stdout.flush()
+
+
+# ---- in the foreground ---------------------------------------------------------------------------
+
+
+def _stay(spec: ClientSpec, pid: int) -> int:
+    """Wait for the client's end; the first signal asks it to unmount, a second one kills it."""
+    with Watch(pid) as watch:
+        asked: list[int] = []
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            watch.signal(signal.SIGKILL if asked else signal.SIGTERM)
+            asked.append(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, stop)
+        code = processes.wait_child(pid)
+    left = read_mounts().at(spec.mountpoint)
+    if left is not None and left.is_cachefs:
+        detach.detach(spec.mountpoint, lazy=True)
+    return 0 if asked else code

@@ -1,0 +1,123 @@
+"""May we mount there? Checks of the mount point and of this machine, before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import stat
+from typing import Final
+
+from cachefs.cli import detach
+from cachefs.cli.mounts import Mount, is_dead, locate, read_mounts
+from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory, Unsupported
+from cachefs.launcher.processes import is_ours
+from cachefs.launcher.state import StateHome
+
+DEV_FUSE: Final = "/dev/fuse"
+FUSE_CONF: Final = "/etc/fuse.conf"
+
+
+def prepare(path: str, home: StateHome) -> str:
+    """The real path of an empty directory to mount on; a dead mount of ours is cleared from it.
+
+    Raises NotADirectory, CannotMount or InUse with the remedy.
+    """
+    mounts = read_mounts()
+    place = locate(path, mounts)
+    if place.mount is not None and place.inside:
+        raise CannotMount("lies inside another CacheFS mount", path=path, remedy="mount elsewhere")
+    mount = mounts.at(place.path)
+    if mount is not None:
+        _clear(mount, home)
+    check_empty_directory(place.path)
+    return place.path
+
+
+def _clear(mount: Mount, home: StateHome) -> None:
+    """Detach a dead mount of ours. Raises InUse for a mount that is alive, or not ours."""
+    if not mount.is_cachefs or not cleared_by_us(mount) or not is_dead(mount.mountpoint):
+        raise InUse(
+            f"already a mount point ({mount.fstype}, {mount.source})",
+            path=mount.mountpoint,
+            remedy=f"unmount it first (cachefs umount {mount.mountpoint}) or mount elsewhere",
+        )
+    clear_dead(mount.mountpoint, home)
+    left = read_mounts().at(mount.mountpoint)
+    if left is not None:  # there was another one below it
+        _clear(left, home)
+
+
+def cleared_by_us(mount: Mount) -> bool:
+    """May this user clear it: his own mount, or he is root."""
+    return os.geteuid() in (0, mount.owner_uid)
+
+
+def clear_dead(mountpoint: str, home: StateHome) -> None:
+    """Detach a dead mount, and remove its record if its client is gone."""
+    detach.detach(mountpoint, lazy=True)
+    record = home.find_mount(mountpoint)
+    if record is not None and not is_ours(record.pid):
+        home.remove_mount(mountpoint, record.pid)
+
+
+def check_empty_directory(path: str) -> None:
+    """Raises CannotMount, NotADirectory or AccessDenied for anything else."""
+    try:
+        info = os.stat(path)
+    except FileNotFoundError as err:
+        remedy = f"create it: mkdir -p {path}"
+        raise CannotMount("the mount point does not exist", path=path, remedy=remedy) from err
+    except NotADirectoryError as err:
+        raise NotADirectory("the mount point is not a directory", path=path) from err
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectory(
+            "the mount point is not a directory", path=path, remedy="give an empty directory"
+        )
+    try:
+        with os.scandir(path) as entries:
+            empty = next(entries, None) is None
+    except PermissionError as err:
+        raise AccessDenied("the mount point cannot be read by you", path=path) from err
+    if not empty:
+        raise CannotMount(
+            "the mount point is not empty", path=path, remedy="give an empty directory"
+        )
+
+
+def check_machine(allow_other: bool) -> None:
+    """Can this user mount a FUSE file system here? Raises CannotMount with the remedy."""
+    if not os.path.exists(DEV_FUSE):
+        raise CannotMount(
+            f"{DEV_FUSE} is missing",
+            remedy="load the kernel module (modprobe fuse), or give the container the device",
+        )
+    if os.geteuid() == 0:
+        return
+    if shutil.which(detach.FUSERMOUNT) is None:
+        raise CannotMount(
+            f"{detach.FUSERMOUNT} is missing, which users other than root need",
+            remedy="install the system package fuse3",
+        )
+    if allow_other and not user_allow_other():
+        raise CannotMount(
+            f"allow_other is not allowed to users by {FUSE_CONF}",
+            remedy=f"put the line user_allow_other into {FUSE_CONF}, or leave --allow-other out",
+        )
+
+
+def user_allow_other(path: str = FUSE_CONF) -> bool:
+    """Does the system let ordinary users give others access to their mounts?"""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return any(line.strip() == "user_allow_other" for line in file)
+    return False
+
+
+def choose_transport(asked: str) -> str:
+    """The transport to use. Raises Unsupported when its extra is not installed."""
+    if importlib.util.find_spec("pyfuse3") is None:
+        raise Unsupported(
+            "the file system needs the extra pyfuse3", remedy="pip install 'cachefs[pyfuse3]'"
+        )
+    return "pyfuse3"

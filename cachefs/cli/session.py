@@ -1,0 +1,114 @@
+"""From a path that a person typed to the server that knows it: mount, record, socket, namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.client.blocking import BlockingClient
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
+from cachefs.core.model import Inode, NamespaceId
+from cachefs.launcher.state import MountRecord, StateHome
+
+CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
+
+_T = TypeVar("_T", bound=m.Message)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A path under a mount of ours: the mount's record, and the path below the namespace root."""
+
+    record: MountRecord
+    path: bytes
+
+    def shown(self) -> str:
+        """The path as it is seen through the mount."""
+        return os.path.join(self.record.mountpoint, os.fsdecode(self.path)).rstrip("/")
+
+
+def find_target(path: str, home: StateHome, mounts: MountTable | None = None) -> Target:
+    """The mount that a local path, or a URL of a mounted source, lies in. Raises NotFound."""
+    if "://" in path:
+        return _target_of_url(path, home)
+    mounts = read_mounts() if mounts is None else mounts
+    place = locate(path, mounts)
+    if place.mount is None:
+        raise NotFound(
+            "not under a CacheFS mount", path=path, remedy="`cachefs status` lists the mounts"
+        )
+    mountpoint = mounts.original(place.mount).mountpoint
+    record = home.find_mount(mountpoint)
+    if record is None:
+        raise NotFound(
+            f"no record of the mount {mountpoint} under {home.path}",
+            path=path,
+            remedy="ask as the user who mounted it, or give the --home of the mount",
+        )
+    return Target(record, os.fsencode(place.inside))
+
+
+def _target_of_url(url: str, home: StateHome) -> Target:
+    for record in home.mount_records():
+        base = record.source.url.rstrip("/")
+        if url.rstrip("/") == base or url.startswith(f"{base}/"):
+            return Target(record, os.fsencode(url[len(base) :].strip("/")))
+    raise NotFound("no mount of this source", path=url, remedy="mount it first")
+
+
+class Session:
+    """A connection to a mount's server, attached to the mount's source."""
+
+    def __init__(self, client: BlockingClient, record: MountRecord, attached: m.Attached) -> None:
+        self.record = record
+        self.namespace: NamespaceId = attached.namespace
+        self.root: Inode = attached.root
+        self.warning = attached.warning
+        self._client = client
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T:
+        """Ask, and check that the answer is of the type expected. Raises the typed errors."""
+        return checked(self._client.call(body, CALL_TIMEOUT_S), answer)
+
+    def resolve(self, target: Target) -> Inode:
+        """What is at the target's path. Raises NotFound."""
+        found = self.call(m.Resolve(self.namespace, target.path), m.Found)
+        if found.inode is None:
+            raise NotFound("no such file or directory", path=target.shown())
+        return found.inode
+
+
+def checked(reply: m.Message, answer: type[_T]) -> _T:
+    """The reply as `answer`. Raises ProtocolError for anything else."""
+    if not isinstance(reply, answer):
+        raise ProtocolError(f"the server answered {type(reply).__name__} to a request")
+    return reply
+
+
+@contextlib.contextmanager
+def connected(record: MountRecord) -> Iterator[BlockingClient]:
+    """A connection to a mount's server. Raises Unreachable with what to do."""
+    try:
+        client = BlockingClient.connect(record.socket)
+    except (Unreachable, OSError) as err:
+        cause = err.cause if isinstance(err, CacheFSError) else err.strerror
+        raise Unreachable(
+            f"its server does not answer ({cause})",
+            path=record.mountpoint,
+            remedy=f"unmount and mount again: cachefs umount {record.mountpoint}",
+        ) from err
+    with client:
+        yield client
+
+
+@contextlib.contextmanager
+def attached(record: MountRecord) -> Iterator[Session]:
+    """A session on a mount's source."""
+    with connected(record) as client:
+        body = m.Attach(record.source, record.sync_interval_s, record.read_only)
+        yield Session(client, record, checked(client.call(body, CALL_TIMEOUT_S), m.Attached))

@@ -1,0 +1,85 @@
+"""From flags, environment and files to a `Config`; the only place of the CLI that reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from cachefs.core import config
+from cachefs.core.config import SETTINGS, Config, Scalar, Setting, TomlFile, Type
+from cachefs.core.errors import BadConfig
+from cachefs.launcher.state import StateHome
+
+Command = Callable[..., Any]
+
+
+def setting_flags(command: str) -> Callable[[Command], Command]:
+    """Adds --config and a flag for every setting that `command` takes."""
+
+    def decorate(function: Command) -> Command:
+        for setting in reversed(SETTINGS):
+            if command in setting.commands:
+                function = _option(setting)(function)
+        file_help = "Configuration file (TOML); the only one that is read."
+        return click.option("--config", "config_file", metavar="FILE", help=file_help)(function)
+
+    return decorate
+
+
+def _option(setting: Setting) -> Callable[[Command], Command]:
+    shown = setting.shown or config.format_value(setting, setting.default)
+    help = f"{setting.help} [default: {shown}]"
+    if setting.type is Type.SWITCH:
+        both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
+        only = both if setting.default is None else setting.flag
+        flag = click.option(only, setting.name, is_flag=True, default=None, help=help)
+        return flag
+    metavar = "|".join(setting.choices) or _METAVARS.get(setting.type, "TEXT")
+    return click.option(setting.flag, setting.name, metavar=metavar, help=help)
+
+
+_METAVARS: Mapping[Type, str] = {
+    Type.PATH: "PATH",
+    Type.URL: "URL",
+    Type.SIZE: "SIZE",
+    Type.DURATION: "DURATION",
+    Type.ID: "N",
+    Type.MODE: "MODE",
+}
+
+
+def load_settings(
+    flags: Mapping[str, Scalar], config_file: str | None, environ: Mapping[str, str] = os.environ
+) -> Config:
+    """Merge everything. Relative paths in flags are taken from here. Raises BadConfig."""
+    paths = config.config_paths(config_file, environ, os.path.expanduser("~"))
+    named = bool(config_file or environ.get(config.CONFIG_ENV))
+    files = [file for path in paths if (file := _read(path, named)) is not None]
+    absolute = {name: _absolute(name, value) for name, value in flags.items()}
+    return config.load(flags=absolute, environ=environ, files=files)
+
+
+def _absolute(name: str, value: Scalar) -> Scalar:
+    if isinstance(value, str) and value and config.BY_NAME[name].type is Type.PATH:
+        return os.path.abspath(value)
+    return value
+
+
+def _read(path: str, must_exist: bool) -> TomlFile | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return TomlFile(path, file.read())
+    except FileNotFoundError as err:
+        if not must_exist:
+            return None
+        raise BadConfig("no such configuration file", path=path) from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise BadConfig(f"configuration file cannot be read: {err}", path=path) from err
+
+
+def state_home(settings: Config, environ: Mapping[str, str] = os.environ) -> StateHome:
+    """The state home that the settings name."""
+    return StateHome(config.state_home(settings, environ, os.path.expanduser("~")))

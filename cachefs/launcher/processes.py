@@ -1,0 +1,386 @@
+"""Starts servers and FUSE clients as processes of their own, and finds those that already run.
+
+A server is looked for, and started, under the launch locks of its source and of its cache directory
+(always in that order), so that two mounts at once share one server. Children run in a session of
+their own with a clean set of descriptors; what they need to know goes over standard input, so that
+nothing of it shows in a process title. They answer with one `Started` line on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cachefs.client.blocking import BlockingClient
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    DeadlineExceeded,
+    InUse,
+    NoSpace,
+    Unreachable,
+)
+from cachefs.core.messages import error_of
+from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.core.units import format_size
+from cachefs.launcher import state
+from cachefs.launcher.state import Pointer, StateHome, read_pointer
+
+SERVER_MODULE: Final = "cachefs.launcher.embedded"
+CLIENT_MODULE: Final = "cachefs.fuse.client"
+DEFAULT_CACHE_BYTES: Final = 20 << 30
+DEFAULT_CACHE_SHARE: Final = 0.8  # of what is free plus what the cache already holds
+LAUNCH_LOCK_WAIT_S: Final = 120.0  # another mount may be starting the server under it
+SETTLE_WAIT_S: Final = 15.0  # for a server that is there but starting or ending
+SERVER_START_S: Final = 60.0  # beyond the origin's deadline
+CLIENT_START_S: Final = 60.0
+END_WAIT_S: Final = 5.0
+_POLL_S: Final = 0.05
+_MAX_LINE_BYTES: Final = 1 << 20
+
+
+class Server(NamedTuple):
+    """A server that answers. `started`: by this call. `warning`: a line for people, or ""."""
+
+    socket: str
+    started: bool
+    warning: str
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """The command line of a child: this interpreter, isolated from the folder we stand in."""
+    return (sys.executable, "-I", "-m", module)
+
+
+def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
+    """The running server of the source or of the cache directory, or a new one.
+
+    In `spec`, an empty `cache_dir` means the source's own, a `cache_size_bytes` of 0 the default
+    size. Raises the typed error of a start that failed, AccessDenied and NoSpace for the cache
+    directory, InUse when a server hangs; nothing that was started is left running then.
+    """
+    home = StateHome(spec.home)
+    source_dir = home.source_dir(spec.source)
+    own_cache_dir = source_dir / state.CACHE_NAME
+    cache_dir = _usable_cache_dir(spec.cache_dir or own_cache_dir)
+    with _launch_lock(source_dir), _launch_lock(cache_dir):
+        for directory in (source_dir, cache_dir):
+            pointer = _running(directory)
+            if pointer is not None:
+                other = cache_dir != own_cache_dir and read_pointer(cache_dir) != pointer
+                return Server(pointer.socket, False, _OTHER_CACHE if other else "")
+        size_bytes = cache_size(cache_dir, spec.cache_size_bytes)
+        spec = msgspec.structs.replace(spec, cache_dir=str(cache_dir), cache_size_bytes=size_bytes)
+        log = home.log_dir(spec.source) / "server.err"
+        timeout_s = spec.origin_deadline_s + SERVER_START_S
+        started = _start(
+            command or module_command(SERVER_MODULE),
+            msgspec.msgpack.encode(spec),
+            None if spec.log_to_stderr else log,
+            timeout_s,
+        )
+    return Server(str(source_dir / state.SOCKET_NAME), True, started.warning)
+
+
+_OTHER_CACHE: Final = (
+    "the running server of this source has another cache directory; --cache-dir is ignored"
+)
+
+
+def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] = ()) -> Started:
+    """Start the FUSE client and wait until its file system answers.
+
+    In the foreground it logs to our standard error, and `wait_child` says how it ended. Raises the
+    typed error of a start that failed; the process has ended then.
+    """
+    document = msgspec.msgpack.encode(msgspec.structs.replace(spec, log_to_stderr=foreground))
+    name = f"client-{state.mount_id(spec.mountpoint)}.err"
+    log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
+    return _start(command or module_command(CLIENT_MODULE), document, log, CLIENT_START_S)
+
+
+def client_log(spec: ServerSpec, mountpoint: str) -> str:
+    """Where the client of a mount point logs when it is in the background."""
+    log_dir = StateHome(spec.home).log_dir(spec.source)
+    return str(log_dir / f"client-{state.mount_id(mountpoint)}.log")
+
+
+# ---- the cache directory -------------------------------------------------------------------------
+
+
+def cache_size(directory: Path, asked_bytes: int) -> int:
+    """The limit to use: what was asked for if it fits, or the default when 0 was.
+
+    Raises NoSpace when the file system has less room than asked for.
+    """
+    vfs = os.statvfs(directory)
+    free_bytes = vfs.f_bavail * vfs.f_frsize
+    if asked_bytes and asked_bytes <= free_bytes:
+        return asked_bytes
+    if not asked_bytes and free_bytes * DEFAULT_CACHE_SHARE >= DEFAULT_CACHE_BYTES:
+        return DEFAULT_CACHE_BYTES
+    room_bytes = free_bytes + held_bytes(directory)  # a walk, hence only when it matters
+    if asked_bytes > room_bytes:
+        raise NoSpace(
+            f"{format_size(asked_bytes)} asked for the cache, {format_size(room_bytes)} are free",
+            remedy="give a smaller --cache-size, or another --cache-dir",
+            path=str(directory),
+        )
+    return asked_bytes or min(DEFAULT_CACHE_BYTES, int(room_bytes * DEFAULT_CACHE_SHARE))
+
+
+def held_bytes(directory: Path) -> int:
+    """Bytes allocated below a directory, hard links counted once."""
+    seen: set[int] = set()
+    total_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                info = os.lstat(os.path.join(folder, name))
+                if info.st_nlink == 1 or info.st_ino not in seen:
+                    total_bytes += info.st_blocks * 512
+                if info.st_nlink > 1:
+                    seen.add(info.st_ino)
+    return total_bytes
+
+
+def _usable_cache_dir(path: str | Path) -> Path:
+    """The real path of a directory that is ours to fill, created (0700) when missing."""
+    real = Path(os.path.realpath(path))
+    if not real.exists():
+        return state.private_dir(real)
+    info = real.stat()
+    if not stat.S_ISDIR(info.st_mode):
+        return state.private_dir(real)  # says what it is instead
+    if info.st_uid != os.geteuid():
+        raise _not_ours(real, f"the cache directory belongs to user {info.st_uid}")
+    if info.st_mode & stat.S_IWOTH:
+        raise _not_ours(real, "the cache directory can be written by everybody")
+    if not os.access(real, os.R_OK | os.W_OK | os.X_OK) or _is_read_only(real):
+        raise _not_ours(real, "the cache directory cannot be written")
+    return real
+
+
+def _is_read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _not_ours(path: Path, cause: str) -> AccessDenied:
+    return AccessDenied(cause, remedy="give a directory of your own as --cache-dir", path=str(path))
+
+
+# ---- finding a server ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _launch_lock(directory: Path) -> Iterator[None]:
+    """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`. Raises InUse."""
+    path = directory / state.LOCK_NAME
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as err:
+        raise _not_ours(directory, f"cannot be locked: {err.strerror}") from err
+    try:
+        _flock(fd, directory)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _flock(fd: int, directory: Path) -> None:
+    deadline = time.monotonic() + LAUNCH_LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            if time.monotonic() > deadline:
+                raise InUse(
+                    "another mount has been starting here for too long",
+                    remedy="end it, or try again",
+                    path=str(directory),
+                ) from err
+            time.sleep(_POLL_S)
+
+
+def _running(directory: Path) -> Pointer | None:
+    """The server that a directory points to, once it answers; None when there is none.
+
+    A pointer whose process lives but does not answer is that of a server starting or ending.
+    """
+    deadline = time.monotonic() + SETTLE_WAIT_S
+    while (pointer := read_pointer(directory)) is not None:
+        if answers(pointer):
+            return pointer
+        if not is_ours(pointer.pid):
+            return None
+        if time.monotonic() > deadline:
+            raise InUse(
+                f"the server (pid {pointer.pid}) does not answer",
+                remedy=f"look at its log, or end it: kill {pointer.pid}",
+                path=str(directory),
+            )
+        time.sleep(_POLL_S)
+    return None
+
+
+def answers(pointer: Pointer) -> bool:
+    """Does a server say Welcome there? Raises ProtocolError for one of a version too far away."""
+    try:
+        with BlockingClient.connect(pointer.socket):
+            return True
+    except (Unreachable, DeadlineExceeded, OSError):
+        return False
+
+
+def is_ours(pid: int) -> bool:
+    """Is this a living process of CacheFS (and not one that got the number since)?"""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"cachefs" in title
+
+
+# ---- children ------------------------------------------------------------------------------------
+
+
+def _start(command: Sequence[str], document: bytes, log: Path | None, timeout_s: float) -> Started:
+    """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it."""
+    process = _spawn(command, document, log)
+    try:
+        started = _read_started(process, log, timeout_s)
+        if started.failure is not None:
+            raise error_of(started.failure)
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        assert process.stdout is not None
+        process.stdout.close()
+    process.returncode = 0  # detached: it outlives us, and nobody here waits for it
+    return started
+
+
+def _spawn(command: Sequence[str], document: bytes, log: Path | None) -> subprocess.Popen[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log_fd = os.open(log, flags, 0o600) if log is not None else None
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log_fd,
+            cwd="/",
+            umask=0o077,
+            start_new_session=True,
+        )
+    finally:
+        if log_fd is not None:
+            os.close(log_fd)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(document)
+    return process
+
+
+def _read_started(process: subprocess.Popen[bytes], log: Path | None, timeout_s: float) -> Started:
+    line = _read_line(process, time.monotonic() + timeout_s)
+    try:
+        return msgspec.json.decode(line, type=Started)
+    except msgspec.DecodeError as err:
+        _end(process)
+        raise CacheFSError(
+            f"a started process ended before it was ready (status {process.returncode})"
+            + _last_line(log),
+            remedy=f"see {log}" if log is not None else "see the messages above",
+        ) from err
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """What the child says up to a line end, its end, or the deadline (DeadlineExceeded)."""
+    assert process.stdout is not None
+    fd, line = process.stdout.fileno(), b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+        rest_s = deadline - time.monotonic()
+        if rest_s <= 0 or not poll.poll(rest_s * 1000):
+            raise DeadlineExceeded("a started process was not ready in time", remedy="see its log")
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            break
+        line += chunk
+    return line
+
+
+def _last_line(log: Path | None) -> str:
+    """The last line that a dead child wrote, as `: text`."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log is not None else []
+    return f": {lines[-1].strip()[:200]}" if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a child and its session: asked first, killed after `END_WAIT_S`. Reaps it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(END_WAIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# ---- waiting for ends ----------------------------------------------------------------------------
+
+
+class Watch:
+    """Watches a process by descriptor, so that a reused number is never mistaken for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid) if is_ours(pid) else -1
+        except OSError:
+            self._fd = -1
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def ended(self, timeout_s: float) -> bool:
+        """Has it ended, or does it end within the time?"""
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that has ended is no error."""
+        if self._fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, number)
+
+
+def wait_child(pid: int) -> int:
+    """Wait for a child started in the foreground; its exit code (128 + signal when killed)."""
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
