@@ -1,0 +1,54 @@
+# `make demo` and `make test` set up all they need; see scripts/bootstrap.
+PY := .venv/bin/python
+UV_COMPILE := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	--generate-hashes --no-annotate --no-header
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format unit bench requirements venv versitygw clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: ## a bucket mounted, read cold and warm, killed and mounted again (needs root and /dev/fuse)
+	@scripts/bootstrap $$(scripts/versitygw --cached && echo run || echo dev) --fuse "make demo"
+	@$(PY) -m demo.demo
+
+test: ## all checks and all tests (needs root and /dev/fuse)
+	@scripts/bootstrap dev --fuse "make test"
+	@scripts/versitygw
+	@$(PY) scripts/check.py all
+
+check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
+	@$(PY) scripts/check.py fast
+
+lint: venv ## format, lint, types, imports, docs
+	@$(PY) scripts/check.py lint
+
+format: venv ## rewrite the sources in the project's format
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+unit: venv ## the unit tests
+	@$(PY) -m pytest tests/unit
+
+bench: ## every bar of performance, peers beside it; writes bench/RESULTS.md (needs root and /dev/fuse)
+	@scripts/bootstrap dev --fuse "make bench"
+	@scripts/versitygw
+	@$(PY) -m bench.run
+
+
+requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.in ask for
+	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
+	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 pyproject.toml \
+		-c requirements/dev.txt -o requirements/run.txt
+	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
+	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt
+
+venv:
+	@scripts/bootstrap dev
+
+versitygw: venv
+	@scripts/versitygw
+
+clean: ## remove what the checks left in the tree (the virtual environment stays)
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,205 @@
+"""The demo: what a person does with CacheFS, on a bucket of its own, in half a minute.
+
+It uses the command line only, as a user would; it leaves nothing behind, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from demo import readers
+from demo.dataset import Dataset, make_dataset
+from demo.readers import Rates, WrongBytes
+from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
+from demo.servers import BUCKET, PREFIX, SOURCE, s3_server, upload
+from tests.services.s3_server import S3Server
+
+COMMAND_LIMIT_S = 60.0
+CACHEFS = str(Path(sys.executable).parent / "cachefs")
+WIDTH = 42
+
+
+class DemoFailed(Exception):
+    """Something was not as promised; the text says what."""
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def cachefs(*arguments: str, quiet: bool = False) -> str:
+    """Runs one command, shown as it is typed, and shows its answer."""
+    if not quiet:
+        say(f"\n$ cachefs {' '.join(arguments)}")
+    done = subprocess.run(
+        [CACHEFS, *arguments],
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=COMMAND_LIMIT_S,
+    )
+    if done.returncode:
+        raise DemoFailed(f"cachefs {arguments[0]}: {done.stderr.strip() or done.stdout.strip()}")
+    if not quiet:
+        say((done.stdout + done.stderr).rstrip())
+    return done.stdout
+
+
+class Demo:
+    """The steps, in order; `seen` gathers every process of CacheFS that `status` named."""
+
+    def __init__(self, box: Sandbox, dataset: Dataset, server: S3Server) -> None:
+        self.box = box
+        self.dataset = dataset
+        self.server = server
+        self.mountpoint = str(box.mountpoint)
+        self.seen: set[int] = set()
+
+    def status(self) -> dict[str, Any]:
+        """What `cachefs status --json` says of the mount."""
+        document = json.loads(cachefs("status", "--json", self.mountpoint, quiet=True))
+        status: dict[str, Any] = document[0] if isinstance(document, list) else document
+        self.seen |= {process["pid"] for process in status["processes"]}
+        return status
+
+    def mount(self) -> None:
+        flags = ["--endpoint-url", self.server.endpoint_url, "--cache-dir", str(self.box.cache)]
+        started = time.monotonic()
+        cachefs("mount", SOURCE, self.mountpoint, *flags, "--cache-size", "1GiB")
+        say(f"  ({time.monotonic() - started:.1f} s)")
+
+    def row(self, name: str, rates: Rates, origin_bytes: int | None = None) -> None:
+        """One line of the table."""
+        origin = "" if origin_bytes is None else f"{origin_bytes / 1e6:10.1f} MB"
+        say(
+            f"{name:{WIDTH}}{rates.files_per_s:9,.0f} /s {rates.small_bytes_per_s / 1e6:8,.0f} MB/s"
+            f" {rates.shard_bytes_per_s / 1e6:9,.0f} MB/s {origin}"
+        )
+
+    def header(self) -> None:
+        say(f"{'':{WIDTH}}{'images':>12} {'images':>13} {'shard':>14} {'from origin':>13}")
+
+    def read_mount(self, name: str) -> int:
+        """One pass through the mount; its line; the bytes that came from the origin for it."""
+        before = origin_bytes(self.status())
+        rates = readers.from_directory(self.dataset, self.box.mountpoint)
+        fetched = origin_bytes(self.status()) - before
+        self.row(name, rates, fetched)
+        return fetched
+
+    def compare(self) -> None:
+        """Cold and warm through the mount, beside the same bytes without it."""
+        self.header()
+        fetched = self.read_mount("cachefs, cold")
+        expect(fetched == self.dataset.total_bytes, f"{fetched} bytes fetched for a cold pass")
+        readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
+        expect(self.read_mount("cachefs, warm") == 0, "a warm pass asked the origin")
+        self.row(
+            "plain GETs from the server, 16 threads",
+            readers.from_bucket(self.dataset, object_store(self.server), PREFIX),
+        )
+        self.row(
+            "the same files in a local directory",
+            readers.from_directory(self.dataset, self.dataset.root),
+        )
+
+    def kill_everything(self) -> None:
+        """kill -9 of all processes of CacheFS."""
+        pids = {process["pid"]: process["role"] for process in self.status()["processes"]}
+        say(f"\n$ kill -9 {' '.join(f'{pid} ({role})' for pid, role in sorted(pids.items()))}")
+        self.box.kill(list(pids))
+
+    def remount(self) -> None:
+        self.mount()
+        self.header()
+        fetched = self.read_mount("cachefs, after kill -9 and a new mount")
+        expect(fetched == 0, f"the cache was not warm: {fetched} bytes fetched")
+
+    def umount(self) -> None:
+        """Ends as a user would, and looks for what must not be there any more."""
+        cachefs("umount", self.mountpoint)
+        expect(not self.box.is_mounted(), "still mounted after umount")
+        ended = wait_until(lambda: not any(map(is_running, self.seen)), END_LIMIT_S)
+        left = [pid for pid in self.box.processes() if pid != self.server.pid]
+        expect(ended and not left, f"processes left after umount: {left or self.seen}")
+        say("Nothing is mounted, nothing is running.")
+
+
+def expect(holds: bool, failure: str) -> None:
+    if not holds:
+        raise DemoFailed(failure)
+
+
+def origin_bytes(status: dict[str, Any]) -> int:
+    """Body bytes that came from the origin since the server started."""
+    value: int = status["cache"]["origin_bytes"]
+    return value
+
+
+def object_store(server: S3Server) -> Any:
+    """obstore's client of the bucket: the plain GETs to compare with."""
+    from obstore.store import S3Store
+
+    return S3Store(
+        BUCKET,
+        endpoint=server.endpoint_url,
+        region=server.region,
+        access_key_id=server.access_key,
+        secret_access_key=server.secret_key,
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+
+
+def play(box: Sandbox) -> None:
+    """The whole demo."""
+    dataset = make_dataset(box.folder / "local")
+    with s3_server(box.folder / "server") as (name, server):
+        upload(server, dataset)
+        os.environ.update(server.credentials())
+        say(
+            f"A bucket on {name}, 127.0.0.1:{server.port}: {len(dataset.images)} images of about"
+            f" 110 KiB and a shard of {len(dataset.shard)} x 128 MiB;"
+            f" all of it in {box.folder.parent}."
+        )
+        demo = Demo(box, dataset, server)
+        demo.mount()
+        demo.compare()
+        demo.kill_everything()
+        demo.remount()
+        demo.umount()
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    """Exit status 1 when a promise was broken; nothing is left behind in any case."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    started = time.monotonic()
+    box = Sandbox()
+    with contextlib.closing(box):
+        try:
+            play(box)
+        except (DemoFailed, WrongBytes, RuntimeError, subprocess.TimeoutExpired) as err:
+            print(f"demo failed: {err}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return 130
+    say(f"Every byte was checked. Took {time.monotonic() - started:.0f} s; nothing is left behind.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

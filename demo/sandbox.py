@@ -1,0 +1,91 @@
+"""Everything the demo leaves on the machine while it runs, and how it is taken away again.
+
+One folder holds all files (the server's, the state home, the cache); every process that the demo
+starts inherits a variable that names that folder, so none can be missed at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MARK = "CACHEFS_DEMO"
+ROOM_BYTES = 2 << 30
+END_LIMIT_S = 10.0
+
+
+def _roomy_folder() -> str:
+    """A folder in memory where there is room, so that the rates are not a disk's."""
+    if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free >= ROOM_BYTES:
+        return "/dev/shm"
+    return tempfile.gettempdir()
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
+    """Asks every 20 ms; the last answer."""
+    end = time.monotonic() + limit_s
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+def is_running(pid: int) -> bool:
+    """True while the process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+class Sandbox:
+    """A folder, an environment, a mount point. `close` removes all of it and says what it found."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cachefs-demo-", dir=_roomy_folder()))
+        self.mountpoint = self.folder / "mnt"
+        self.cache = self.folder / "cache"
+        self.mountpoint.mkdir()
+        self.cache.mkdir(mode=0o700)
+        os.environ[MARK] = str(self.folder)
+        os.environ["XDG_CACHE_HOME"] = str(self.folder / "home")
+        os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+        for name in [n for n in os.environ if n.startswith("AWS_") and not n.endswith("_FILE")]:
+            del os.environ[name]
+
+    def is_mounted(self) -> bool:
+        """Read from the kernel's table: never touches the mount, which may be dead."""
+        table = Path("/proc/self/mountinfo").read_text()
+        return any(line.split()[4] == str(self.mountpoint) for line in table.splitlines())
+
+    def processes(self) -> list[int]:
+        """The processes that came from this demo, itself left out."""
+        found = []
+        mark = f"{MARK}={self.folder}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return [pid for pid in found if is_running(pid)]
+
+    def kill(self, pids: list[int]) -> None:
+        """SIGKILL, and waits until they are gone."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, pids)), END_LIMIT_S)
+
+    def close(self) -> None:
+        """Takes everything away, whatever state it is in."""
+        self.kill(self.processes())
+        while self.is_mounted():
+            subprocess.run(["fusermount3", "-uz", str(self.mountpoint)], check=True)
+        shutil.rmtree(self.folder)

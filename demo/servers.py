@@ -1,0 +1,42 @@
+"""The S3 server of the demo, on loopback: versitygw where it is cached, else moto."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from demo.dataset import Dataset
+from tests.services import moto_s3, versitygw
+from tests.services.s3_server import S3Server
+
+BUCKET = "demo"
+PREFIX = "train"
+SOURCE = f"s3://{BUCKET}/{PREFIX}"
+UPLOADERS = 8
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path) -> Iterator[tuple[str, S3Server]]:
+    """Its name and itself; stopped at the end."""
+    try:
+        versitygw.binary()
+    except FileNotFoundError:
+        with moto_s3.moto_s3(folder) as server:
+            yield "moto (in Python: a slow origin)", server
+    else:
+        with versitygw.versitygw(folder) as server:
+            yield "versitygw", server
+
+
+def upload(server: S3Server, dataset: Dataset) -> None:
+    """Makes the bucket and puts every file below the prefix."""
+    client = server.client()
+    client.create_bucket(Bucket=BUCKET)
+
+    def put(name: str) -> None:
+        client.upload_file(str(dataset.root / name), BUCKET, f"{PREFIX}/{name}")
+
+    with ThreadPoolExecutor(UPLOADERS) as pool:
+        list(pool.map(put, dataset.files))

@@ -1,0 +1,74 @@
+"""The one command behind `make test` and `make check`: every check, then the tests.
+
+All checks run even when one fails; a failed one shows its output. The tests come last, so that
+pytest's closing line is the end of what they print.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+
+LINT: dict[str, list[str]] = {
+    "format": [str(BIN / "ruff"), "format", "--check", "--quiet", "."],
+    "lint": [str(BIN / "ruff"), "check", "--quiet", "."],
+    "types": [str(BIN / "mypy")],
+    "imports": [str(BIN / "lint-imports"), "--no-logo"],
+    "docs": [PYTHON, "scripts/check_docs.py"],
+}
+PYTEST = ["-m", "pytest"]
+TESTS: dict[str, list[list[str]]] = {
+    "lint": [],
+    "fast": [[PYTHON, *PYTEST, "tests/unit"]],
+    "all": [
+        [PYTHON, "-m", "coverage", "run", *PYTEST],
+        [PYTHON, "-m", "coverage", "report", "--format=total"],
+    ],
+}
+
+
+def passes(name: str, command: list[str]) -> bool:
+    """Runs one check; prints one line when it holds, and all that it said when not."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    ok = done.returncode == 0
+    print(f"{name:8} {'ok' if ok else 'FAILED'}  {time.monotonic() - started:.1f} s", flush=True)
+    if not ok:
+        print(done.stdout, flush=True)
+    return ok
+
+
+def run_tests(commands: list[list[str]]) -> bool:
+    """pytest speaks for itself; the coverage (per cent, branches counted) is one more line."""
+    ok = True
+    for command in commands:
+        if command[-1].startswith("--format"):
+            print("coverage of statements and branches in the tests' own process, %: ", end="")
+            sys.stdout.flush()
+        ok &= subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+    return ok
+
+
+def main(arguments: list[str]) -> int:
+    """`check.py lint|fast|all`: exit status 1 when anything failed."""
+    profile = arguments[0] if arguments else "all"
+    if profile not in TESTS:
+        print(f"usage: check.py {'|'.join(TESTS)}", file=sys.stderr)
+        return 2
+    failed = [name for name, command in LINT.items() if not passes(name, command)]
+    tests_ok = run_tests(TESTS[profile])
+    if failed:
+        print(f"FAILED checks: {', '.join(failed)}", flush=True)
+    return 0 if tests_ok and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Checks the docs: links between files resolve, and every paragraph of SEMANTICS.md has a test.
+
+A paragraph carries an id, `[S-statfs]`; a test names it in its docstring or in a comment. An id
+that no test names, that is used twice, or that a test names and nobody wrote, is a failure.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ID = re.compile(r"\[(S-[a-z-]+)\]")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """A heading as the fragment of a link: lower case, punctuation dropped, blanks to hyphens."""
+    kept = re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower())
+    return re.sub(r"\s", "-", kept.strip())
+
+
+def semantics_problems(semantics: str, tests: dict[str, str]) -> list[str]:
+    """What is wrong between the paragraphs of SEMANTICS.md and the tests (file name -> text)."""
+    written = Counter(re.findall(r"^\*\*\[(S-[a-z-]+)\]", semantics, re.MULTILINE))
+    named = {ident: name for name, text in tests.items() for ident in ID.findall(text)}
+    problems = [f"SEMANTICS.md: {ident} is there twice" for ident, n in written.items() if n > 1]
+    problems += [
+        f"SEMANTICS.md: no test names [{ident}]" for ident in sorted(written.keys() - named.keys())
+    ]
+    problems += [
+        f"{named[ident]}: names [{ident}], which SEMANTICS.md does not have"
+        for ident in sorted(named.keys() - written.keys())
+    ]
+    return problems
+
+
+def link_problems(path: Path, text: str) -> list[str]:
+    """Relative links of one file to files, or headings, that are not there."""
+    problems = []
+    for target in LINK.findall(FENCE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        other = (path.parent / name).resolve() if name else path
+        if not other.exists():
+            problems.append(f"{path.relative_to(ROOT)}: no such file: {target}")
+        elif fragment and other.suffix == ".md":
+            headings = HEADING.findall(FENCE.sub("", other.read_text()))
+            if fragment not in {anchor(heading) for heading in headings}:
+                problems.append(f"{path.relative_to(ROOT)}: no such heading: {target}")
+    return problems
+
+
+def main() -> int:
+    """Prints each problem on a line; exit status 1 when there is one."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
+    tests = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("tests/**/*.py")}
+    problems = semantics_problems((ROOT / "docs" / "SEMANTICS.md").read_text(), tests)
+    for page in pages:
+        problems += link_problems(page, page.read_text())
+    print("\n".join(problems) or f"{len(pages)} pages, every paragraph of SEMANTICS.md tested")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What `import cachefs` and `cachefs --help` may cost: they run in trainers and in every shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SERVER_LIBRARIES = {"aiohttp", "boto3", "botocore", "lmdb", "obstore", "pyarrow"}
+SERVER_CODE = {"connectors", "master", "worker"}
+HELP_CPU_LIMIT_S = 0.25
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules of a fresh interpreter after one statement."""
+    program = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, text=True, stdout=subprocess.PIPE
+    )
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize("statement", ["import cachefs", "import cachefs.cli.main"])
+def test_a_trainer_gets_no_server_code(statement: str) -> None:
+    assert not modules_after(statement) & (SERVER_LIBRARIES | SERVER_CODE)
+
+
+def test_the_probe_sees_what_is_imported() -> None:
+    assert "lmdb" in modules_after("import lmdb")
+
+
+def cpu_s(command: list[str]) -> float:
+    """CPU seconds, user and system, of one command that must succeed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        pid = os.posix_spawn(
+            command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, null, 1)]
+        )
+        _, status, usage = os.wait4(pid, 0)
+    finally:
+        os.close(null)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_help_is_quick() -> None:
+    """The best of three: what the command costs, not what else the machine does."""
+    command = [os.path.join(os.path.dirname(sys.executable), "cachefs"), "--help"]
+    assert min(cpu_s(command) for _ in range(3)) < HELP_CPU_LIMIT_S
