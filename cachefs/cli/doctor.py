@@ -1,0 +1,182 @@
+"""`cachefs doctor`: can this machine mount, and what did crashes leave behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import detach, output, settings
+from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
+from cachefs.cli.mounts import MountTable, is_dead, read_mounts
+from cachefs.core.errors import CacheFSError
+from cachefs.launcher.processes import is_ours
+from cachefs.launcher.state import (
+    MountRecord,
+    StateHome,
+    private_dir,
+    read_pointer,
+    remove_pointer,
+)
+
+EXTRAS: Final = {"pyfuse3": ("pyfuse3",), "s3": ("boto3", "obstore")}
+PASSTHROUGH_KERNEL: Final = (6, 9)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One check. `state` is ok, note (works, could be better), problem, or fixed."""
+
+    name: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@click.command("doctor")
+@click.option("--fix", is_flag=True, help="Clear dead mounts and stale records.")
+@settings.setting_flags("doctor")
+@output.json_flag
+@output.debug_flag
+def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+    """Check this machine and the state home; exit code 1 if something is in the way."""
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    findings = [*examine_machine(), *examine_state(home, fix=fix)]
+    if as_json:
+        output.print_json([msgspec.to_builtins(finding) for finding in findings])
+    else:
+        for line in output.columns([_row(finding) for finding in findings]):
+            click.echo(line)
+    return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+def _row(finding: Finding) -> list[str]:
+    remedy = f"; {finding.remedy}" if finding.remedy else ""
+    return [finding.state, finding.name, finding.detail + remedy]
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def examine_machine() -> Iterator[Finding]:
+    """Device, helper program, extras, system configuration, kernel."""
+    yield _device()
+    yield _fusermount()
+    for extra, modules in EXTRAS.items():
+        yield check_extra(extra, modules, importlib.util.find_spec)
+    yield _allow_other()
+    yield check_kernel(platform.release())
+
+
+def _device() -> Finding:
+    if not os.path.exists(DEV_FUSE):
+        return Finding(DEV_FUSE, "problem", "missing", "load it: modprobe fuse")
+    if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
+        return Finding(DEV_FUSE, "problem", "may not be opened by you", "chmod 666 /dev/fuse")
+    return Finding(DEV_FUSE, "ok", "there")
+
+
+def _fusermount() -> Finding:
+    program = shutil.which(detach.FUSERMOUNT)
+    if program is not None:
+        return Finding(detach.FUSERMOUNT, "ok", program)
+    state = "note" if os.geteuid() == 0 else "problem"
+    remedy = "users other than root need it: install the system package fuse3"
+    return Finding(detach.FUSERMOUNT, state, "missing", remedy)
+
+
+def check_extra(
+    extra: str, modules: tuple[str, ...], find: Callable[[str], object | None]
+) -> Finding:
+    """Is an optional part of the installation there?"""
+    missing = [name for name in modules if find(name) is None]
+    if not missing:
+        return Finding(f"extra {extra}", "ok", "installed")
+    state = "problem" if extra == "pyfuse3" else "note"
+    remedy = f"pip install 'cachefs[{extra}]'"
+    return Finding(f"extra {extra}", state, f"not installed: {', '.join(missing)}", remedy)
+
+
+def _allow_other() -> Finding:
+    if user_allow_other():
+        return Finding("user_allow_other", "ok", f"set in {FUSE_CONF}")
+    remedy = f"for --allow-other as an ordinary user, add it to {FUSE_CONF}"
+    return Finding("user_allow_other", "note", "not set; root does not need it", remedy)
+
+
+def check_kernel(release: str) -> Finding:
+    """Is this kernel young enough for all that a mount can do?"""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    if version >= PASSTHROUGH_KERNEL:
+        return Finding("kernel", "ok", release)
+    wanted = ".".join(str(part) for part in PASSTHROUGH_KERNEL)
+    return Finding("kernel", "note", release, f"Linux {wanted} or newer can do more")
+
+
+# ---- what is left behind -------------------------------------------------------------------------
+
+
+def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
+    """The state home, dead mounts, records and pointers of processes that are gone."""
+    yield _home(home)
+    table = read_mounts()
+    for mount in table.ours():
+        if is_dead(mount.mountpoint):
+            may = cleared_by_us(mount)
+            clear = (lambda path=mount.mountpoint: clear_dead(path, home)) if may else None
+            yield _left(f"mount {mount.mountpoint}", "dead: its process is gone", fix, clear)
+        else:
+            yield Finding(f"mount {mount.mountpoint}", "ok", mount.source)
+    for record in home.mount_records():
+        if is_stale(record, table):
+            yield _left(
+                f"record of {record.mountpoint}",
+                f"its client (pid {record.pid}) is gone",
+                fix,
+                lambda record=record: home.remove_mount(record.mountpoint, record.pid),
+            )
+    for directory in home.source_dirs():
+        yield from _pointer(directory, fix)
+
+
+def _home(home: StateHome) -> Finding:
+    if not home.path.exists():
+        return Finding("state home", "ok", f"{home.path} (made by the first mount)")
+    try:
+        private_dir(home.path)
+    except CacheFSError as err:
+        return Finding("state home", "problem", err.one_line())
+    return Finding("state home", "ok", str(home.path))
+
+
+def is_stale(record: MountRecord, table: MountTable) -> bool:
+    """Neither mounted nor held by a living process."""
+    mount = table.at(record.mountpoint)
+    return (mount is None or not mount.is_cachefs) and not is_ours(record.pid)
+
+
+def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
+    pointer = read_pointer(directory)
+    if pointer is not None and not is_ours(pointer.pid):
+        name, detail = f"server of {directory.name}", f"pid {pointer.pid} is gone"
+        yield _left(name, detail, fix, lambda: remove_pointer(directory, pointer.pid))
+
+
+def _left(name: str, detail: str, fix: bool, clear: Callable[[], object] | None) -> Finding:
+    if clear is None:
+        return Finding(name, "problem", detail, "it is another user's: ask them, or root")
+    if not fix:
+        return Finding(name, "problem", detail, "cachefs doctor --fix clears it")
+    try:
+        clear()
+    except CacheFSError as err:
+        return Finding(name, "problem", f"{detail}; {err.one_line()}")
+    return Finding(name, "fixed", detail)

@@ -1,0 +1,83 @@
+"""`cachefs ls`: names, and with -l attributes and how much of each file is cached."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from cachefs.cli import listing, output, settings
+from cachefs.cli.listing import Row
+from cachefs.cli.session import Session, Target, attached, find_target
+from cachefs.core.model import Inode, Kind
+
+
+@click.command("ls")
+@click.argument("path", default=".")
+@click.option("-l", "long", is_flag=True, help="Mode, owner, group, size, mtime, cached %, path.")
+@click.option("-R", "recursive", is_flag=True, help="Everything below.")
+@settings.setting_flags("ls")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str,
+    long: bool,
+    recursive: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """List PATH, under a mount point or as the URL of a mounted source."""
+    target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
+    with attached(target.record) as session:
+        pages = _pages(session, target, session.resolve(target), recursive)
+        if long or as_json:
+            pages = (listing.with_cached(session, page) for page in pages)
+        if as_json:
+            _print_json(pages, target)
+        else:
+            _print(pages, target, long=long, full=long or recursive)
+
+
+def _pages(session: Session, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
+    if inode.kind is not Kind.DIRECTORY:
+        return iter([[Row(target.path, inode)]])
+    walk = listing.tree if recursive else listing.children
+    return walk(session, inode, target.path)
+
+
+def shown(target: Target, path: bytes) -> str:
+    """A path of the namespace as it is seen through the mount."""
+    root = os.fsencode(target.record.mountpoint)
+    return output.text_of(os.path.join(root, path) if path else root)
+
+
+def _print(pages: Iterable[list[Row]], target: Target, *, long: bool, full: bool) -> None:
+    for page in pages:
+        if long:
+            rows = [listing.fields(row, target.record, shown(target, row.path)) for row in page]
+            lines = output.columns(rows, right=(3, 5))
+        else:
+            lines = [_name(row, target, full) for row in page]
+        if lines:
+            click.echo("\n".join(lines))
+
+
+def _name(row: Row, target: Target, full: bool) -> str:
+    name = shown(target, row.path) if full else output.text_of(os.path.basename(row.path))
+    return name + "/" if row.inode.kind is Kind.DIRECTORY else name
+
+
+def _print_json(pages: Iterable[list[Row]], target: Target) -> None:
+    """One array, written page by page: a listing may be longer than memory."""
+    separator = "["
+    for page in pages:
+        for row in page:
+            document = listing.document(row, target.record, shown(target, row.path))
+            click.echo(f"{separator}\n{json.dumps(document)}", nl=False)
+            separator = ","
+    click.echo("[]" if separator == "[" else "\n]")

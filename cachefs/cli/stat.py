@@ -1,0 +1,67 @@
+"""`cachefs stat`: everything known about one path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import listing, output, settings
+from cachefs.cli.ls import shown
+from cachefs.cli.session import Target, attached, find_target
+from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
+from cachefs.core.units import format_size
+from cachefs.launcher.state import MountRecord
+
+
+@click.command("stat")
+@click.argument("path")
+@settings.setting_flags("stat")
+@output.json_flag
+@output.debug_flag
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """Everything known about PATH: attributes, version, what is cached of it."""
+    target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
+    with attached(target.record) as session:
+        inode = session.resolve(target)
+        row = listing.with_cached(session, [listing.Row(target.path, inode)])[0]
+        facts = listing.document(row, target.record, shown(target, target.path))
+        facts |= _more(target, session.namespace, inode)
+    if as_json:
+        output.print_json(facts)
+        return
+    for line in output.columns(_rows(facts, row, target.record)):
+        click.echo(line)
+
+
+def _more(target: Target, namespace: NamespaceId, inode: Inode) -> dict[str, Any]:
+    url = target.record.source.url
+    source = f"{url}/{output.text_of(target.path)}" if target.path else url
+    facts: dict[str, Any] = {"source": source, "version": inode.version}
+    if inode.kind is Kind.FILE:
+        facts["content_id"] = ContentId.of(namespace, inode).name
+    return facts
+
+
+def _rows(facts: dict[str, Any], row: listing.Row, record: MountRecord) -> list[list[str]]:
+    mode, owner, group, _, mtime, share, _ = listing.fields(row, record, "")
+    rows = {
+        "path": facts["path"],
+        "source": facts["source"],
+        "type": facts["type"],
+        "size": f"{row.inode.size} ({format_size(row.inode.size)})",
+        "cached": f"{format_size(max(0, row.cached_bytes))} ({share})",
+        "mode": f"{facts['mode']} {mode}",
+        "owner": f"{owner}:{group}",
+        "mtime": mtime,
+        "ino": str(facts["ino"]),
+        "version": str(facts["version"]),
+        "etag": facts["etag"] or "-",
+        "content": facts.get("content_id", "-"),
+    }
+    if "target" in facts:
+        rows["target"] = facts["target"]
+    if row.inode.kind is not Kind.FILE:
+        for name in ("cached", "content", "etag", "size"):
+            del rows[name]
+    return [[f"{name}:", value] for name, value in rows.items()]
