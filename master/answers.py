@@ -175,7 +175,8 @@ class Answers:
         interval_s = place.mount.interval_s
         valid_s = valid_for(stored.checked_at, interval_s, self._clock())
         if valid_s or not place.mount.connector.capabilities.posix:
-            return Found(stored.inode, valid_s or max(0.0, min(MAX_VALID_S, interval_s)))
+            unchanging_s = MAX_VALID_S if interval_s < 0 else min(MAX_VALID_S, interval_s)
+            return Found(stored.inode, valid_s or unchanging_s)
         try:
             fresh = await self._sync.stat(NO_PARENT, b"", place)
         except CacheFSError as err:

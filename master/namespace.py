@@ -125,6 +125,7 @@ class Master:
             return warning
         mount.health.succeeded()
         await self._mark_checked(mount)
+        await self.getattr(mount.root)  # its mode and owner, where the origin has them
         return ""
 
     async def _mark_checked(self, mount: Mount) -> None:

@@ -18,7 +18,7 @@ from connectors.base import Connector, Entry, Page, order_key
 from master.state.merge import Batch, Pages
 from master.state.negatives import Negatives
 from master.store.base import Store
-from master.store.records import NO_PARENT, Stored
+from master.store.records import NO_PARENT, Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import Merged, Transaction, transact
 from master.tree import Mount, Place, Tree
@@ -118,15 +118,32 @@ class Syncer:
             self.listings_done += 1
             self.negatives.forget(listing.directory)
             place.mount.health.succeeded()
+            if lister.empty:
+                await self._look_at_directory(listing.directory)
         except CacheFSError as err:
             error = err
             if not self._stopping:
-                if not isinstance(err, NotFound | Stale):
+                if isinstance(err, NotFound):
+                    await self._look_at_directory(listing.directory)
+                elif not isinstance(err, Stale):
                     place.mount.health.failed(err, self._clock())
                 await self._distrust(listing.directory)
         finally:
             del self._listings[listing.directory]
             listing.finish(error)
+
+    async def _look_at_directory(self, directory: int) -> None:
+        """Asks whether a directory that showed no names is there at all."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            at = names.place(directory)
+            if at is None or self._tree.is_root(directory):
+                return
+            above = self._tree.directory(names, at[0])
+        try:
+            await self.stat(at[0], name_of(at[1]), above)
+        except CacheFSError as err:
+            self.warn(above, name_of(at[1]), err)
 
     async def _distrust(self, directory: int) -> None:
         future = transact(self._store, lambda txn: txn.distrust_directory(directory))
@@ -279,6 +296,7 @@ class _Lister:
         self._watched = watched
         self._pages = Pages()
         self._hidden = 0
+        self.empty = True  # no name was shown, none hidden
 
     def run(self) -> None:
         """Raises the connector's errors, Stale when the directory was removed meanwhile."""
@@ -286,6 +304,7 @@ class _Lister:
         for page in ordered_pages(self._place.mount.connector, self._place.path):
             batch = self._pages.add(page.entries, page.hidden)
             self._hidden += batch.hidden
+            self.empty = self.empty and not (page.entries or page.hidden)
             if written is not None:
                 self._settle(*written)
             written = batch, self._write(batch)
