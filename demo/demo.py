@@ -19,7 +19,7 @@ from demo import readers
 from demo.dataset import Dataset, make_dataset
 from demo.readers import Rates, WrongBytes
 from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
-from demo.servers import BUCKET, PREFIX, SOURCE, s3_server, upload
+from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, upload
 from tests.services.s3_server import S3Server
 
 COMMAND_LIMIT_S = 60.0
@@ -159,16 +159,15 @@ def object_store(server: S3Server) -> Any:
     )
 
 
-def play(box: Sandbox) -> None:
+def play(box: Sandbox, real_server: bool) -> None:
     """The whole demo."""
     dataset = make_dataset(box.folder / "local")
-    with s3_server(box.folder / "server") as (name, server):
+    with s3_server(box.folder / "server", real=real_server) as (name, server):
         upload(server, dataset)
         os.environ.update(server.credentials())
         say(
             f"A bucket on {name}, 127.0.0.1:{server.port}: {len(dataset.images)} images of about"
-            f" 110 KiB and a shard of {len(dataset.shard)} x 128 MiB;"
-            f" all of it in {box.folder.parent}."
+            f" 110 KiB and a shard of 128 MiB. All files are in {box.folder.parent}."
         )
         demo = Demo(box, dataset, server)
         demo.mount()
@@ -187,10 +186,11 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     started = time.monotonic()
+    real_server = find_versitygw()
     box = Sandbox()
     with contextlib.closing(box):
         try:
-            play(box)
+            play(box, real_server)
         except (DemoFailed, WrongBytes, RuntimeError, subprocess.TimeoutExpired) as err:
             print(f"demo failed: {err}", file=sys.stderr)
             return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,17 +18,24 @@ SOURCE = f"s3://{BUCKET}/{PREFIX}"
 UPLOADERS = 8
 
 
-@contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[tuple[str, S3Server]]:
-    """Its name and itself; stopped at the end."""
+def find_versitygw() -> bool:
+    """Is there a versitygw? Called before the demo gets a cache home of its own: pins the path."""
     try:
-        versitygw.binary()
+        os.environ["CACHEFS_VERSITYGW"] = versitygw.binary()
     except FileNotFoundError:
-        with moto_s3.moto_s3(folder) as server:
-            yield "moto (in Python: a slow origin)", server
-    else:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
+    """A server's name and itself: versitygw when `real`, else moto. Stopped at the end."""
+    if real:
         with versitygw.versitygw(folder) as server:
             yield "versitygw", server
+    else:
+        with moto_s3.moto_s3(folder) as server:
+            yield "moto (in Python: a slow origin)", server
 
 
 def upload(server: S3Server, dataset: Dataset) -> None:
