@@ -1,0 +1,278 @@
+"""The origin changes, fails, lies or is gone: what a reader of the mount sees."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Bucket, Node, wait_until
+from tests.integration.dataset import body, digest, digests, expected, images
+from tests.services.proxy import (
+    FaultProxy,
+    altered_length,
+    cut_body,
+    expired_credentials,
+    hang,
+    ignore_if_match,
+    short_body,
+    status,
+    wrong_etag,
+)
+
+MIB = 1 << 20
+DEADLINE = ("--origin-deadline", "3s")
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+    """A proxy before the bucket's server; `bucket.options` lead through it."""
+    with FaultProxy(bucket.endpoint_url) as between:
+        bucket.endpoint_url = between.endpoint_url
+        yield between
+
+
+def read_error(path: Path) -> int:
+    with pytest.raises(OSError) as caught:
+        path.read_bytes()
+    assert caught.value.errno is not None
+    return caught.value.errno
+
+
+# ---- changes ----
+
+
+def test_new_replaced_and_deleted_objects(node: Node, bucket: Bucket) -> None:
+    """[S-sync] Within the sync interval new names appear (absent ones too), replaced objects are
+    other inodes with their new bytes, deleted ones are gone."""
+    bucket.fill({"a": b"old", "gone": b"x"})
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s")
+    assert (mounted / "a").read_bytes() == b"old"
+    inode = (mounted / "a").stat().st_ino
+    assert not (mounted / "new").exists()
+    assert sorted(os.listdir(mounted)) == ["a", "gone"]
+    bucket.fill({"a": b"newer", "new": b"y"})
+    bucket.delete("gone")
+    wait_until(lambda: (mounted / "new").exists(), "the new object appears", 10)
+    wait_until(lambda: not (mounted / "gone").exists(), "the deleted object goes", 10)
+    wait_until(lambda: (mounted / "a").read_bytes() == b"newer", "the new bytes come", 10)
+    assert (mounted / "a").stat().st_ino != inode
+    assert (mounted / "a").stat().st_size == 5
+    assert sorted(os.listdir(mounted)) == ["a", "new"]
+
+
+def test_same_length_replacement_is_seen(node: Node, bucket: Bucket) -> None:
+    bucket.put("a", b"1111")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "0")
+    for text in (b"2222", b"3333"):
+        assert len((mounted / "a").read_bytes()) == 4
+        bucket.put("a", text)
+        wait_until(lambda t=text: (mounted / "a").read_bytes() == t, "the new bytes come", 10)
+
+
+def test_an_open_file_never_mixes_versions(node: Node, bucket: Bucket) -> None:
+    """[S-open-handles] An old handle gets its old bytes or ESTALE, never a mix."""
+    old, new = body(1, 40 * MIB), body(2, 40 * MIB)
+    bucket.put("big", old)
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s")
+    node.allowed_log.append("another version|stale")
+    with (mounted / "big").open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 4096, 0) == old[:4096]
+        bucket.put("big", new)
+        ended = None
+        for offset in range(0, len(old), MIB):
+            try:
+                piece = os.pread(file.fileno(), MIB, offset)
+            except OSError as err:
+                ended = err.errno
+                break
+            assert piece == old[offset : offset + MIB]
+        assert ended in (None, errno.ESTALE, errno.EIO)  # EIO: the page cache's word for it
+    wait_until(lambda: digest((mounted / "big").read_bytes()) == digest(new), "the new version", 15)
+
+
+def test_changed_between_lookup_and_open(node: Node, bucket: Bucket) -> None:
+    """open of a file that changed at the origin succeeds with the new bytes: ESTALE once, and the
+    kernel looks up again by itself."""
+    bucket.put("a", b"old bytes")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+    node.allowed_log.append("another version|stale")
+    assert (mounted / "a").stat().st_size == 9
+    bucket.put("a", b"new and longer bytes")
+    assert (mounted / "a").read_bytes() == b"new and longer bytes"
+
+
+# ---- faults ----
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(503, code="SlowDown"),
+        status(500),
+        cut_body(100_000),
+        short_body(5000),
+    ],
+    ids=["slow-down", "internal-error", "cut", "short"],
+)
+def test_passing_faults_are_not_seen(
+    node: Node, bucket: Bucket, proxy: FaultProxy, fault: object
+) -> None:
+    files = {"small": body(1, 300_000), "big": body(2, 24 * MIB)}
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert sorted(os.listdir(mounted)) == sorted(files)
+    node.allowed_log.append("retry|again|cut|short|SlowDown|Internal")
+    armed = proxy.script(fault, method="GET", key=r"small|big", times=3)  # type: ignore[arg-type]
+    assert digests(mounted) == expected(files)
+    assert armed.hits == 3
+
+
+def test_cut_connections_cost_a_page_each(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
+    data = body(3, 32 * MIB)
+    bucket.put("big", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    node.allowed_log.append("cut|again|retry")
+    cuts = 5
+    proxy.script(cut_body(3 * MIB + 500_000), method="GET", key="big", times=cuts)
+    before = proxy.counters().object_bytes
+    assert digest((mounted / "big").read_bytes()) == digest(data)
+    fetched = proxy.counters().object_bytes - before
+    assert fetched <= len(data) + cuts * MIB
+
+
+@pytest.mark.parametrize("fault", [wrong_etag(), altered_length(7)], ids=["etag", "length"])
+def test_what_is_not_the_object_never_becomes_bytes(
+    node: Node, bucket: Bucket, proxy: FaultProxy, fault: object
+) -> None:
+    data = body(4, 200_000)
+    bucket.put("a", data)
+    mounted = node.mount(bucket.url, *bucket.options, *DEADLINE)
+    assert os.listdir(mounted) == ["a"]
+    node.allowed_log.append(r"WARNING|ERROR")
+    proxy.script(fault, method="GET", key="a", times=None)  # type: ignore[arg-type]
+    assert read_error(mounted / "a") in (errno.EIO, errno.ESTALE)
+    proxy.clear()
+    wait_until(lambda: _reads(mounted / "a", data), "the object reads again", 15)
+
+
+def _reads(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def test_a_server_that_ignores_if_match(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
+    bucket.put("a", b"old bytes")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+    node.allowed_log.append("another version|stale")
+    assert (mounted / "a").stat().st_size == 9
+    bucket.put("a", b"new bytes")  # the same length
+    proxy.script(ignore_if_match(), times=None)
+    assert (mounted / "a").read_bytes() == b"new bytes"
+
+
+def test_access_denied_is_eacces_and_expired_credentials_say_so(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    bucket.fill({"a": b"x", "b": b"y"})
+    mounted = node.mount(bucket.url, *bucket.options, *DEADLINE)
+    assert sorted(os.listdir(mounted)) == ["a", "b"]
+    node.allowed_log.append(r"WARNING|ERROR")
+    proxy.script(status(403, code="AccessDenied"), method="GET", key="^a$", times=None)
+    proxy.script(expired_credentials(), method="GET", key="^b$", times=None)
+    assert read_error(mounted / "a") == errno.EACCES
+    assert read_error(mounted / "b") == errno.EACCES
+    assert "expired" in node.logs().lower()
+
+
+def test_other_failures_are_eio_after_the_deadline_with_one_line(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-errors] EIO after the deadline; the log says path, cause and request id in one line."""
+    bucket.fill({"dir/a": b"x"})
+    mounted = node.mount(bucket.url, *bucket.options, *DEADLINE)
+    assert os.listdir(mounted / "dir") == ["a"]
+    node.allowed_log.append(r"dir/a")
+    proxy.script(status(500), method="GET", key="dir/a", times=None)
+    assert read_error(mounted / "dir/a") == errno.EIO
+    lines = [line for line in node.logs().splitlines() if "dir/a" in line and "PROXY500" in line]
+    assert lines, node.logs()
+
+
+def test_the_origin_is_off_and_everything_cached_reads(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-origin-down] After a remount too; what is not cached is EIO after the deadline."""
+    files = {**images(12), "big": body(5, 10 * MIB)}
+    bucket.fill({**files, "cold": b"never read"})
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s", *DEADLINE)
+    assert digests_but(mounted, "cold") == expected(files)
+    proxy.offline()
+    node.allowed_log.append(r"WARNING|ERROR")
+    assert digests_but(mounted, "cold") == expected(files)
+    node.umount(mounted)
+    said = node.run("mount", bucket.url, mounted, *bucket.options, *DEADLINE)
+    assert said.returncode == 0, said.stderr
+    assert "warning" in said.stderr
+    assert digests_but(mounted, "cold") == expected(files)
+    assert read_error(mounted / "cold") == errno.EIO
+    proxy.online()
+    wait_until(lambda: _reads(mounted / "cold", b"never read"), "the origin is back", 30)
+
+
+def digests_but(root: Path, *names: str) -> dict[str, str]:
+    files = (p for p in sorted(root.rglob("*")) if p.is_file() and p.name not in names)
+    return {str(p.relative_to(root)): digest(p.read_bytes()) for p in files}
+
+
+# ---- interrupts ----
+
+
+def test_an_interrupt_ends_a_cold_open_and_not_the_fill(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-interrupt] Ctrl-C on a cold open returns at once; the fill goes on for others."""
+    data = body(6, 500_000)
+    bucket.put("a", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert os.listdir(mounted) == ["a"]
+    gate = threading.Event()
+    proxy.script(hang(gate), method="GET", key="a")
+    command = [sys.executable, "-c", INTERRUPTED_READER, str(mounted / "a")]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit((mounted / "a").read_bytes)
+        proxy.wait_until(lambda seen: seen.requests_by_key["a"] >= 1)
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+            wait_until(lambda: _waits_in_fuse(reader.pid), "the reader waits")
+            reader.send_signal(signal.SIGINT)
+            out, _ = reader.communicate(timeout=5)
+        assert out == b"interrupted\n"
+        assert not other.done()
+        gate.set()
+        assert other.result(10) == data
+    assert proxy.counters().requests_by_key["a"] == 1 + proxy.counters().requests["HEAD"]
+
+
+INTERRUPTED_READER = """
+import sys
+try:
+    open(sys.argv[1], "rb").read()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def _waits_in_fuse(pid: int) -> bool:
+    return "fuse" in Path(f"/proc/{pid}/wchan").read_text() or (
+        "request_wait" in Path(f"/proc/{pid}/stack").read_text()
+    )
