@@ -30,7 +30,7 @@ from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page
 from connectors.pages import Pages
 from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
-from connectors.s3_errors import from_obstore
+from connectors.s3_errors import from_obstore, refuses_certificate
 from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
@@ -61,6 +61,8 @@ class S3Connector:
         self._http = S3Http(bucket, options or S3Options())
         self._lock = threading.Lock()
         self._store: S3Store | None = None
+        # A certificate that signs itself as a CA is in many bundles; obstore's TLS refuses it.
+        self._plain_http = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -167,14 +169,16 @@ class S3Connector:
         if not size:
             self._compare(self._head(key), version, path)
             return EmptyBody()
-        try:
-            return self._read_obstore(key, path, offset, size, version)
-        except ValueError:  # obstore refuses keys with control characters
-            return self._read_http(key, path, offset, size, version)
+        if not self._plain_http:
+            body = self._read_obstore(key, path, offset, size, version)
+            if body is not None:
+                return body
+        return self._read_http(key, path, offset, size, version)
 
     def _read_obstore(
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
-    ) -> Body:
+    ) -> Body | None:
+        """None: obstore cannot do it, and a plain request can."""
         self._http.credentials.current()  # their absence as our error, not obstore's
         options: dict[str, Any] = {"range": (offset, offset + size)}
         if version.etag:
@@ -182,7 +186,12 @@ class S3Connector:
         store = self._objects()
         try:
             reply = obstore.get(store, key, options=options)  # type: ignore[arg-type]
+        except ValueError:  # a key with control characters
+            return None
         except (BaseError, OSError) as error:
+            if isinstance(self._http.endpoint().verify, str) and refuses_certificate(error):
+                self._plain_http = True
+                return None
             raise self._failed(path, error) from error
         meta = reply.meta
         mtime_ns = int(meta["last_modified"].timestamp()) * 10**9

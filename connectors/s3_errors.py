@@ -125,6 +125,7 @@ _NO_STATUS: Final = (
     ("NotPartial", errors.OriginError, "the server ignores ranges"),
     ("InvalidRange", errors.BadBody, "the reply carried another range"),
     ("UnexpectedRange", errors.BadBody, "the reply carried another range"),
+    ("InvalidCertificate", errors.Unreachable, "the certificate is not trusted"),
     ("kind: Connect", errors.Unreachable, "the endpoint cannot be reached"),
     ("kind: Timeout", errors.Unreachable, "no answer in time"),
     ("TimedOut", errors.Unreachable, "no answer in time"),
@@ -154,6 +155,11 @@ def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
         if words in text:
             return family(cause, path=path)
     return errors.Unavailable(f"the request failed ({text.splitlines()[0][:200]})", path=path)
+
+
+def refuses_certificate(error: BaseException) -> bool:
+    """Did obstore refuse the server's certificate?"""
+    return "InvalidCertificate" in str(error)
 
 
 # botocore and urllib3: by the names of their classes, so that this module imports neither.

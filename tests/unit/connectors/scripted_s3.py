@@ -1,0 +1,119 @@
+"""A small S3 server that answers as a test says, with one object and any fault."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LISTING = (
+    '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>{}</ListBucketResult>"
+)
+OBJECT = (
+    "<Contents><Key>{}</Key><LastModified>2026-11-21T09:32:14.123Z</LastModified>"
+    "<ETag>&quot;e1&quot;</ETag><Size>{}</Size></Contents>"
+)
+MODIFIED = "Sat, 21 Nov 2026 09:32:14 GMT"
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    headers: dict[str, str]  # names in lower case
+
+
+@dataclass
+class Answer:
+    """`cut_after`: the connection ends after so many body bytes."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+
+
+Script = Callable[[Request], Answer]
+
+
+def error(status: int, code: str, extra: str = "") -> Answer:
+    body = f"<Error><Code>{code}</Code><Message>said so</Message>{extra}</Error>"
+    return Answer(status, body.encode(), {"x-amz-request-id": "REQ1"})
+
+
+def listing(*objects: tuple[str, int]) -> Answer:
+    return Answer(body=LISTING.format("".join(OBJECT.format(*o) for o in objects)).encode())
+
+
+def ranged(request: Request, data: bytes, etag: str = "e1") -> Answer:
+    """A right answer to a ranged GET, which ignores If-Match."""
+    first, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
+    headers = {
+        "ETag": f'"{etag}"',
+        "Last-Modified": MODIFIED,
+        "Content-Range": f"bytes {first}-{last}/{len(data)}",
+    }
+    return Answer(206, data[int(first) : int(last) + 1], headers)
+
+
+class ScriptedS3:
+    """The running server: its URL, what it was asked, and the script that answers."""
+
+    def __init__(self, port: int, scheme: str) -> None:
+        self.url = f"{scheme}://127.0.0.1:{port}"
+        self.requests: list[Request] = []
+        self.script: Script = lambda _request: error(404, "NoSuchKey")
+
+
+@contextlib.contextmanager
+def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
+    """Serves on loopback until the end of the block; `certificate`: PEM with its key, for TLS."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(self.command, self.path, headers)
+            server.requests.append(request)
+            self._answer(server.script(request))
+
+        do_HEAD = do_CONNECT = do_GET
+
+        def _answer(self, answer: Answer) -> None:
+            self.send_response(answer.status)
+            named = {name.lower() for name in answer.headers}
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            if "content-length" not in named:
+                self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                with contextlib.suppress(ConnectionError):  # a client may have seen enough
+                    self.wfile.write(answer.body[: answer.cut_after])
+            if answer.cut_after is not None:
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
+    server = ScriptedS3(httpd.server_port, "https" if certificate else "http")
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        thread.join(10)
+        httpd.server_close()

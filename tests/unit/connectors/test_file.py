@@ -1,0 +1,174 @@
+"""What only a directory of a file system can do: links, special files, permissions, changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import AccessDenied, BadBody, NotFound, Stale, Unavailable
+from cachefs.core.model import Fingerprint, Kind
+from connectors import file
+from connectors.base import Entry
+from connectors.file import FileConnector
+
+BIG = bytes(range(256)) * (3 << 12)  # 3 MiB
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "d").mkdir(parents=True)
+    (root / "d/f").write_bytes(b"inside")
+    (tmp_path / "outside").write_bytes(b"outside")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/f").write_bytes(b"outside")
+    return root
+
+
+def listed(source: FileConnector, path: bytes = b"") -> dict[bytes, Entry]:
+    return {entry.name: entry for page in source.list_dir(path) for entry in page.entries}
+
+
+def test_a_link_is_a_link(root: Path) -> None:
+    os.symlink("../outside", root / "link")
+    os.symlink("nothing", root / "broken")
+    source = FileConnector(str(root))
+    assert source.stat(b"link").target == b"../outside"
+    assert source.stat(b"link").fingerprint.kind is Kind.SYMLINK
+    assert listed(source)[b"broken"].target == b"nothing"
+    with pytest.raises(Stale):
+        source.read(b"link", 0, 7, Fingerprint(Kind.FILE, 7))
+
+
+@pytest.mark.parametrize("target", ["../elsewhere", "/", "d"])
+def test_a_link_is_never_followed(root: Path, target: str) -> None:
+    os.symlink(target, root / "way")
+    source = FileConnector(str(root))
+    for path in (b"way/f", b"way/etc/passwd", b"way/.."):
+        with pytest.raises(NotFound):
+            source.stat(path)
+        with pytest.raises(NotFound):
+            source.read(path, 0, 0, Fingerprint(Kind.FILE))
+    with pytest.raises(NotFound):
+        list(source.list_dir(b"way"))
+    assert b"way/f" not in {e.name for page in source.list_tree(b"") for e in page.entries}
+
+
+def test_the_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
+    os.symlink("root", tmp_path / "alias")
+    source = FileConnector(str(tmp_path / "alias"))
+    source.check()
+    assert listed(source).keys() == {b"d"}
+
+
+def test_special_files_are_counted(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    source = FileConnector(str(root))
+    for pages in (list(source.list_dir(b"")), list(source.list_tree(b""))):
+        assert sum(page.hidden for page in pages) == 1
+        assert b"pipe" not in {e.name for page in pages for e in page.entries}
+    with pytest.raises(NotFound):
+        source.stat(b"pipe")
+    with pytest.raises(Stale):
+        source.read(b"pipe", 0, 0, Fingerprint(Kind.FILE))
+
+
+def test_attributes_are_the_origins(root: Path) -> None:
+    os.chmod(root / "d/f", 0o640)
+    os.utime(root / "d/f", ns=(1, 1_700_000_000_123_456_789))
+    entry = FileConnector(str(root)).stat(b"d/f")
+    assert (entry.mode, entry.uid, entry.gid) == (0o640, os.getuid(), os.getgid())
+    assert entry.fingerprint == Fingerprint(Kind.FILE, 6, 1_700_000_000_123_456_789, "")
+
+
+def test_names_are_bytes(root: Path) -> None:
+    name = b"\xff\xfe\n name"
+    with open(os.path.join(os.fsencode(root), name), "wb") as made:
+        made.write(b"x")
+    source = FileConnector(str(root))
+    assert listed(source)[name] == source.stat(name)
+
+
+def test_a_tree_shows_empty_directories(root: Path) -> None:
+    (root / "empty/below").mkdir(parents=True)
+    found = [e for page in FileConnector(str(root)).list_tree(b"") for e in page.entries]
+    assert [(e.name, e.fingerprint.kind) for e in found] == [
+        (b"d/f", Kind.FILE),
+        (b"empty/below", Kind.DIRECTORY),
+    ]
+
+
+def test_a_root_that_is_missing_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    for path in (tmp_path / "nothing", tmp_path / "f"):
+        with pytest.raises(NotFound) as caught:
+            FileConnector(str(path)).check()
+        assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "rewrite"])
+def test_a_change_while_reading_is_noticed_before_its_bytes(root: Path, change: str) -> None:
+    where = root / "big"
+    where.write_bytes(BIG)
+    os.utime(where, (1, 1))
+    source = FileConnector(str(root))
+    body = source.read(b"big", 0, len(BIG), source.stat(b"big").fingerprint)
+    chunks = iter(body)
+    assert bytes(next(chunks)) == BIG[: 1 << 20]
+    if change == "append":
+        with where.open("ab") as again:
+            again.write(b"more")
+    elif change == "truncate":
+        os.truncate(where, 10)
+    else:
+        with where.open("r+b") as again:
+            again.write(b"other")
+    with pytest.raises(Stale):
+        next(chunks)
+
+
+def test_a_file_replaced_by_rename_is_read_to_its_end(root: Path) -> None:
+    (root / "big").write_bytes(BIG)
+    source = FileConnector(str(root))
+    body = source.read(b"big", 0, len(BIG), source.stat(b"big").fingerprint)
+    (root / "new").write_bytes(b"new")
+    os.rename(root / "new", root / "big")
+    assert b"".join(bytes(chunk) for chunk in body) == BIG
+
+
+def test_descriptors_are_given_back(root: Path) -> None:
+    for number in range(5):
+        (root / f"d/{number}").mkdir()
+        (root / f"d/{number}/f").write_bytes(BIG)
+    source = FileConnector(str(root))
+    before = len(os.listdir("/proc/self/fd"))
+    version = source.stat(b"d/1/f").fingerprint
+    for listing in (source.list_dir(b"d"), source.list_tree(b"")):
+        list(listing)
+    next(iter(source.read(b"d/1/f", 0, len(BIG), version)))
+    source.read(b"d/1/f", 0, len(BIG), version)
+    with pytest.raises(Stale):
+        source.read(b"d/1/f", 0, 1, Fingerprint(Kind.FILE, 1))
+    with pytest.raises(NotFound):
+        source.stat(b"d/nothing/f")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(13, AccessDenied), (2, NotFound), (116, Unavailable), (5, Unavailable), (110, Unavailable)],
+)
+def test_errors_of_the_system(number: int, expected: type[Exception]) -> None:
+    found = file.classify(OSError(number, "x"), "/data/f")
+    assert type(found) is expected
+    assert found.path == "/data/f"
+
+
+def test_a_body_that_ends_early(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FileConnector(str(root))
+    body = source.read(b"d/f", 0, 6, source.stat(b"d/f").fingerprint)
+    monkeypatch.setattr(os, "preadv", lambda *_args: 0)
+    with pytest.raises(BadBody):
+        list(body)

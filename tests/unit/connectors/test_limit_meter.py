@@ -1,0 +1,128 @@
+"""Limits and counts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
+from connectors.compose import decorate
+from connectors.limit import Limit, Limits, TokenBucket
+from connectors.memory import MemoryConnector
+from connectors.meter import Meter, Metered
+
+BIG = b"b" * (3 << 20)
+
+
+@pytest.fixture
+def memory() -> MemoryConnector:
+    return MemoryConnector({b"f": b"123", b"big": BIG})
+
+
+def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+    bucket = TokenBucket(10.0, now=0.0)
+    assert [bucket.take(5, 0.0) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
+    assert bucket.take(0, 1.0) == 0.0
+    assert bucket.take(10, 100.0) == 0.0  # idle time is worth one second at most
+    assert bucket.take(10, 100.0) == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 30)), max_size=50))
+def test_a_bucket_never_gives_more_than_its_rate(takes: list[tuple[float, float]]) -> None:
+    bucket, now, taken = TokenBucket(10.0, now=0.0), 0.0, 0.0
+    for pause_s, tokens in takes:
+        now += pause_s
+        taken += tokens
+        goes_on_at = now + bucket.take(tokens, now)
+        assert taken <= 10.0 * (goes_on_at + 1.0) + 1e-6
+
+
+def test_requests_and_bytes_wait_for_their_rate(memory: MemoryConnector) -> None:
+    pauses: list[float] = []
+    limits = Limits(in_flight=1, requests_per_s=1.0, bytes_per_s=float(1 << 20))
+    source = Limit(memory, limits, wait_limit_s=1, clock=lambda: 5.0, sleep=pauses.append)
+    source.check()
+    version = memory.stat(b"big").fingerprint
+    assert sum(len(chunk) for chunk in source.read(b"big", 0, len(BIG), version)) == len(BIG)
+    assert pauses == [1.0, 1.0, 2.0]  # the second request; the second and third MiB
+
+
+def test_no_more_requests_than_places(memory: MemoryConnector) -> None:
+    source = Limit(memory, Limits(in_flight=2), wait_limit_s=0.01)
+    version = memory.stat(b"big").fingerprint
+    first = source.read(b"big", 0, len(BIG), version)
+    second = source.read(b"big", 0, len(BIG), version)
+    with pytest.raises(DeadlineExceeded):
+        source.check()
+    first.close()
+    first.close()
+    source.check()
+    assert len(list(second)) == 3
+    source.check()
+
+
+def test_a_place_is_given_back_after_a_failure(memory: MemoryConnector) -> None:
+    source = Limit(memory, Limits(in_flight=1), wait_limit_s=0.01)
+    version = memory.stat(b"big").fingerprint
+    memory.fail("read", b"big", Throttled("slow down"))
+    with pytest.raises(Throttled):
+        source.read(b"big", 0, 1, version)
+    memory.cut(b"big", 10)
+    with pytest.raises(BadBody):
+        list(source.read(b"big", 0, 100, version))
+    memory.fail("list_dir", b"", Throttled("slow down"))
+    with pytest.raises(Throttled):
+        list(source.list_dir(b""))
+    body = source.read(b"big", 0, 1, version)
+    del body  # dropped and not closed
+    source.check()
+
+
+def test_a_waiting_request_goes_on_when_a_place_is_free(memory: MemoryConnector) -> None:
+    source = Limit(memory, Limits(in_flight=1), wait_limit_s=10)
+    memory.block("check")
+    threads = [threading.Thread(target=source.check) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    memory.wait_blocked("check")
+    assert memory.calls["check"] == 1
+    memory.unblock()
+    for thread in threads:
+        thread.join(10)
+    assert memory.calls["check"] == 3
+
+
+def test_the_meter_counts_by_verb(memory: MemoryConnector) -> None:
+    ticks = iter(range(1000))
+    meter = Meter()
+    source = Metered(memory, meter, clock=lambda: float(next(ticks)))
+    source.check()
+    version = source.stat(b"big").fingerprint
+    memory.put(b"f/g", b"")
+    list(source.list_dir(b""))
+    list(source.list_tree(b""))
+    list(source.read(b"big", 0, len(BIG), version))
+    memory.fail("stat", b"f", Throttled("slow down"))
+    with pytest.raises(Throttled):
+        source.stat(b"f")
+    memory.cut(b"big", 10)
+    with pytest.raises(BadBody):
+        list(source.read(b"big", 0, 100, version))
+    found = meter.snapshot()
+    assert found.requests == {"check": 1, "stat": 2, "list_dir": 1, "list_tree": 1, "read": 2}
+    assert found.errors == {"throttled": 1, "bad-body": 1}
+    assert found.body_bytes == len(BIG) + 10
+    assert found.hidden_keys == 2
+    assert found.seconds["check"] == 1.0
+    assert found.seconds["stat"] == 2.0
+
+
+def test_one_meter_over_retries(memory: MemoryConnector) -> None:
+    meter = Meter()
+    memory.fail("check", None, Throttled("slow down"), times=2)
+    decorate(memory, deadline_s=10, meter=meter, sleep=lambda _s: None, rng=lambda: 0.1).check()
+    assert meter.snapshot().requests == {"check": 3}
+    assert meter.snapshot().errors == {"throttled": 2}

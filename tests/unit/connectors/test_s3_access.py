@@ -1,0 +1,236 @@
+"""Credentials, regions, endpoints, proxies and certificates, as the AWS tools find them."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from cachefs.core import errors
+from cachefs.core.model import Fingerprint, Kind
+from connectors.s3 import S3Connector
+from connectors.s3_access import S3Credentials, resolve_endpoint
+from connectors.s3_options import S3Options
+from tests.unit.connectors.scripted_s3 import (
+    Answer,
+    Request,
+    ScriptedS3,
+    error,
+    listing,
+    ranged,
+    scripted_s3,
+)
+
+VERSION = Fingerprint(Kind.FILE, 4, 0, "e1")
+
+
+def content(source: S3Connector) -> bytes:
+    return b"".join(bytes(chunk) for chunk in source.read(b"f", 0, 4, VERSION))
+
+
+def answer(request: Request) -> Answer:
+    """Lists one file and reads it."""
+    return ranged(request, b"data") if "range" in request.headers else listing(("f", 4))
+
+
+def signer(request: Request) -> str:
+    """The access key and region of a signature, "" without one."""
+    parts = request.headers.get("authorization", "").partition("Credential=")[2].split("/")
+    return f"{parts[0]} {parts[2]}" if len(parts) > 2 else ""
+
+
+def test_the_environment_signs_listings_and_reads(server: ScriptedS3) -> None:
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(server.url, region="eu-west-1"))
+    source.check()
+    assert content(source) == b"data"
+    assert {signer(request) for request in server.requests} == {"key eu-west-1"}
+
+
+def test_a_profile_signs_and_names_its_region(
+    server: ScriptedS3, aws: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "aws-config").write_text(
+        "[profile p]\naws_access_key_id = pkey\naws_secret_access_key = s\nregion = ap-south-1\n"
+        f"endpoint_url = {server.url}\n"
+    )
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(profile="p"))
+    source.check()
+    assert content(source) == b"data"
+    assert {signer(request) for request in server.requests} == {"pkey ap-south-1"}
+
+
+def test_a_profile_that_is_not_there(server: ScriptedS3) -> None:
+    with pytest.raises(errors.CredentialsMissing, match="nowhere"):
+        S3Connector("bucket", "", S3Options(server.url, profile="nowhere")).check()
+
+
+def test_no_credentials(server: ScriptedS3, aws: pytest.MonkeyPatch) -> None:
+    aws.delenv("AWS_ACCESS_KEY_ID")
+    aws.delenv("AWS_SECRET_ACCESS_KEY")
+    source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+    with pytest.raises(errors.CredentialsMissing, match="no AWS credentials") as caught:
+        source.check()
+    assert "anonymous" in caught.value.remedy
+    with pytest.raises(errors.CredentialsMissing):
+        content(source)
+
+
+def test_anonymous_requests_are_not_signed(server: ScriptedS3) -> None:
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(server.url, anonymous=True))
+    source.check()
+    assert content(source) == b"data"
+    assert all("authorization" not in request.headers for request in server.requests)
+
+
+def test_the_requester_pays(server: ScriptedS3) -> None:
+    server.script = answer
+    options = S3Options(server.url, requester_pays=True, region="us-east-1")
+    source = S3Connector("bucket", "", options)
+    source.check()
+    assert content(source) == b"data"
+    payers = {request.headers.get("x-amz-request-payer") for request in server.requests}
+    assert payers == {"requester"}
+
+
+def test_a_token_is_sent(server: ScriptedS3, aws: pytest.MonkeyPatch) -> None:
+    aws.setenv("AWS_SESSION_TOKEN", "the-token")
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+    source.check()
+    assert content(source) == b"data"
+    assert {r.headers["x-amz-security-token"] for r in server.requests} == {"the-token"}
+
+
+def test_renewed_credentials_are_found_after_expired_ones(
+    server: ScriptedS3, aws: pytest.MonkeyPatch
+) -> None:
+    server.script = lambda request: (
+        error(400, "ExpiredToken") if signer(request).startswith("key ") else answer(request)
+    )
+    source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+    with pytest.raises(errors.CredentialsMissing, match="expired"):
+        content(source)
+    aws.setenv("AWS_ACCESS_KEY_ID", "renewed")
+    assert content(source) == b"data"
+    source.check()
+
+
+def test_the_region_is_asked_of_the_bucket(server: ScriptedS3) -> None:
+    def script(request: Request) -> Answer:
+        if request.method == "HEAD":
+            return Answer(403, headers={"x-amz-bucket-region": "eu-north-1"})
+        return answer(request)
+
+    server.script = script
+    source = S3Connector("bucket", "", S3Options(server.url))
+    source.check()
+    assert content(source) == b"data"
+    assert [signer(request) for request in server.requests[1:]] == ["key eu-north-1"] * 2
+
+
+def test_a_wrong_region_is_named(server: ScriptedS3) -> None:
+    server.script = lambda _request: error(
+        400, "AuthorizationHeaderMalformed", "<Region>eu-north-1</Region>"
+    )
+    source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+    with pytest.raises(errors.OriginError, match="the server wants eu-north-1"):
+        source.check()
+
+
+def test_a_proxy_of_the_environment_is_used(server: ScriptedS3, aws: pytest.MonkeyPatch) -> None:
+    server.script = answer
+    aws.setenv("HTTP_PROXY", server.url)
+    aws.setenv("http_proxy", server.url)
+    source = S3Connector("bucket", "", S3Options("http://storage.invalid", region="us-east-1"))
+    source.check()
+    assert content(source) == b"data"
+    assert all(r.target.startswith("http://storage.invalid/bucket") for r in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "options", "url"),
+    [
+        ("b-1", {"region": "eu-west-1"}, "https://b-1.s3.eu-west-1.amazonaws.com"),
+        ("b-1", {"region": "cn-north-1"}, "https://b-1.s3.cn-north-1.amazonaws.com.cn"),
+        ("b.1", {"region": "eu-west-1"}, "https://s3.eu-west-1.amazonaws.com/b.1"),
+        ("Old_1", {"region": "us-west-2"}, "https://s3.us-west-2.amazonaws.com/Old_1"),
+        (
+            "b-1",
+            {"region": "eu-west-1", "addressing_style": "path"},
+            "https://s3.eu-west-1.amazonaws.com/b-1",
+        ),
+        ("b-1", {"endpoint_url": "http://h:9000"}, "http://h:9000/b-1"),
+        (
+            "b-1",
+            {"endpoint_url": "http://h:9000", "addressing_style": "virtual"},
+            "http://b-1.h:9000",
+        ),
+    ],
+)
+def test_addressing(bucket: str, options: dict[str, str], url: str) -> None:
+    assert resolve_endpoint(bucket, S3Options(**options)).url == url  # type: ignore[arg-type]
+
+
+def test_directory_buckets_are_refused() -> None:
+    with pytest.raises(errors.Unsupported, match="S3 Express"):
+        resolve_endpoint("b--usw2-az1--x-s3", S3Options())
+
+
+def test_keys_do_not_show_themselves() -> None:
+    assert "secret" not in repr(S3Credentials(S3Options()).current())
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["as-a-ca", "as-a-server"])
+def certificate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1 that signs itself, with its key, in one PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test origin")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=request.param, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path = tmp_path_factory.mktemp("tls") / "origin.pem"
+    path.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_a_certificate_of_ones_own(certificate: Path, aws: pytest.MonkeyPatch) -> None:
+    with scripted_s3(certificate) as server:
+        server.script = answer
+        by_option = S3Options(server.url, region="us-east-1", ca_bundle=str(certificate))
+        source = S3Connector("bucket", "", by_option)
+        source.check()
+        assert content(source) == b"data"
+        aws.setenv("AWS_CA_BUNDLE", str(certificate))
+        source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+        source.check()
+        assert content(source) == b"data"
+
+
+def test_a_certificate_that_nobody_trusts(certificate: Path) -> None:
+    with scripted_s3(certificate) as server:
+        server.script = answer
+        source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
+        with pytest.raises(errors.Unreachable, match="not trusted") as caught:
+            source.check()
+        assert "ca_bundle" in caught.value.remedy
