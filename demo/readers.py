@@ -1,7 +1,7 @@
 """Reads the data set as a trainer would, and as plain GETs; every byte read is checked.
 
-The same readers, in Python, make every row of the demo's table, so the rows compare with each other;
-none of them is the fastest that the machine can do.
+The same readers, in Python, make every row of the demo's table, so that the rows compare with each
+other; none of them is the fastest that the machine can do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,214 @@
+"""The paragraphs of docs/SEMANTICS.md that no other test names, through the real kernel."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Bucket, Node, alive, is_mounted, wait_until
+from tests.integration.dataset import body, digest
+from tests.services.moto_s3 import moto_s3
+
+MIB = 1 << 20
+
+
+def reads(path: Path) -> bytes | int:
+    """The bytes of a file, or the errno of trying."""
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        return err.errno or 0
+
+
+def test_names_are_bytes(node: Node, tmp_path: Path) -> None:
+    """[S-names] What the source has is shown unchanged, whatever the bytes."""
+    source = tmp_path / "source"
+    source.mkdir()
+    names = [b"a b", b"100%25", b"#+&?", b"line\nbreak", b"\xff\xfe", "ä".encode(), b"n" * 255]
+    names += [b"Case", b"case", "a\u0308".encode()]
+    for name in names:
+        Path(os.fsdecode(bytes(source) + b"/" + name)).write_bytes(name)
+    mounted = node.mount(f"file://{source}")
+    assert sorted(os.listdir(bytes(mounted))) == sorted(names)
+    for name in names:
+        assert Path(os.fsdecode(bytes(mounted) + b"/" + name)).read_bytes() == name
+    with pytest.raises(OSError) as caught:
+        os.stat(bytes(mounted) + b"/" + b"n" * 256)
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_directories_of_an_object_store(node: Node, bucket: Bucket) -> None:
+    """[S-directories] A directory is there while a key below it, or its marker, is."""
+    bucket.put("deep/er/file", b"x")
+    bucket.put("marked/", b"")
+    bucket.put("both/", b"")
+    bucket.put("both/file", b"y")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "0")
+    assert sorted(os.listdir(mounted)) == ["both", "deep", "marked"]
+    assert os.listdir(mounted / "marked") == []
+    assert os.listdir(mounted / "both") == ["file"]
+    assert (mounted / "deep/er").is_dir()
+    bucket.delete("deep/er/file")
+    assert not (mounted / "deep").exists()
+
+
+def test_hidden_keys(node: Node, tmp_path: Path) -> None:
+    """[S-hidden-keys] Keys that cannot be shown are hidden and counted, never an error."""
+    shown = {"ok": b"1", "both/in": b"2", "sub/ok": b"3"}
+    hidden = ["empty//b", "dots/./y", "dots/../y", f"{'n' * 256}", "both"]
+    with moto_s3(tmp_path / "moto") as server:
+        bucket = Bucket(server, "odd")
+        bucket.fill(shown | dict.fromkeys(hidden, b"hidden"))
+        mounted = node.mount(bucket.url, *bucket.options)
+        assert sorted(os.listdir(mounted)) == ["both", "dots", "empty", "ok", "sub"]
+        assert os.listdir(mounted / "empty") == os.listdir(mounted / "dots") == []
+        assert {name: (mounted / name).read_bytes() for name in shown} == shown
+        assert os.listdir(mounted / "both") == ["in"]
+        (source,) = node.status(mounted)["sources"]
+        assert source["hidden_keys"] == len(hidden)
+        node.umount(mounted)
+
+
+def test_symbolic_links(node: Node, tmp_path: Path) -> None:
+    """[S-symlinks] Links of a directory source are links, with their targets as they are."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(b"bytes")
+    (source / "relative").symlink_to("file")
+    (source / "absolute").symlink_to("/etc/hostname")
+    (source / "broken").symlink_to("nowhere")
+    mounted = node.mount(f"file://{source}")
+    for name in ("relative", "absolute", "broken"):
+        assert (mounted / name).is_symlink()
+        assert os.readlink(mounted / name) == os.readlink(source / name)
+    assert (mounted / "relative").read_bytes() == b"bytes"
+    assert reads(mounted / "broken") == errno.ENOENT
+
+
+def test_modes_are_enforced(node: Node, bucket: Bucket) -> None:
+    """[S-access] The kernel enforces the modes shown; root's mount is seen by others."""
+    bucket.put("secret", b"x")
+    mounted = node.mount(bucket.url, *bucket.options, "--file-mode", "0600", "--dir-mode", "0755")
+    for folder in [*mounted.parents][:-1]:
+        if os.stat(folder).st_uid == os.geteuid() and str(folder) != "/tmp":
+            os.chmod(folder, os.stat(folder).st_mode | 0o011)
+    probe = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1]); "
+    probe += "print(os.access(sys.argv[2], os.R_OK))"
+    command = [sys.executable, "-I", "-c", probe, str(mounted), str(mounted / "secret")]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
+    assert (mounted / "secret").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("size", [1000, 500, 2000, 20 * MIB])
+def test_a_replaced_object_is_another_inode(node: Node, bucket: Bucket, size: int) -> None:
+    """[S-replaced] Same length, shorter, longer: new bytes and a new inode number."""
+    bucket.put("a", b"1" * 1000)
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "0")
+    assert (mounted / "a").read_bytes() == b"1" * 1000
+    before = (mounted / "a").stat().st_ino
+    data = body(size, size)
+    bucket.put("a", data)
+    assert digest((mounted / "a").read_bytes()) == digest(data)
+    assert (mounted / "a").stat().st_ino != before
+
+
+def test_mappings(node: Node, bucket: Bucket) -> None:
+    """[S-mmap] Shared and private mappings, cold and warm, of small and big files."""
+    files = {"small": body(1, 70_001), "big": body(2, 20 * MIB + 7)}
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
+        for name, data in files.items():
+            with (
+                (mounted / name).open("rb") as file,
+                mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ) as view,
+            ):
+                assert view[len(data) - 5 :] == data[-5:]
+                assert digest(view[:]) == digest(data)
+
+
+def test_reads_are_exact(node: Node, bucket: Bucket) -> None:
+    """[S-reads] Any offset, any size; short only at the end, empty beyond it."""
+    data = body(3, 17 * MIB + 3)
+    bucket.put("a", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    fd = os.open(mounted / "a", os.O_RDONLY)
+    try:
+        for offset in (16 * MIB + 1, 0, 8 * MIB - 1, len(data) - 1, len(data), len(data) + 5):
+            for size in (0, 1, 4096, MIB + 1):
+                assert os.pread(fd, size, offset) == data[offset : offset + size]
+    finally:
+        os.close(fd)
+
+
+def test_interval_zero_asks_every_time(node: Node, bucket: Bucket) -> None:
+    """[S-sync] With 0 a change is seen by the next access."""
+    bucket.put("here", b"x")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "0")
+    for round_ in range(3):
+        assert not (mounted / "new").exists()
+        bucket.put("new", str(round_).encode())
+        assert (mounted / "new").read_bytes() == str(round_).encode()
+        bucket.delete("new")
+
+
+def test_interval_minus_one_never_asks_again(node: Node, bucket: Bucket) -> None:
+    """[S-sync] With -1 what was listed stays as it was."""
+    bucket.put("a", b"x")
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval=-1")
+    assert os.listdir(mounted) == ["a"]
+    bucket.put("b", b"y")
+    node.umount(mounted)
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval=-1")
+    assert os.listdir(mounted) == ["a"]
+
+
+def test_a_killed_client(node: Node, bucket: Bucket) -> None:
+    """[S-crash] A killed client leaves ENOTCONN, cleared by the next mount; the cache is kept."""
+    data = body(8, 3 * MIB)
+    bucket.put("a", data)
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert (mounted / "a").read_bytes() == data
+    client = next(p["pid"] for p in node.processes(mounted) if p["role"] == "client")
+    os.kill(client, signal.SIGKILL)
+    wait_until(lambda: not alive(client), "the client is dead")
+    assert reads(mounted / "a") == errno.ENOTCONN
+    mounted = node.mount(bucket.url, *bucket.options)
+    assert (mounted / "a").read_bytes() == data
+    assert node.status(mounted)["cache"]["origin_bytes"] in (0, len(data))
+    node.umount(mounted)
+
+
+def test_umount_leaves_nothing(node: Node, bucket: Bucket) -> None:
+    """[S-umount] No process, no record, no socket; and the command says so of what is no mount."""
+    bucket.put("a", b"x")
+    mounted = node.mount(bucket.url, *bucket.options)
+    pids = [process["pid"] for process in node.processes(mounted)]
+    node.ok("umount", mounted)
+    assert not is_mounted(mounted)
+    assert not any(map(alive, pids))
+    left = [path.name for path in node.state.rglob("*") if path.suffix in (".sock", ".json")]
+    assert left == []
+    assert "not a cachefs mount" in node.fails("umount", mounted)
+
+
+def test_mounts_of_one_source_share_inodes(node: Node, bucket: Bucket) -> None:
+    """[S-shared-server] One server, one cache, one set of inode numbers."""
+    bucket.put("a", b"x" * 5000)
+    one = node.mount(bucket.url, *bucket.options)
+    two = node.mount(bucket.url, *bucket.options, name="two")
+    assert (one / "a").read_bytes() == (two / "a").read_bytes()
+    assert (one / "a").stat().st_ino == (two / "a").stat().st_ino
+    assert node.status(one)["cache"]["origin_bytes"] == 5000
+    server = {p["pid"] for p in node.processes(one) if p["role"] == "server"}
+    node.umount(one)
+    assert all(map(alive, server))
+    node.umount(two)
+    wait_until(lambda: not any(map(alive, server)), "the server ends with the last mount")
