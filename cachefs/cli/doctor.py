@@ -16,7 +16,7 @@ import msgspec
 
 from cachefs.cli import detach, output, settings
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
-from cachefs.cli.mounts import MountTable, is_dead, read_mounts
+from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.processes import is_ours
 from cachefs.launcher.state import (
@@ -129,22 +129,29 @@ def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
-        if is_dead(mount.mountpoint):
-            may = cleared_by_us(mount)
-            clear = (lambda path=mount.mountpoint: clear_dead(path, home)) if may else None
-            yield _left(f"mount {mount.mountpoint}", "dead: its process is gone", fix, clear)
-        else:
-            yield Finding(f"mount {mount.mountpoint}", "ok", mount.source)
+        yield _mount(mount, home, fix)
     for record in home.mount_records():
         if is_stale(record, table):
-            yield _left(
-                f"record of {record.mountpoint}",
-                f"its client (pid {record.pid}) is gone",
-                fix,
-                lambda record=record: home.remove_mount(record.mountpoint, record.pid),
-            )
+            yield _stale_record(record, home, fix)
     for directory in home.source_dirs():
         yield from _pointer(directory, fix)
+
+
+def _mount(mount: Mount, home: StateHome, fix: bool) -> Finding:
+    name = f"mount {mount.mountpoint}"
+    if not is_dead(mount.mountpoint):
+        return Finding(name, "ok", mount.source)
+    detail = "dead: its process is gone"
+    if not cleared_by_us(mount):
+        return Finding(name, "problem", detail, "it is another user's: ask them, or root")
+    return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
+
+
+def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:
+    name, detail = f"record of {record.mountpoint}", f"its client (pid {record.pid}) is gone"
+    return _left(
+        name, "note", detail, fix, lambda: home.remove_mount(record.mountpoint, record.pid)
+    )
 
 
 def _home(home: StateHome) -> Finding:
@@ -167,14 +174,12 @@ def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
     pointer = read_pointer(directory)
     if pointer is not None and not is_ours(pointer.pid):
         name, detail = f"server of {directory.name}", f"pid {pointer.pid} is gone"
-        yield _left(name, detail, fix, lambda: remove_pointer(directory, pointer.pid))
+        yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
 
 
-def _left(name: str, detail: str, fix: bool, clear: Callable[[], object] | None) -> Finding:
-    if clear is None:
-        return Finding(name, "problem", detail, "it is another user's: ask them, or root")
+def _left(name: str, state: str, detail: str, fix: bool, clear: Callable[[], object]) -> Finding:
     if not fix:
-        return Finding(name, "problem", detail, "cachefs doctor --fix clears it")
+        return Finding(name, state, detail, "cachefs doctor --fix clears it")
     try:
         clear()
     except CacheFSError as err:

@@ -77,7 +77,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 def line(total: Total) -> str:
-    """`12 of 60 files, 1.2 GiB of 3.4 GiB, 310 MiB/s, 7s left, 2 failed`; `+`: still being listed."""
+    """`12 of 60 files, 1.2 GiB of 3.4 GiB, 310 MiB/s, 7s left, 2 failed`; `+`: more to come."""
     more = "" if total.listing_done else "+"
     parts = [
         f"{total.files_done} of {total.files_found}{more} files",

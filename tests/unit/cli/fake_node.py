@@ -1,0 +1,129 @@
+"""A node's server as the command line sees it: scripted answers on a real socket, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cachefs.core import errors
+from cachefs.core import messages as m
+from cachefs.core.model import Inode, Kind, NamespaceId
+
+NAMESPACE = NamespaceId(b"n" * 16)
+MTIME_NS = 1_700_000_000 * 10**9
+PAGE = 3  # entries: small, so that paging is tested
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class FakeNode:
+    """Answers from `files` (path -> size); `cached` (path -> bytes); `loads` are scripted."""
+
+    def __init__(self, files: dict[bytes, int], cached: dict[bytes, int] | None = None) -> None:
+        self.inodes: dict[bytes, Inode] = {b"": Inode(1, Kind.DIRECTORY)}
+        for path, size in files.items():
+            self._add(path, size)
+        self.cached = {self.inodes[path].ino: size for path, size in (cached or {}).items()}
+        self.loads: list[list[m.LoadProgress]] = []
+        self.asked: list[m.Message] = []
+        self.status: dict[str, Any] = {"processes": [], "mounts": []}
+        self.failure: errors.CacheFSError | None = None
+        self.stopped = threading.Event()
+
+    def _add(self, path: bytes, size: int) -> None:
+        parts = path.split(b"/")
+        for depth in range(1, len(parts)):
+            folder = b"/".join(parts[:depth])
+            self.inodes.setdefault(folder, Inode(len(self.inodes) + 1, Kind.DIRECTORY))
+        ino = len(self.inodes) + 1
+        self.inodes[path] = Inode(ino, Kind.FILE, size, MTIME_NS, f"etag{ino}", nonce=ino)
+
+    # ---- answers ----
+
+    def answer(self, body: m.Message) -> m.Message:
+        self.asked.append(body)
+        if self.failure is not None and not isinstance(body, m.Hello):
+            return m.failure_of(self.failure)
+        match body:
+            case m.Hello():
+                return m.Welcome(os.getpid())
+            case m.Attach():
+                return m.Attached(NAMESPACE, self.inodes[b""])
+            case m.Resolve():
+                return m.Found(self.inodes.get(body.path), 60.0)
+            case m.ListDir():
+                return self._list(body)
+            case m.CacheState():
+                return m.CacheStateReply([self.cached.get(ino, 0) for ino in body.inos])
+            case m.Status():
+                return m.StatusReply(self.status)
+            case m.Free():
+                return m.Freed(2, 3 << 20, 1)
+            case m.Load():
+                return m.LoadStarted(sum(isinstance(b, m.Load) for b in self.asked))
+            case m.LoadStatus():
+                return self._load(body)
+            case m.Detach():
+                self.stopped.set()
+                return m.Done()
+        raise AssertionError(f"unexpected {body}")
+
+    def _list(self, body: m.ListDir) -> m.Listing:
+        parent = next(path for path, inode in self.inodes.items() if inode.ino == body.ino)
+        prefix = parent + b"/" if parent else b""
+        names = sorted(
+            path.removeprefix(prefix) + (b"/" if inode.kind is Kind.DIRECTORY else b"")
+            for path, inode in self.inodes.items()
+            if path and path.startswith(prefix) and b"/" not in path.removeprefix(prefix)
+        )
+        left = [name for name in names if name > body.after]
+        page = [
+            m.Dentry(
+                name.rstrip(b"/"), msgspec.Raw(_encode(self.inodes[prefix + name.rstrip(b"/")]))
+            )
+            for name in left[:PAGE]
+        ]
+        return m.Listing(page, left[PAGE - 1] if len(left) > PAGE else b"", 60.0)
+
+    def _load(self, body: m.LoadStatus) -> m.LoadProgress:
+        states = self.loads[body.load - 1]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        return msgspec.structs.replace(state, failures=state.failures[body.failures_after :][:2])
+
+    # ---- the socket ----
+
+    @contextlib.contextmanager
+    def listening(self, path: Path) -> Iterator[FakeNode]:
+        """Serves until the block ends."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            directory = os.open(path.parent, os.O_RDONLY)
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+            os.close(directory)
+            listener.listen()
+            wake, waker = os.pipe()
+            thread = threading.Thread(target=self._accept, args=(listener, wake))
+            thread.start()
+            try:
+                yield self
+            finally:
+                os.close(waker)
+                thread.join()
+                os.close(wake)
+
+    def _accept(self, listener: socket.socket, wake: int) -> None:
+        while wake not in select.select([listener, wake], [], [])[0]:
+            connection, _ = listener.accept()
+            with connection:
+                self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        while data := connection.recv(m.MAX_FRAME_BYTES):
+            frame = m.decode(data)
+            connection.send(m.encode(frame.id, self.answer(frame.body)))

@@ -1,0 +1,78 @@
+"""What mount(8) passes on, and what an fstab line may hold."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from cachefs.cli import mount_helper
+from cachefs.cli.mount_helper import parse_arguments
+from cachefs.cli.settings import load_settings
+from cachefs.core.errors import BadConfig
+
+
+def flags(options: str) -> dict[str, object]:
+    return dict(parse_arguments(["s3://b", "/mnt", "-o", options]).flags)
+
+
+def test_a_full_line() -> None:
+    parsed = parse_arguments(
+        ["s3://b/p", "/mnt/data", "-sv", "-o", "rw,cache-size=1GiB,file_mode=0600", "-t", "cachefs"]
+    )
+    assert (parsed.source, parsed.mountpoint, parsed.fake) == ("s3://b/p", "/mnt/data", False)
+    assert parsed.flags == {"cache_size": "1GiB", "file_mode": "0600"}
+
+
+def test_generic_options_are_passed_over() -> None:
+    names = "rw,noauto,_netdev,nofail,defaults,user,x-systemd.automount,X-mount.mkdir,noatime"
+    assert flags(f"{names},comment=abc,nosuid,nodev,exec") == {}
+
+
+def test_switches() -> None:
+    assert flags("allow_other,anonymous=no,ro") == {
+        "allow_other": True,
+        "anonymous": "no",
+        "read_only": True,
+    }
+    assert flags("no_allow_other") == {"allow_other": False}
+    assert flags("no-allow-other") == {"allow_other": False}
+
+
+def test_other_words() -> None:
+    parsed = parse_arguments(["-f", "s", "m", "-o", r"config=/etc/c.toml,debug,aws_profile=a\,b"])
+    assert (parsed.fake, parsed.debug, parsed.config_file) == (True, True, "/etc/c.toml")
+    assert parsed.flags == {"aws_profile": "a,b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("cache_sice=1", "unknown option 'cache_sice'; did you mean 'cache_size'?"),
+        ("cache_size", "option 'cache_size' needs a value"),
+        ("remount,ro", "remount is not possible"),
+    ],
+)
+def test_bad_options(options: str, expected: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        flags(options)
+    assert expected in caught.value.one_line()
+
+
+@pytest.mark.parametrize("argv", [["s3://b"], ["a", "b", "c"], ["a", "b", "-o"], ["a", "b", "-Z"]])
+def test_bad_command_lines(argv: list[str]) -> None:
+    with pytest.raises(click.UsageError):
+        parse_arguments(argv)
+
+
+def test_values_are_checked_like_flags() -> None:
+    parsed = parse_arguments(["s3://b", "/mnt", "-o", "sync_interval=soon"])
+    with pytest.raises(BadConfig, match="bad duration 'soon'"):
+        load_settings(parsed.flags, None, {})
+
+
+def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mount_helper.main(["ftp://x", "/mnt", "-f"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("mount.cachefs: ")
+    assert len(said.splitlines()) == 1
+    assert mount_helper.main(["ftp://x"]) == 2
