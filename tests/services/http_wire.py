@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 MAX_HEAD_BYTES = 256 << 10
-BUFFER_BYTES = 256 << 10
+BUFFER_BYTES = 64 << 10
+PIPE_BYTES = 1 << 20
 
 Sink = Callable[[memoryview], None]
+
+
+class Target(Protocol):
+    """Where a body goes: bytes, or what is in a pipe."""
+
+    def __call__(self, piece: memoryview) -> None: ...
+
+    def splice(self, reader: int, count: int) -> None: ...
 
 
 class WireError(Exception):
@@ -76,6 +88,7 @@ class Stream:
         self.sock = sock
         self._ahead = b""
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._pipe: tuple[int, int] | None = None
 
     def wake(self) -> None:
         """Ends the connection; its owner's waiting call returns, and the owner closes."""
@@ -85,6 +98,9 @@ class Stream:
     def close(self) -> None:
         self.wake()
         self.sock.close()
+        pipe, self._pipe = self._pipe, None
+        for end in pipe or ():
+            os.close(end)
 
     def send(self, data: bytes | memoryview) -> None:
         self.sock.sendall(data)
@@ -115,6 +131,34 @@ class Stream:
                 raise WireError(f"closed with {count} bytes of the body to come")
             sink(piece)
             count -= len(piece)
+
+    def pour(self, count: int, target: Target, piece_bytes: Callable[[], int]) -> None:
+        """Like `move`, through a pipe: what did not come with the head is never copied to us."""
+        while count:
+            limit = min(count, piece_bytes(), PIPE_BYTES)
+            if self._ahead:
+                piece = self._read_piece(limit)
+                done = len(piece)
+                target(piece)
+            else:
+                reader, writer = self._pipe_ends()
+                done = os.splice(self.sock.fileno(), writer, limit)
+                if not done:
+                    raise WireError(f"closed with {count} bytes of the body to come")
+                target.splice(reader, done)
+            count -= done
+
+    def take_from(self, reader: int, count: int) -> None:
+        """Sends `count` bytes that are in a pipe."""
+        while count:
+            count -= os.splice(reader, self.sock.fileno(), count)
+
+    def _pipe_ends(self) -> tuple[int, int]:
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            with contextlib.suppress(PermissionError):  # a user's pipes may be limited
+                fcntl.fcntl(self._pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return self._pipe
 
     def move_to_end(self, sink: Sink) -> None:
         while piece := self._read_piece(BUFFER_BYTES):

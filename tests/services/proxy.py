@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,6 +75,7 @@ __all__ = [
 ]
 
 STOP_LIMIT_S = 10.0
+LONG_NAP_S = 0.1
 
 
 class Counters(msgspec.Struct):
@@ -304,8 +305,14 @@ class FaultProxy:
             return
         with self._changed:
             wait_s = self._shaper.reserve(count, time.monotonic())
-        if wait_s > 0:
+        self.pause(wait_s)
+
+    def pause(self, wait_s: float) -> None:
+        """Sleeps, but not into a stop. Short naps are plain sleeps, which cost half as much."""
+        if wait_s >= LONG_NAP_S:
             self.stopping.wait(wait_s)
+        elif wait_s > 0:
+            time.sleep(wait_s)
 
 
 class _ClientGone(Exception):
@@ -369,8 +376,7 @@ class _Connection:
         if isinstance(fault, IgnoreIfMatch):
             head.remove(*CONDITIONS)
         response = self._forward(head)
-        if self._proxy.latency_s:
-            self._proxy.stopping.wait(self._proxy.latency_s)
+        self._proxy.pause(self._proxy.latency_s)
         self._proxy.count_response(response.status)
         self._relay(request, response, fault)
         return not (head.closes or response.closes)
@@ -386,8 +392,7 @@ class _Connection:
         start = b"HTTP/1.1 %d %s" % (fault.status, fault.code.encode())
         length = b"%d" % len(body)
         response = Head(start, [(b"Content-Type", b"application/xml"), (b"Content-Length", length)])
-        if self._proxy.latency_s:
-            self._proxy.stopping.wait(self._proxy.latency_s)
+        self._proxy.pause(self._proxy.latency_s)
         self._proxy.count_response(fault.status)
         body = b"" if request.method == "HEAD" else body
         self._proxy.count_body(request, len(body), fault.status)
@@ -448,7 +453,7 @@ class _Connection:
             self._drop_upstream()
 
     def _relay_counted(self, body: _Body, upstream: Stream, send: _Sender) -> None:
-        upstream.move(body.from_server_bytes, send, self._proxy.piece_bytes)
+        upstream.pour(body.from_server_bytes, send, self._proxy.piece_bytes)
         if body.cut:
             raise _Cut
         if body.padding_bytes:
@@ -460,6 +465,13 @@ class _Connection:
         """Raises _ClientGone."""
         try:
             self._client.send(data)
+        except OSError as err:
+            raise _ClientGone from err
+
+    def pipe_to_client(self, reader: int, count: int) -> None:
+        """Raises _ClientGone."""
+        try:
+            self._client.take_from(reader, count)
         except OSError as err:
             raise _ClientGone from err
 
@@ -476,12 +488,21 @@ class _Sender:
         self._number = number
 
     def __call__(self, piece: memoryview) -> None:
-        self._proxy.shape(len(piece))
-        self._proxy.count_body(self._request, len(piece), self._number)
-        try:
+        with self._counted(len(piece)):
             self._connection.to_client(piece)
+
+    def splice(self, reader: int, count: int) -> None:
+        with self._counted(count):
+            self._connection.pipe_to_client(reader, count)
+
+    @contextlib.contextmanager
+    def _counted(self, count: int) -> Iterator[None]:
+        self._proxy.shape(count)
+        self._proxy.count_body(self._request, count, self._number)
+        try:
+            yield
         except _ClientGone:
-            self._proxy.count_body(self._request, -len(piece), self._number)
+            self._proxy.count_body(self._request, -count, self._number)
             raise
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 MIN_PIECE_BYTES = 16 << 10
-MAX_PIECE_BYTES = 256 << 10
-PIECE_S = 0.002
+MAX_PIECE_BYTES = 1 << 20
+PIECE_S = 0.004
 
 
 class Shaper:
@@ -17,7 +17,7 @@ class Shaper:
         self._free_at_s = 0.0
 
     def piece_bytes(self) -> int:
-        """How much to send at once: about 2 ms of the link."""
+        """How much to send at once: about 4 ms of the link."""
         if not self.rate_bytes_per_s:
             return MAX_PIECE_BYTES
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(self.rate_bytes_per_s * PIECE_S)))
