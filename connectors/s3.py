@@ -121,7 +121,11 @@ class S3Connector:
             return False
 
     def _head(self, key: str) -> Fingerprint:
-        reply = self._http.request("HEAD", key)
+        try:
+            reply = self._http.request("HEAD", key)
+        except (AccessDenied, OriginError):
+            self._list({"prefix": key, "max-keys": "1"})  # a HEAD's error has no words; this has
+            raise
         headers = reply.headers
         reply.close()
         try:
@@ -260,9 +264,11 @@ class S3Connector:
         if isinstance(endpoint.verify, str):
             with open(endpoint.verify, "rb") as bundle:
                 client["root_certificate"] = bundle.read()
+        url = endpoint.url if endpoint.virtual else endpoint.service_url
         return S3Store(
             self._bucket,
-            endpoint=endpoint.url if endpoint.virtual else endpoint.service_url,
+            endpoint=url,
+            aws_endpoint_url_s3=url,  # obstore takes it from the environment, and first
             region=endpoint.region,
             virtual_hosted_style_request=endpoint.virtual,
             skip_signature=options.anonymous,

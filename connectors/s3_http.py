@@ -64,19 +64,21 @@ class S3Http:
         self.options = options
         self.credentials = S3Credentials(options)
         self._lock = threading.Lock()
-        self._endpoint: Endpoint | None = None
-        self._session: Any = None
+        self._opened: tuple[Endpoint, Any] | None = None
 
     def endpoint(self) -> Endpoint:
         """Raises CredentialsMissing (a bad profile), Unreachable (no region found), Unsupported."""
+        return self._open()[0]
+
+    def _open(self) -> tuple[Endpoint, Any]:
         with self._lock:
-            if self._endpoint is None:
-                found = resolve_endpoint(self.bucket, self.options)
-                session = _open(found)
+            if self._opened is None:
+                endpoint = resolve_endpoint(self.bucket, self.options)
+                session = _open_session(endpoint)
                 if not self.options.region:
-                    found = self._discover_region(session, found)
-                self._session, self._endpoint = session, found
-            return self._endpoint
+                    endpoint = self._discover_region(session, endpoint)
+                self._opened = endpoint, session
+            return self._opened
 
     def _discover_region(self, session: Any, endpoint: Endpoint) -> Endpoint:
         request = AWSRequest(method="HEAD", url=endpoint.url)
@@ -95,7 +97,7 @@ class S3Http:
     ) -> Reply:
         """One request for the bucket (key "") or a key. Raises the typed errors for a reply that
         is not 2xx; the caller reads or closes the reply."""
-        endpoint = self.endpoint()
+        endpoint, session = self._open()
         url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
         if query:
             pairs = sorted(query.items())
@@ -107,7 +109,7 @@ class S3Http:
             request.headers["x-amz-request-payer"] = "requester"
         self._sign(request, endpoint.region)
         path = f"s3://{self.bucket}/{key}"
-        response = _send(self._session, request, path)
+        response = _send(session, request, path)
         if not 200 <= response.status_code < 300:
             self._refused(response, path)
         return Reply(response, path)
@@ -132,9 +134,9 @@ class S3Http:
 
     def close(self) -> None:
         with self._lock:
-            if self._session is not None:
-                self._session.close()
-            self._session = self._endpoint = None
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].close()
 
 
 class _Frozen:
@@ -144,7 +146,7 @@ class _Frozen:
         self.access_key, self.secret_key, self.token = keys
 
 
-def _open(endpoint: Endpoint) -> Any:
+def _open_session(endpoint: Endpoint) -> Any:
     return URLLib3Session(
         verify=endpoint.verify,
         proxies=endpoint.proxies,

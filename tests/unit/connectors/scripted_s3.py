@@ -30,12 +30,14 @@ class Request:
 
 @dataclass
 class Answer:
-    """`cut_after`: the connection ends after so many body bytes."""
+    """`cut_after`: the connection ends after so many body bytes. `stall_after`: nothing more comes
+    after so many, until the server's `stalled` is set."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
+    stall_after: int | None = None
 
 
 Script = Callable[[Request], Answer]
@@ -67,6 +69,7 @@ class ScriptedS3:
     def __init__(self, port: int, scheme: str) -> None:
         self.url = f"{scheme}://127.0.0.1:{port}"
         self.requests: list[Request] = []
+        self.stalled = threading.Event()
         self.script: Script = lambda _request: error(404, "NoSuchKey")
 
 
@@ -95,9 +98,16 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
             self.end_headers()
             if self.command != "HEAD":
                 with contextlib.suppress(ConnectionError):  # a client may have seen enough
-                    self.wfile.write(answer.body[: answer.cut_after])
+                    self._write(answer)
             if answer.cut_after is not None:
                 self.close_connection = True
+
+        def _write(self, answer: Answer) -> None:
+            if answer.stall_after is None:
+                self.wfile.write(answer.body[: answer.cut_after])
+                return
+            self.wfile.write(answer.body[: answer.stall_after])
+            server.stalled.wait(30)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

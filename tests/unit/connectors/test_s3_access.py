@@ -156,6 +156,29 @@ def test_a_proxy_of_the_environment_is_used(server: ScriptedS3, aws: pytest.Monk
     assert all(r.target.startswith("http://storage.invalid/bucket") for r in server.requests)
 
 
+def test_the_option_wins_over_the_environment(server: ScriptedS3, aws: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        aws.setenv(name, "http://127.0.0.1:1")
+    aws.setenv("AWS_REGION", "us-east-2")
+    aws.setenv("AWS_DEFAULT_REGION", "us-east-2")
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(server.url, region="eu-west-1"))
+    source.check()
+    assert content(source) == b"data"
+    assert {signer(request) for request in server.requests} == {"key eu-west-1"}
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_the_endpoint_of_the_environment(
+    server: ScriptedS3, aws: pytest.MonkeyPatch, name: str
+) -> None:
+    aws.setenv(name, server.url)
+    server.script = answer
+    source = S3Connector("bucket", "", S3Options(region="eu-west-1"))
+    source.check()
+    assert content(source) == b"data"
+
+
 @pytest.mark.parametrize(
     ("bucket", "options", "url"),
     [

@@ -218,6 +218,37 @@ def test_a_caller_who_may_not_list_still_reads(server: ScriptedS3) -> None:
     assert connector(server).stat(b"f").fingerprint.size == 7
 
 
+def test_a_refused_head_is_asked_for_its_words(server: ScriptedS3) -> None:
+    server.script = lambda request: (
+        Answer(400) if request.method == "HEAD" else error(400, "ExpiredToken")
+    )
+    with pytest.raises(errors.CredentialsMissing, match="expired"):
+        connector(server).read(b"empty", 0, 0, Fingerprint(Kind.FILE, 0, 0, "e1"))
+
+
+@pytest.mark.parametrize("stalled", [b"f", b"tab\tand\x7f"])
+@pytest.mark.parametrize("after", [None, 0, 100, 2 << 20])
+def test_a_reply_that_stalls(
+    server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, stalled: bytes, after: int | None
+) -> None:
+    monkeypatch.setattr("connectors.s3.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.s3_http.SILENCE_LIMIT_S", 0.2)
+
+    def script(request: Request) -> Answer:
+        if after is None:
+            server.stalled.wait(30)
+        answer = ranged(request, DATA)
+        answer.stall_after = after
+        return answer
+
+    server.script = script
+    got, failure = read(connector(server), stalled)
+    server.stalled.set()
+    assert DATA.startswith(got)
+    assert isinstance(failure, errors.Unreachable)
+    assert "in time" in failure.cause
+
+
 def test_retries_until_the_first_bytes(server: ScriptedS3) -> None:
     answers = [error(503, "SlowDown"), error(500, "InternalError")]
     server.script = lambda request: answers.pop(0) if answers else ranged(request, DATA)
