@@ -1,0 +1,497 @@
+"""The commands against a scripted server: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.cli import doctor, load, main, mount, mountpoint, session, settings, umount
+from cachefs.cli.mounts import Mount, MountTable
+from cachefs.core import config, errors
+from cachefs.core import messages as m
+from cachefs.core.model import UfsSpec
+from cachefs.launcher.state import MountRecord, StateHome
+from tests.unit.cli.fake_node import FakeNode
+
+MIB = 1 << 20
+FILES = {b"a.bin": MIB, b"d/x": 10, b"d/y": 20, b"d/z": 0, b"d/e/deep": 5, b"odd\xff\n": 1}
+CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateHome:
+    monkeypatch.setenv("CACHEFS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CACHEFS_CONFIG", raising=False)
+    return StateHome(tmp_path / "home")
+
+
+@pytest.fixture
+def node(home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNode]:
+    """A server, and a record and a line in the mount table that lead to it."""
+    spec = UfsSpec("s3://bucket/p")
+    socket_path = home.source_dir(spec) / "server.sock"
+    home.write_mount(MountRecord("/mnt/data", spec, os.getpid(), str(socket_path), uid=0, gid=0))
+    line = Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())
+    table = MountTable([line])
+    for module in (session, load):
+        monkeypatch.setattr(module, "read_mounts", lambda: table)
+    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: table)
+    with FakeNode(FILES, CACHED).listening(socket_path) as served:
+        yield served
+
+
+@pytest.fixture
+def run(home: StateHome, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run(*args)` -> exit code, standard output, standard error."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = main.main(list(args))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def ok(result: tuple[int, str, str]) -> str:
+    assert (result[0], result[2]) == (0, "")
+    return result[1]
+
+
+def refused(result: tuple[int, str, str], code: int = 1) -> str:
+    """The one line of a failure."""
+    assert result[0] == code
+    assert result[1] == ""
+    assert result[2].startswith("cachefs: ")
+    assert len(result[2].splitlines()) == 1
+    return result[2]
+
+
+# ---- ls, stat, free ----
+
+
+def test_ls_is_names_in_pages(node: FakeNode, run: Run) -> None:
+    assert ok(run("ls", "/mnt/data")).splitlines() == ["a.bin", "d/", r"odd\xff\n"]
+    assert ok(run("ls", "/mnt/data/d")).splitlines() == ["e/", "x", "y", "z"]
+    assert ok(run("ls", "/mnt/data/d/x")).splitlines() == ["x"]
+    assert ok(run("ls", "s3://bucket/p/d/e")).splitlines() == ["deep"]
+
+
+def test_ls_long_shows_what_is_cached(node: FakeNode, run: Run) -> None:
+    lines = [line.split() for line in ok(run("ls", "-l", "/mnt/data")).splitlines()]
+    assert lines[0][:4] == ["-rw-r--r--", "root", "root", str(MIB)]
+    assert lines[0][-2:] == ["50%", "/mnt/data/a.bin"]
+    assert lines[1][0] == "drwxr-xr-x"
+    assert lines[1][-2:] == ["-", "/mnt/data/d"]
+    shares = {w[-1]: w[-2] for w in map(str.split, ok(run("ls", "-l", "/mnt/data/d")).splitlines())}
+    assert shares["/mnt/data/d/x"] == "100%"
+    assert shares["/mnt/data/d/y"] == "0%"
+    assert shares["/mnt/data/d/z"] == "100%", "an empty file is whole"
+
+
+def test_ls_recursive_and_json(node: FakeNode, run: Run) -> None:
+    names = ok(run("ls", "-R", "/mnt/data")).splitlines()
+    assert sorted(names) == sorted(
+        f"/mnt/data/{name}"
+        for name in ("a.bin", "d/", "d/e/", "d/e/deep", "d/x", "d/y", "d/z", r"odd\xff\n")
+    )
+    rows = json.loads(ok(run("ls", "--json", "-R", "/mnt/data")))
+    assert len(rows) == 8
+    row = next(row for row in rows if row["path"] == "/mnt/data/a.bin")
+    assert (row["type"], row["size_bytes"], row["cached_bytes"]) == ("file", MIB, MIB // 2)
+
+
+def test_ls_of_an_empty_directory_is_valid_json(node: FakeNode, run: Run) -> None:
+    node.inodes = {b"": node.inodes[b""]}
+    assert json.loads(ok(run("ls", "--json", "/mnt/data"))) == []
+    assert ok(run("ls", "/mnt/data")) == ""
+
+
+def test_stat(node: FakeNode, run: Run) -> None:
+    text = ok(run("stat", "/mnt/data/a.bin"))
+    assert "1048576 (1 MiB)" in text
+    assert "512 KiB (50%)" in text
+    assert "s3://bucket/p/a.bin" in text
+    facts = json.loads(ok(run("stat", "--json", "/mnt/data/a.bin")))
+    assert facts["mode"] == "0644"
+    assert len(facts["content_id"]) == 72
+    assert "cached" not in ok(run("stat", "/mnt/data/d"))
+
+
+def test_free_is_one_line(node: FakeNode, run: Run) -> None:
+    expected = "freed 3 MiB of 2 files; 1 still open, their bytes go with the last close\n"
+    assert ok(run("free", "/mnt/data/d")) == expected
+    asked = [body for body in node.asked if isinstance(body, m.Free)]
+    assert [body.path for body in asked] == [b"d"]
+    assert json.loads(ok(run("free", "/mnt/data/d", "--json")))["busy_files"] == 1
+
+
+def test_paths_that_lead_nowhere(node: FakeNode, run: Run, tmp_path: Path) -> None:
+    assert "/mnt/data/nope: no such file or directory" in refused(run("ls", "/mnt/data/nope"))
+    assert "not under a CacheFS mount" in refused(run("stat", str(tmp_path)))
+    assert "no mount of this source" in refused(run("stat", "s3://elsewhere/x"))
+
+
+def test_an_error_of_the_server_is_one_line(node: FakeNode, run: Run) -> None:
+    node.failure = errors.AccessDenied("the bucket\nrefuses", remedy="ask", request_id="R1")
+    assert refused(run("ls", "/mnt/data")) == "cachefs: the bucket refuses (request id R1); ask\n"
+    code, _, said = run("ls", "/mnt/data", "--debug")
+    assert code == 1
+    assert "Traceback" in said
+
+
+def test_no_server(home: StateHome, run: Run) -> None:
+    record = MountRecord("/mnt/x", UfsSpec("s3://gone"), 1, str(home.path / "none.sock"))
+    home.write_mount(record)
+    line = refused(run("ls", "s3://gone/a"))
+    assert "/mnt/x: its server does not answer" in line
+    assert "cachefs umount /mnt/x" in line
+
+
+# ---- status ----
+
+
+def test_status_of_one_mount(node: FakeNode, run: Run) -> None:
+    node.status = {
+        "processes": [{"role": "server", "pid": 7}],
+        "cache": {"used_bytes": 3 * MIB, "origin_bytes": 0},
+        "uptime_s": 90,
+    }
+    tree = json.loads(ok(run("status", "/mnt/data", "--json")))
+    assert tree["processes"] == [{"role": "server", "pid": 7}]
+    assert (tree["mountpoint"], tree["state"]) == ("/mnt/data", "ok")
+    text = ok(run("status", "/mnt/data"))
+    assert "used_bytes: 3 MiB" in text
+    assert "uptime_s: 1m30s" in text
+
+
+def test_status_of_all(node: FakeNode, run: Run, home: StateHome) -> None:
+    trees = json.loads(ok(run("status", "--json")))
+    assert [tree["mountpoint"] for tree in trees] == ["/mnt/data"]
+    home.remove_mount("/mnt/data")
+    assert "not recorded here" in ok(run("status"))
+
+
+def test_status_of_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: MountTable([]))
+    assert ok(run("status")) == "nothing is mounted\n"
+    assert json.loads(ok(run("status", "--json"))) == []
+
+
+# ---- load ----
+
+
+def progress(state: str, done: int, failed: int = 0, **more: object) -> m.LoadProgress:
+    failures = [(b"f%d" % n, "denied") for n in range(failed)]
+    fields: dict[str, object] = {"listing_done": True, "elapsed_s": 2.0, **more}
+    return m.LoadProgress(
+        load=1,
+        state=state,
+        files_found=4,
+        files_done=done,
+        files_failed=failed,
+        bytes_found=4 * MIB,
+        bytes_done=done * MIB,
+        bytes_fetched=done * MIB,
+        failures=failures,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr("cachefs.cli.load.time.sleep", pauses.append)
+    return pauses
+
+
+def test_load_without_waiting(node: FakeNode, run: Run) -> None:
+    assert "load 1 started" in ok(run("load", "/mnt/data/d", "/mnt/data/*.bin"))
+    [asked] = [body for body in node.asked if isinstance(body, m.Load)]
+    assert asked.paths == [b"d", b"*.bin"]
+
+
+def test_load_and_wait(node: FakeNode, run: Run, no_pause: list[float]) -> None:
+    node.loads = [[progress("running", 1), progress("running", 2), progress("succeeded", 4)]]
+    said = ok(run("load", "--wait", "/mnt/data"))
+    assert said == "OK, loaded 4 of 4 files (4 MiB of 4 MiB; 4 MiB from the origin) in 2s\n"
+    assert len(no_pause) == 2
+
+
+def test_a_failed_load_names_every_file(node: FakeNode, run: Run, no_pause: list[float]) -> None:
+    node.loads = [[progress("running", 1), progress("failed", 1, failed=3, message="no room")]]
+    code, out, err = run("load", "--wait", "/mnt/data")
+    assert code == 1
+    assert err.splitlines() == [f"cachefs: f{n}: denied" for n in range(3)]
+    assert out.startswith("FAILED: loaded 1 of 4 files")
+    assert out.endswith(", 3 failed; no room\n")
+
+
+def test_partial_is_not_success(node: FakeNode, run: Run, no_pause: list[float]) -> None:
+    node.loads = [[progress("failed", 2)]]
+    code, out, _ = run("load", "--wait", "/mnt/data")
+    assert code == 1
+    assert "FAILED" in out
+
+
+def test_load_in_json_lines(node: FakeNode, run: Run, no_pause: list[float]) -> None:
+    node.loads = [[progress("running", 1, elapsed_s=1.0), progress("failed", 3, failed=1)]]
+    code, out, err = run("load", "--wait", "--json", "/mnt/data")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (1, "")
+    assert [line["state"] for line in lines] == ["running", "failed"]
+    assert lines[0]["left_s"] == 3.0
+    assert lines[-1]["failures"] == [{"path": "f0", "cause": "denied"}]
+
+
+def test_load_from_a_file(node: FakeNode, run: Run, tmp_path: Path) -> None:
+    names = tmp_path / "names"
+    names.write_bytes(b"/mnt/data/a.bin\n\n/mnt/data/odd\xff\n")
+    ok(run("load", "--files-from", str(names)))
+    [asked] = [body for body in node.asked if isinstance(body, m.Load)]
+    assert asked.paths == [b"a.bin", b"odd\xff"]
+    line = refused(run("load", "--files-from", str(tmp_path / "none")))
+    assert "--files-from: No such file" in line
+    assert "nothing to load" in refused(run("load"), code=2)
+
+
+def test_a_long_list_becomes_several_requests() -> None:
+    paths = [b"p%04d" % n for n in range(1000)]
+    parts = list(load.batches(paths, 100))
+    assert [path for part in parts for path in part] == paths
+    assert max(len(part) for part in parts) == 10
+    with pytest.raises(errors.BadConfig):
+        list(load.batches([b"x" * 200], 100))
+
+
+# ---- usage, help, configuration ----
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("nope",), ("ls", "--nope"), ("mount",), ("mount", "s3://b"), ("umount",), ("stat",)],
+)
+def test_usage_errors_are_one_line_and_2(run: Run, args: tuple[str, ...]) -> None:
+    assert "--help" in refused(run(*args), code=2)
+
+
+def test_every_command_has_help_and_json(run: Run) -> None:
+    from cachefs.cli.app import COMMANDS
+
+    listed = ok(run("--help"))
+    for name in COMMANDS:
+        assert f"  {name} " in listed
+        text = ok(run(name, "--help"))
+        assert "--json" in text
+
+
+def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('cache_size = "1GiB"\n')
+    monkeypatch.setenv("CACHEFS_UID", "7")
+    text = ok(run("config", "--source", "--config", str(file)))
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()}
+    assert rows["cache_size"].endswith(f"file {file}")
+    assert rows["uid"].endswith("environment CACHEFS_UID")
+    assert set(rows) == set(config.BY_NAME)
+    values = json.loads(ok(run("config", "--json", "--config", str(file))))
+    assert values["cache_size"] == {"value": 1 << 30, "source": f"file {file}"}
+    assert "no such configuration file" in refused(run("config", "--config", "/nope.toml"))
+
+
+def test_help_is_cheap_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, resource; from cachefs.cli.main import main; code = main(['--help']);"
+        "use = resource.getrusage(resource.RUSAGE_SELF);"
+        "heavy = [n for n in ('rich', 'trio', 'boto3', 'obstore', 'lmdb', 'aiohttp', 'pyfuse3')"
+        " if n in sys.modules];"
+        "print(code, heavy, file=sys.stderr); print(use.ru_utime + use.ru_stime, file=sys.stderr)"
+    )
+    command = [sys.executable, "-I", "-c", script]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+    outcome, cpu_s = runs[0].stderr.splitlines()
+    assert outcome == "0 []"
+    assert min(float(run.stderr.splitlines()[1]) for run in runs) < 0.25, cpu_s
+
+
+# ---- mount: what is checked before anything starts ----
+
+
+@pytest.fixture
+def mount_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The one line of a mount that must be refused without starting a process."""
+
+    def never(*args: object, **more: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("cachefs.launcher.processes.ensure_server", never)
+    (tmp_path / "mnt").mkdir()
+
+    def call(source: str, *options: str, where: Path | None = None) -> str:
+        return refused(run("mount", source, str(where or tmp_path / "mnt"), *options))
+
+    return call
+
+
+def test_bad_sources_and_values(mount_line: Callable[..., str]) -> None:
+    assert "unknown scheme ftp://" in mount_line("ftp://host")
+    assert "not a source" in mount_line("data")
+    assert "bad size '20 apples'" in mount_line("s3://bucket", "--cache-size", "20 apples")
+    assert "bad size '-1'" in mount_line("s3://bucket", "--cache-size=-1")
+    assert "bad duration 'soon'" in mount_line("s3://bucket", "--sync-interval", "soon")
+    line = mount_line("file:///data", "--endpoint-url", "http://h")
+    assert "a file:// source has no options" in line
+
+
+def test_bad_mount_points(mount_line: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    cases = {
+        tmp_path / "missing": "the mount point does not exist; create it: mkdir -p",
+        tmp_path / "full": "the mount point is not empty; give an empty directory",
+        tmp_path / "full" / "file": "the mount point is not a directory",
+        tmp_path / "full" / "file" / "x": "the mount point is not a directory",
+        Path("/proc"): "already a mount point (proc, proc)",
+    }
+    for where, expected in cases.items():
+        line = mount_line("s3://bucket", where=where)
+        assert expected in line
+        assert str(where) in line
+
+
+def test_the_machine(
+    mount_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find_spec = mountpoint.importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "importlib.util.find_spec",
+            lambda n, p=None: None if n == "pyfuse3" else find_spec(n, p),
+        )
+        line = mount_line("s3://bucket")
+        assert "needs the extra pyfuse3; pip install 'cachefs[pyfuse3]'" in line
+    with monkeypatch.context() as patch:
+        patch.setattr(mountpoint, "DEV_FUSE", str(tmp_path / "none"))
+        assert "is missing; load the kernel module" in mount_line("s3://bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        patch.setenv("PATH", str(tmp_path))
+        assert "fusermount3 is missing" in mount_line("s3://bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        patch.setattr(mountpoint, "user_allow_other", lambda: False)
+        assert "user_allow_other" in mount_line("s3://bucket", "--allow-other")
+
+
+def test_writing_is_not_pretended(
+    mount_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CACHEFS_READ_ONLY", "no")
+    assert "environment CACHEFS_READ_ONLY: this version mounts read-only" in mount_line(
+        "s3://bucket"
+    )
+
+
+def test_user_allow_other(tmp_path: Path) -> None:
+    conf = tmp_path / "fuse.conf"
+    assert not mountpoint.user_allow_other(str(conf))
+    conf.write_text("# user_allow_other\n")
+    assert not mountpoint.user_allow_other(str(conf))
+    conf.write_text("mount_max = 3\nuser_allow_other\n")
+    assert mountpoint.user_allow_other(str(conf))
+
+
+def test_the_plan_of_a_mount(home: StateHome, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "link").symlink_to("mnt")
+    given = {"cache_size": "1GiB", "uid": "5", "aws_profile": "p", "file_mode": "600"}
+    chosen = settings.load_settings(given, None, {"CACHEFS_HOME": str(home.path)})
+    request = mount.plan(
+        "s3://bucket/p/", str(tmp_path / "link"), chosen, foreground=False, debug=False
+    )
+    assert request.server.source == UfsSpec("s3://bucket/p", {"profile": "p"})
+    assert request.server.cache_size_bytes == 1 << 30
+    assert request.client.mountpoint == str(tmp_path / "mnt")
+    assert (request.client.uid, request.client.file_mode) == (5, 0o600)
+    assert request.client.allow_other is request.client.default_permissions is (os.geteuid() == 0)
+
+
+# ---- umount, doctor ----
+
+
+def test_umount_of_no_mount(run: Run, tmp_path: Path) -> None:
+    line = refused(run("umount", str(tmp_path)))
+    assert f"{tmp_path}: not a cachefs mount" in line
+    assert "not a cachefs mount" in refused(run("umount", "/proc"))
+
+
+def test_a_busy_mount_names_its_users(
+    home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Mount("0:50", "/", str(tmp_path), "fuse.cachefs", "s3://b", ())
+
+    def busy(path: str, *, lazy: bool) -> None:
+        raise errors.InUse("in use", path=path)
+
+    monkeypatch.setattr(umount, "read_mounts", lambda: MountTable([line]))
+    monkeypatch.setattr("cachefs.cli.detach.detach", busy)
+    with (tmp_path / "f").open("wb"), pytest.raises(errors.InUse) as caught:
+        umount.unmount(str(tmp_path), home, lazy=False)
+    assert f"(pid {os.getpid()})" in caught.value.cause
+    assert "--lazy" in caught.value.remedy
+
+
+def test_doctor_finds_and_clears_stale_records(run: Run, home: StateHome) -> None:
+    home.write_mount(MountRecord("/mnt/gone", UfsSpec("s3://b"), 2**22 + 1, "/s"))
+    found = {row["name"]: row for row in json.loads(run("doctor", "--json")[1])}
+    assert found["record of /mnt/gone"]["state"] == "note"
+    found = {row["name"]: row for row in json.loads(run("doctor", "--json", "--fix")[1])}
+    assert found["record of /mnt/gone"]["state"] == "fixed"
+    assert home.mount_records() == []
+    assert "record of" not in run("doctor")[1]
+
+
+def test_doctor_clears_dead_mounts(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Mount("0:50", "/", "/mnt/dead", "fuse.cachefs", "s3://b", (f"user_id={os.geteuid()}",))
+    detached: list[str] = []
+    monkeypatch.setattr(doctor, "read_mounts", lambda: MountTable([line]))
+    monkeypatch.setattr(doctor, "is_dead", lambda path: path not in detached)
+    monkeypatch.setattr("cachefs.cli.detach.detach", lambda path, lazy: detached.append(path))
+    states = [f.state for f in doctor.examine_state(home, fix=False) if "dead" in f.name]
+    assert states == ["problem"]
+    states = [f.state for f in doctor.examine_state(home, fix=True) if "dead" in f.name]
+    assert (states, detached) == (["fixed"], ["/mnt/dead"])
+
+
+def test_doctor_on_other_machines() -> None:
+    assert doctor.check_kernel("5.10.0-28-amd64").state == "note"
+    assert doctor.check_kernel("6.9.1").state == "ok"
+    assert doctor.check_kernel("7.0").state == "ok"
+    missing = doctor.check_extra("s3", ("boto3", "obstore"), lambda name: None)
+    assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs[s3]'")
+    assert doctor.check_extra("pyfuse3", ("pyfuse3",), lambda name: None).state == "problem"
+
+
+def test_a_closed_pipe_is_quiet(node: FakeNode, home: StateHome) -> None:
+    command = f"{sys.executable} -m cachefs.cli.main ls -R s3://bucket/p | head -c 1 >/dev/null"
+    environment = {**os.environ, "CACHEFS_HOME": str(home.path)}
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stderr == ""
+
+
+def test_errors_of_the_system_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/x")
+
+    monkeypatch.setattr("cachefs.cli.settings.load_settings", broken)
+    assert refused(run("config")) == "cachefs: /proc/x: Too many open files\n"
