@@ -105,7 +105,7 @@ def _by_status(failure: S3Failure) -> _Verdict:
         return errors.Unreachable, "the proxy wants credentials", "set them in HTTPS_PROXY"
     if status in (412, 416):
         return errors.Stale, "the object is another version now", ""
-    if status in (429, 503) and status == 429:
+    if status == 429:
         return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
     if status >= 500:
         return errors.Unavailable, f"the origin failed for now ({said})", ""
