@@ -16,7 +16,7 @@ from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
 from master.state.health import is_down
 from master.state.lookups import LookupPolicy
 from master.store.base import Store
-from master.store.records import NO_PARENT, name_of
+from master.store.records import NO_PARENT, Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import transact
 from master.sync import Syncer
@@ -101,9 +101,16 @@ class Answers:
 
     async def _probe(self, parent: int, name: bytes, place: Place) -> None:
         try:
-            await self._sync.stat(parent, name, place)
+            await self._stat(parent, name, place)
         except CacheFSError as err:
             self._sync.warn(place, name, err)
+
+    async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
+        """Asks the origin; a name that was distrusted is believed again."""
+        stored = await self._sync.stat(parent, name, place)
+        if stored is not None:
+            self._distrusted.discard(stored.inode.ino)
+        return stored
 
     async def _lookup_by_listing(self, parent: int, name: bytes, place: Place) -> Found | None:
         """The answer of a listing of the whole directory, when one runs or is worth its price; None
@@ -127,7 +134,7 @@ class Answers:
     async def _lookup_by_stat(self, parent: int, name: bytes, place: Place) -> Found:
         mount = place.mount
         try:
-            stored = await self._sync.stat(parent, name, place)
+            stored = await self._stat(parent, name, place)
         except CacheFSError as err:
             stale = self._stale(parent, name) if is_down(err) and mount.interval_s else None
             self._sync.warn(place, name, err)
@@ -137,7 +144,6 @@ class Answers:
         if stored is None:
             checked_at = self._sync.negatives.checked_at(parent, name)
             return Found(None, valid_for(checked_at, mount.interval_s, self._clock()))
-        self._distrusted.discard(stored.inode.ino)
         return Found(stored.inode, valid_for(stored.checked_at, mount.interval_s, self._clock()))
 
     def _stale(self, parent: int, name: bytes) -> Found | None:
@@ -196,8 +202,8 @@ class Answers:
             place = self._tree.directory(names, at[0])
         name = name_of(at[1])
         try:
-            await self._sync.stat(at[0], name, place)
             self._distrusted.discard(ino)
+            await self._stat(at[0], name, place)
         except CacheFSError as err:
             self._sync.warn(place, name, err)
             self._distrust(ino)

@@ -98,7 +98,6 @@ class Directories:
         self, ino: int, after: bytes, limit: int, place: Place, err: CacheFSError
     ) -> Listing:
         """The page as it was known, when the origin failed. Raises `err` where it was not."""
-        self._sync.warn(place, b"", err)
         with self._store.snapshot() as reader:
             names = Names(reader)
             state = names.directory(ino)

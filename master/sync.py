@@ -64,6 +64,8 @@ class Listing:
 
     def finish(self, error: CacheFSError | None) -> None:
         self.done, self.error = True, error
+        if error is None:
+            self.safe_below = None
         self._moved.set()
 
 
@@ -127,6 +129,7 @@ class Syncer:
                     await self._look_at_directory(listing.directory)
                 elif not isinstance(err, Stale):
                     place.mount.health.failed(err, self._clock())
+                    self.warn(place, b"", err)
                 await self._distrust(listing.directory)
         finally:
             del self._listings[listing.directory]
@@ -337,7 +340,8 @@ class _Lister:
         if removed:
             self._loop.call_soon_threadsafe(self._syncer.directories_removed)
         self._loop.call_soon_threadsafe(self._syncer.wake)
-        self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
+        if not (batch.last and self.empty):  # who waits learns first whether it is there at all
+            self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
 
 
 def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
