@@ -1,6 +1,6 @@
 # `make demo` and `make test` set up all they need; see scripts/bootstrap.
 PY := .venv/bin/python
-UV_COMPILE := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 \
+UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-header
 
 .DEFAULT_GOAL := help
