@@ -23,6 +23,7 @@ from master.sync import Syncer
 from master.tree import Mount, Place, Tree
 
 LISTING_PATIENCE_S: Final = 0.1  # a lookup waits so long for a listing before it asks by itself
+SLOW_LISTING_S: Final = 1.0  # a listing that takes longer is waited for by no lookup
 MAX_DISTRUSTED: Final = 10_000
 
 
@@ -121,9 +122,10 @@ class Answers:
             if not self._policy.wants_listing(parent, place.mount.interval_s, now):
                 return None
             running = self._sync.list_directory(parent, place)
-        until = asyncio.get_running_loop().time() + LISTING_PATIENCE_S
+        loop = asyncio.get_running_loop()
+        until = min(loop.time() + LISTING_PATIENCE_S, running.began + SLOW_LISTING_S)
         while not (running.passed(name) or running.done):
-            left_s = until - asyncio.get_running_loop().time()
+            left_s = until - loop.time()
             if left_s <= 0 or not await running.progress(left_s):
                 return None
         if running.error is not None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,7 +33,7 @@ from cachefs.core.model import (
     Origin,
     UfsSpec,
 )
-from cachefs.core.services import Permission
+from cachefs.core.services import MetadataService, Permission
 from connectors.base import Connector
 from master import walk
 from master.answers import Answers
@@ -111,6 +111,7 @@ class Master:
         removes its store. Later what is known is served, whatever the origin says.
         """
         mount = self._tree.mounts()[0]
+        self._sync.directories_removed()  # what an earlier process left to be collected
         try:
             await self._sync.check(mount)
         except CacheFSError as err:
@@ -259,3 +260,9 @@ def _mount_status(mount: Mount) -> dict[str, Any]:
         "origin_errors": mount.health.errors,
         "last_warning": mount.health.last_warning,
     }
+
+
+if TYPE_CHECKING:
+
+    def _is_the_service(master: Master) -> MetadataService:
+        return master

@@ -37,7 +37,8 @@ class Listing:
 
     def __init__(self, directory: int, started_at: float) -> None:
         self.directory = directory
-        self.started_at = started_at
+        self.started_at = started_at  # wall time
+        self.began = asyncio.get_running_loop().time()
         self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
         self.error: CacheFSError | None = None
         self.done = False

@@ -30,8 +30,8 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Invalidate, Listing
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, UfsSpec
-from cachefs.core.services import MetadataService
 from connectors.memory import MemoryConnector, SyntheticConnector
+from master import answers
 from master.namespace import Master
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S
 from master.state.health import PROBE_EVERY_S
@@ -39,6 +39,13 @@ from master.store import transaction
 
 UFS = UfsSpec("s3://bucket/prefix")
 DEADLINE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not turn a lookup's wait for a listing into a stat."""
+    monkeypatch.setattr(answers, "LISTING_PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr(answers, "SLOW_LISTING_S", DEADLINE_S)
 
 
 class Clock:
@@ -106,11 +113,6 @@ async def raises(expected: type[CacheFSError], work: Awaitable[object]) -> Cache
 
 def inode(entry: messages.Dentry) -> Inode:
     return msgspec.msgpack.decode(entry.inode, type=Inode)
-
-
-def protocol_check(master: Master) -> MetadataService:
-    """mypy: a master is the service that workers use."""
-    return master
 
 
 # ---- lookups -----------------------------------------------------------------------------------
@@ -249,7 +251,11 @@ def test_lookups_of_one_name_share_a_stat_and_survive_a_cancelled_caller(tmp_pat
     run(work())
 
 
-def test_a_lookup_waits_for_a_listing_only_so_long(tmp_path: Path) -> None:
+def test_a_lookup_waits_for_a_listing_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "LISTING_PATIENCE_S", 0.001)
+
     async def work() -> None:
         clock, origin = Clock(), MemoryConnector({b"x": b"1"})
         async with opened(tmp_path, origin, clock) as master:
@@ -699,6 +705,24 @@ def test_closing_while_the_origin_is_being_asked(tmp_path: Path) -> None:
         with pytest.raises(CacheFSError):
             await listing
         await master.close()
+
+    run(work())
+
+
+def test_what_lay_below_a_removed_directory_is_collected_after_a_restart(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock, origin = Clock(), MemoryConnector({b"x": b"1", b"d/e/f": b"1", b"d/g": b"1"})
+        async with opened(tmp_path, origin, clock) as master:
+            await master.check_source()
+            assert len(await paths(master.walk(ROOT_INO))) == 3
+            origin.delete(b"d")
+            clock.now += 61
+            master._sync._gardening = True  # as if the process ended before it could
+            await names_of(master)
+            assert master.status()["names"] == 4
+        async with opened(tmp_path, origin, clock) as master:
+            await master.check_source()
+            await until(lambda: master.status()["names"] == 1)
 
     run(work())
 
