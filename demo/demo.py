@@ -23,6 +23,8 @@ from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, uplo
 from tests.services.s3_server import S3Server
 
 COMMAND_LIMIT_S = 60.0
+DEMO_LIMIT_S = 170
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 WIDTH = 42
 
@@ -177,26 +179,35 @@ def play(box: Sandbox, real_server: bool) -> None:
         demo.umount()
 
 
-def _stop(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+def stop_on_signals(box: Sandbox) -> None:
+    """Ctrl-C, an end from outside, or a demo that hangs: processes are killed first, so that nobody
+    waits for an answer of theirs, then everything else is taken away."""
+
+    def stop(number: int, frame: object) -> None:
+        for other in STOPS:
+            signal.signal(other, signal.SIG_IGN)
+        box.kill(box.processes())
+        name = "took too long" if number == signal.SIGALRM else signal.Signals(number).name
+        print(f"demo stopped: {name}", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    for number in STOPS:
+        signal.signal(number, stop)
+    signal.alarm(DEMO_LIMIT_S)
 
 
 def main() -> int:
     """Exit status 1 when a promise was broken; nothing is left behind in any case."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
     started = time.monotonic()
     real_server = find_versitygw()
     box = Sandbox()
     with contextlib.closing(box):
+        stop_on_signals(box)
         try:
             play(box, real_server)
         except (DemoFailed, WrongBytes, RuntimeError, subprocess.TimeoutExpired) as err:
             print(f"demo failed: {err}", file=sys.stderr)
             return 1
-        except KeyboardInterrupt:
-            print("stopped", file=sys.stderr)
-            return 130
     say(f"Every byte was checked. Took {time.monotonic() - started:.0f} s; nothing is left behind.")
     return 0
 
