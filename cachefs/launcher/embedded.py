@@ -60,8 +60,12 @@ class Source:
         self.lock_fd = await _lock(self.directory / "server.lock")
         self.sync_interval_s = sync_interval_s
         try:
-            self.master = await Master.open(
-                self.directory / "namespace", self.spec, self.connector, sync_interval_s
+            self.master = await asyncio.to_thread(
+                Master.open,
+                self.directory / "namespace",
+                self.spec,
+                self.connector,
+                sync_interval_s,
             )
             try:
                 self.warning = await self.master.check_source()
