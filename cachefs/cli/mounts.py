@@ -183,10 +183,11 @@ def _link(path: str, mounts: MountTable, readlink: Callable[[str], str]) -> str 
         return None
 
 
-def is_dead(mountpoint: str, probe: Callable[[str], object] = os.stat) -> bool:
+def is_dead(mountpoint: str, probe: Callable[[str], object] = os.statvfs) -> bool:
     """Has the process behind a FUSE mount gone? A mount that only hangs counts as alive.
 
-    The probe runs in a thread of its own that is given up after `PROBE_S`.
+    statvfs(2) always asks the process behind the mount; stat(2) may be answered by the kernel's
+    cache. The probe runs in a thread of its own that is given up after `PROBE_S`.
     """
     seen: list[int] = []
 

@@ -52,7 +52,8 @@ def ask(record: MountRecord) -> dict[str, Any]:
     """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
     with connected(record) as client:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
-    return {**_head(record.mountpoint, record.source.url, "ok"), **tree}
+    state = "dead" if is_dead(record.mountpoint) else "ok"
+    return {**_head(record.mountpoint, record.source.url, state), **tree}
 
 
 def _try(mount: Mount, home: StateHome) -> dict[str, Any]:
