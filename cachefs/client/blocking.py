@@ -1,0 +1,92 @@
+"""A blocking client of a node's server, for the command line: one request at a time, no events."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from types import TracebackType
+from typing import Final
+
+import cachefs
+from cachefs.client.sockets import close_fd, connect_socket, receive
+from cachefs.core import messages as m
+from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
+
+CALL_TIMEOUT_S: Final = 60.0
+
+
+class BlockingClient:
+    """A session with the role "cli". Not for more than one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._last_id = 0
+        self.welcome = m.Welcome(pid=0)
+
+    @classmethod
+    def connect(cls, path: str | os.PathLike[str], timeout_s: float = 5.0) -> BlockingClient:
+        """Connects and says Hello. Raises Unreachable, DeadlineExceeded, ProtocolError."""
+        client = cls(connect_socket(os.fspath(path)))
+        try:
+            hello = m.Hello(role="cli", pid=os.getpid(), version=cachefs.__version__)
+            reply = client.call(hello, timeout_s)
+            if not isinstance(reply, m.Welcome):
+                raise ProtocolError(f"the server greets with {type(reply).__name__}")
+            client.welcome = reply
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def call(self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
+        """The answer to `body`. Raises the typed error of a Failure, DeadlineExceeded after
+        `timeout_s` (the request is cancelled), Unreachable when the server is gone."""
+        self._last_id += 1
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._sock.settimeout(timeout_s)
+            self._sock.send(m.encode(self._last_id, body))
+            return self._reply(deadline)
+        except TimeoutError as err:
+            self._cancel()
+            raise DeadlineExceeded(f"no answer from the server within {timeout_s:g} s") from err
+        except OSError as err:
+            raise Unreachable(f"the server cut the connection: {err.strerror}") from err
+
+    def close(self) -> None:
+        """Ends the session; idempotent."""
+        self._sock.close()
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _reply(self, deadline: float) -> m.Message:
+        while True:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError
+            self._sock.settimeout(remaining_s)
+            data, fd = receive(self._sock)
+            close_fd(fd)
+            if not data:
+                raise Unreachable("the server ended the connection")
+            frame = m.decode(data)
+            if frame.id != self._last_id:  # an event, or the late answer to a cancelled request
+                continue
+            if isinstance(frame.body, m.Failure):
+                raise m.error_of(frame.body)
+            return frame.body
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.send(m.encode(0, m.Cancel(self._last_id)), socket.MSG_DONTWAIT)

@@ -1,0 +1,335 @@
+"""One trio connection to the node's server: pipelined calls, posts, events, reconnecting.
+
+Invariants: a caller is in `_callers` exactly while it waits; a descriptor that arrives for nobody
+is closed; an open that arrives for nobody is released at the server; nothing is queued beyond
+`MAX_OUTBOX` frames. Everything runs in one trio loop.
+
+Usage:  conn = await Connection.connect(path, hello);  nursery.start_soon(conn.run)
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import outcome
+import trio
+
+from cachefs.client.sockets import close_fd, connect_socket, receive
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+
+log = logging.getLogger(__name__)
+
+CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
+HELLO_DEADLINE_S: Final = 10.0
+ATTACH_DEADLINE_S: Final = 120.0
+RECONNECT_WAIT_S: Final = 30.0  # of a caller; the connection itself is tried for ever
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MAX_S: Final = 2.0
+MAX_IN_FLIGHT: Final = 1024
+MAX_OUTBOX: Final = 65536
+FRAMES_PER_WAKEUP: Final = 64  # then other tasks get their turn
+
+Dial = Callable[[], Awaitable[socket.socket]]
+Answer = tuple[m.Message, int | None]
+
+
+class ConnectionLost(Unreachable):
+    """The connection to the node's server broke while a request was under way. Another try waits
+    for the next connection."""
+
+
+class Connection:
+    """See the module. Made by `connect`; `run` must be running for calls to be answered."""
+
+    def __init__(self, sock: socket.socket, hello: m.Hello, reconnect: Dial) -> None:
+        self.epoch = 1  # one more after each reconnect: server-side handles belong to an epoch
+        self.published_fd = -1  # of the tier's `pub/`, -1 where we are not trusted
+        self.attached: m.Attached | None = None
+        self.on_event: Callable[[m.Message], None] = lambda _: None
+        self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
+        self._hello = hello
+        self._attach: m.Attach | None = None
+        self._reconnect = reconnect
+        self._sock: socket.socket | None = sock
+        self._connected = trio.Event()
+        self._connected.set()
+        self._failed: CacheFSError | None = None
+        self._last_id = 0
+        self._callers: dict[int, trio.lowlevel.Task] = {}
+        self._room = trio.lowlevel.ParkingLot()
+        self._outbox: collections.deque[bytes] = collections.deque()
+        self._outbox_filled = trio.Event()
+
+    @classmethod
+    async def connect(
+        cls, path: str, hello: m.Hello, *, reconnect: Dial | None = None
+    ) -> Connection:
+        """Connects and says Hello. `reconnect` gives a connected socket, or raises a typed error
+        when that try failed; the default connects to `path` again. Raises Unreachable,
+        DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
+
+        async def dial() -> socket.socket:
+            return connect_socket(path)
+
+        conn = cls(connect_socket(path), hello, reconnect or dial)
+        assert conn._sock is not None
+        try:
+            await conn._greet(conn._sock)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    async def attach(self, body: m.Attach) -> m.Attached:
+        """Attaches the source, now and after every reconnect. `run` must be running. Raises the
+        server's typed error."""
+        reply, _ = await self.call(body, deadline_s=ATTACH_DEADLINE_S)
+        if not isinstance(reply, m.Attached):
+            raise ProtocolError(f"unexpected answer {type(reply).__name__} to Attach")
+        self._attach, self.attached = body, reply
+        return reply
+
+    async def call(self, body: m.Message, *, deadline_s: float = CALL_DEADLINE_S) -> Answer:
+        """The answer and its descriptor, which the caller owns.
+
+        Waits, `RECONNECT_WAIT_S` at most, while the connection is being made anew. Raises the typed
+        error of a Failure, ConnectionLost when the connection broke meanwhile, Unreachable when it
+        did not come back, DeadlineExceeded. Cancellation sends Cancel and leaves nothing behind.
+        """
+        with trio.move_on_after(deadline_s):
+            while True:
+                if self._failed is not None:
+                    raise Unreachable(self._failed.cause) from self._failed
+                if not self._connected.is_set():
+                    await self._wait_connected()
+                elif len(self._callers) >= MAX_IN_FLIGHT:
+                    await self._room.park()
+                else:
+                    return await self._exchange(body)
+        raise DeadlineExceeded(f"no answer from the server within {deadline_s:g} s")
+
+    def post(self, body: m.Message) -> None:
+        """Sends what has no answer (Release, Used). Dropped when there is no connection: a session
+        that ended has released everything."""
+        if self._sock is not None:
+            self._send(m.encode(0, body))
+
+    def close(self) -> None:
+        """Closes what is open; waiting callers get ConnectionLost. Idempotent."""
+        self._failed = self._failed or Unreachable("the connection was closed")
+        self._lose("closed by this side")
+        self._connected.set()
+        if self.published_fd >= 0:
+            close_fd(self.published_fd)
+            self.published_fd = -1
+
+    async def run(self) -> None:
+        """Reads, writes and reconnects until cancelled or closed. Closes the connection then."""
+        try:
+            while self._failed is None:
+                await self._serve()
+                await self._connect_again()
+        finally:
+            self.close()
+
+    # ---- one exchange ----
+
+    async def _exchange(self, body: m.Message) -> Answer:
+        self._last_id += 1
+        id = self._last_id
+        self._callers[id] = trio.lowlevel.current_task()
+        self._send(m.encode(id, body))
+
+        def abort(_: Callable[[], Any]) -> trio.lowlevel.Abort:
+            if self._callers.pop(id, None) is not None:
+                self.post(m.Cancel(id))
+                self._room.unpark()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        answer: Answer = await trio.lowlevel.wait_task_rescheduled(abort)
+        if isinstance(answer[0], m.Failure):
+            close_fd(answer[1])
+            raise m.error_of(answer[0])
+        return answer
+
+    def _frame(self, data: bytes, fd: int | None) -> None:
+        try:
+            frame = m.decode(data)
+        except ProtocolError:
+            close_fd(fd)
+            raise
+        task = self._callers.pop(frame.id, None)
+        if task is not None:
+            trio.lowlevel.reschedule(task, outcome.Value((frame.body, fd)))
+            if self._room:
+                self._room.unpark()
+            return
+        close_fd(fd)
+        if frame.id == 0:
+            self.on_event(frame.body)
+        elif isinstance(frame.body, m.Opened):
+            self.post(m.Release(frame.body.handle))
+
+    # ---- the socket ----
+
+    async def _serve(self) -> None:
+        """Reads and writes until the connection is lost."""
+        if self._sock is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write)
+            await self._read(self._sock)
+            nursery.cancel_scope.cancel()
+
+    async def _read(self, sock: socket.socket) -> None:
+        try:
+            while self._sock is sock:
+                await trio.lowlevel.wait_readable(sock)
+                self._drain(sock)
+        except ProtocolError as err:
+            self._lose(err.cause)
+        except (OSError, trio.ClosedResourceError) as err:
+            self._lose(str(err))
+
+    def _drain(self, sock: socket.socket) -> None:
+        for _ in range(FRAMES_PER_WAKEUP):
+            if self._sock is not sock:
+                return
+            try:
+                data, fd = receive(sock)
+            except BlockingIOError:
+                return
+            if not data:
+                close_fd(fd)
+                return self._lose("the server ended the connection")
+            self._frame(data, fd)
+
+    def _send(self, data: bytes) -> None:
+        """Sends or queues. Never blocks, never raises, never loses the connection itself (callers
+        that it would wake are not asleep yet): a broken socket is found by the reader."""
+        assert self._sock is not None
+        with contextlib.suppress(OSError):
+            if not self._outbox:
+                with contextlib.suppress(BlockingIOError):
+                    self._sock.send(data)
+                    return
+            if len(self._outbox) >= MAX_OUTBOX:  # the server does not read
+                return self._sock.shutdown(socket.SHUT_RDWR)
+            self._outbox.append(data)
+            self._outbox_filled.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            sock = self._sock
+            if sock is None:
+                return
+            try:
+                await trio.lowlevel.wait_writable(sock)
+                while self._outbox and self._sock is sock:
+                    sock.send(self._outbox[0])
+                    self._outbox.popleft()
+            except BlockingIOError:
+                continue
+            except (OSError, trio.ClosedResourceError) as err:
+                return self._lose(str(err))
+            self._outbox_filled = trio.Event()
+
+    def _lose(self, cause: str) -> None:
+        """Every caller gets ConnectionLost; the next ones wait for the next connection."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if self._failed is None:
+            log.warning("the connection to the server is lost: %s", cause)
+        trio.lowlevel.notify_closing(sock)
+        sock.close()
+        self._connected = trio.Event()
+        self._outbox.clear()
+        self._outbox_filled.set()  # ends the writer
+        callers, self._callers = self._callers, {}
+        for task in callers.values():
+            error = ConnectionLost(f"the connection to the server was lost: {cause}")
+            trio.lowlevel.reschedule(task, outcome.Error(error))
+        self._room.unpark_all()
+
+    # ---- the next connection ----
+
+    async def _wait_connected(self) -> None:
+        with trio.move_on_after(RECONNECT_WAIT_S):
+            return await self._connected.wait()
+        raise Unreachable("the server is gone and has not come back", remedy="see its log")
+
+    async def _connect_again(self) -> None:
+        """Tries until it works or this side closed; the first failure is a warning."""
+        pause_s, level = BACKOFF_FIRST_S, logging.WARNING
+        while self._failed is None:
+            try:
+                return await self._try_connect()
+            except (CacheFSError, OSError) as err:
+                log.log(level, "no connection to the server yet: %s", err)
+            level = logging.DEBUG
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+
+    async def _try_connect(self) -> None:
+        sock = await self._reconnect()
+        try:
+            await self._greet(sock)
+            attached = await self._attach_again(sock)
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
+        self.epoch += 1
+        self._outbox_filled = trio.Event()
+        if attached is not None:
+            self.attached = attached
+            self.on_reconnected(attached)
+        log.info("connected to the server again")
+        self._connected.set()
+
+    async def _greet(self, sock: socket.socket) -> None:
+        reply, fd = await self._direct(sock, self._hello, HELLO_DEADLINE_S)
+        if not isinstance(reply, m.Welcome):
+            close_fd(fd)
+            raise ProtocolError(f"the server greets with {type(reply).__name__}")
+        if self.published_fd >= 0:
+            close_fd(self.published_fd)
+        self.published_fd = -1 if fd is None else fd
+
+    async def _attach_again(self, sock: socket.socket) -> m.Attached | None:
+        if self._attach is None:
+            return None
+        reply, fd = await self._direct(sock, self._attach, ATTACH_DEADLINE_S)
+        close_fd(fd)
+        if not isinstance(reply, m.Attached):
+            raise ProtocolError(f"unexpected answer {type(reply).__name__} to Attach")
+        return reply
+
+    async def _direct(self, sock: socket.socket, body: m.Message, deadline_s: float) -> Answer:
+        """One exchange on a socket that nobody else reads yet; events before it are dropped, as
+        everything known is dropped after it."""
+        sock.setblocking(False)
+        self._last_id += 1
+        with trio.move_on_after(deadline_s):
+            sock.send(m.encode(self._last_id, body))
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    data, fd = receive(sock)
+                    if not data:
+                        raise Unreachable("the server ended the connection")
+                    frame = m.decode(data)
+                    if isinstance(frame.body, m.Failure) and frame.id == self._last_id:
+                        raise m.error_of(frame.body)
+                    if frame.id == self._last_id:
+                        return frame.body, fd
+                    close_fd(fd)
+                await trio.lowlevel.wait_readable(sock)
+        raise DeadlineExceeded(f"no answer from the server within {deadline_s:g} s")

@@ -1,0 +1,74 @@
+"""SOCK_SEQPACKET sockets to a node's server: connecting, and receiving a frame with its descriptor.
+Blocking or not as the socket is; no meaning, no state.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from typing import Final
+
+from cachefs.core.errors import ProtocolError, Unreachable
+from cachefs.core.messages import MAX_FRAME_BYTES
+
+_MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them must be closed
+_FD_BYTES: Final = array.array("i").itemsize
+
+
+def connect_socket(path: str) -> socket.socket:
+    """A connected blocking socket. `path` may be longer than the 107 bytes of an address.
+
+    Raises Unreachable when nobody listens there.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        _connect(sock, path)
+    except OSError as err:
+        sock.close()
+        raise Unreachable(
+            f"the server does not answer: {err.strerror}", remedy="is it running?", path=path
+        ) from err
+    return sock
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    directory, name = os.path.split(path)
+    dir_fd = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{dir_fd}/{name}")
+    finally:
+        os.close(dir_fd)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, int | None]:
+    """One frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
+
+    Raises OSError as the socket does, and ProtocolError for a frame that was cut off or carries
+    more than one descriptor; no descriptor stays open then.
+    """
+    data, ancillary, flags, _ = sock.recvmsg(
+        MAX_FRAME_BYTES, socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    if not ancillary and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        return data, None
+    fds = _descriptors(ancillary)
+    if len(fds) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        for fd in fds:
+            os.close(fd)
+        raise ProtocolError("a frame of the server was cut off")
+    return data, fds[0] if fds else None
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return list(fds)
+
+
+def close_fd(fd: int | None) -> None:
+    """Closes a descriptor that may not be there."""
+    if fd is not None:
+        os.close(fd)

@@ -1,0 +1,182 @@
+"""The client's bounded metadata cache: names, inodes, and which of both were invalidated lately.
+
+Records stay encoded: 64k inodes and names take about 40 MB. What an ino is never changes, only
+whether it is still current does: `Known.expires_at` bounds answers about names, while `open` may
+use any record. All times are those of the caller's clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from cachefs.core.model import Inode
+
+DEFAULT_INODES: Final = 65536
+NO_INO: Final = 0  # a name that is known not to be there
+_MAX_NOTED: Final = 32768
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_decode_inode = msgspec.msgpack.Decoder(Inode).decode
+encode_inode = msgspec.msgpack.Encoder().encode
+
+
+class Generations(Generic[K, V]):
+    """A map of at most `limit` items that forgets what was not used for longest, roughly: the young
+    half takes what is used, the old half is dropped whole when the young one is full. Plain dicts,
+    so an item costs no links."""
+
+    __slots__ = ("_half", "_old", "_young", "rotations")
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+        self.rotations = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + sum(1 for key in self._old if key not in self._young)
+
+    def get(self, key: K) -> V | None:
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.pop(key, None)
+            if value is not None:
+                self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._young) >= self._half and key not in self._young:
+            self._old, self._young = self._young, {}
+            self.rotations += 1
+        self._young[key] = value
+
+    def drop(self, key: K) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+    def clear(self) -> None:
+        self._young.clear()
+        self._old.clear()
+
+    def keys(self) -> list[K]:
+        return [*self._young, *self._old]
+
+    def change_all(self, change: Callable[[V], V]) -> None:
+        for half in (self._young, self._old):
+            for key, value in half.items():
+                half[key] = change(value)
+
+
+class Known(NamedTuple):
+    """An encoded inode and until when it is current."""
+
+    record: bytes
+    expires_at: float
+
+    def expired(self) -> Known:
+        return Known(self.record, 0.0)
+
+
+class Noted:
+    """Which names were invalidated since when: an answer asked for before must not be kept.
+
+    `position` counts invalidations; an answer carries the position at which it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._floor = 0  # all that is older is not told apart any more
+        self._names: dict[tuple[int, bytes], int] = {}
+
+    def note(self, parent: int, name: bytes) -> None:
+        self.position += 1
+        if len(self._names) >= _MAX_NOTED:
+            self.note_everything()
+        self._names[parent, name] = self.position
+
+    def note_everything(self) -> None:
+        self.position += 1
+        self._floor = self.position
+        self._names.clear()
+
+    def is_outdated(self, asked_at: int, parent: int, name: bytes) -> bool:
+        """Was this name invalidated after position `asked_at`?"""
+        if asked_at == self.position:
+            return False
+        return asked_at < self._floor or self._names.get((parent, name), 0) > asked_at
+
+
+class MetadataCache:
+    """Inodes by ino, names by (parent, name), parents of directories."""
+
+    def __init__(self, limit: int = DEFAULT_INODES) -> None:
+        self._inodes: Generations[int, Known] = Generations(limit)
+        self._names: Generations[tuple[int, bytes], tuple[int, float]] = Generations(limit)
+        self._parents: Generations[int, int] = Generations(limit // 8)
+        self.noted = Noted()
+
+    def inode(self, ino: int) -> Inode | None:
+        """What `ino` is, whether or not it is still current."""
+        known = self._inodes.get(ino)
+        return _decode_inode(known.record) if known is not None else None
+
+    def current(self, ino: int, now: float) -> tuple[Inode, float] | None:
+        """The inode and for how many seconds more it is current; None when it must be asked."""
+        known = self._inodes.get(ino)
+        if known is None or known.expires_at <= now:
+            return None
+        return _decode_inode(known.record), known.expires_at - now
+
+    def lookup(self, parent: int, name: bytes, now: float) -> tuple[Inode | None, float] | None:
+        """The inode of a name (None: no such name) and for how long; None when it must be asked."""
+        entry = self._names.get((parent, name))
+        if entry is None or entry[1] <= now:
+            return None
+        ino, expires_at = entry
+        if ino == NO_INO:
+            return None, expires_at - now
+        inode = self.inode(ino)
+        return (inode, expires_at - now) if inode is not None else None
+
+    def parent(self, ino: int) -> int:
+        """The directory in which a directory was last seen; itself when that is not known."""
+        return self._parents.get(ino) or ino
+
+    def put_inode(self, ino: int, record: bytes, expires_at: float) -> None:
+        self._inodes.put(ino, Known(record, expires_at))
+
+    def put_name(self, parent: int, name: bytes, ino: int, expires_at: float) -> None:
+        self._names.put((parent, name), (ino, expires_at))
+
+    def put_parent(self, ino: int, parent: int) -> None:
+        self._parents.put(ino, parent)
+
+    def forget_inode(self, ino: int) -> None:
+        self._inodes.drop(ino)
+
+    def invalidate(self, parent: int, name: bytes) -> None:
+        """The name changed: what was known of it, and what it named, is not current any more."""
+        self.noted.note(parent, name)
+        entry = self._names.get((parent, name))
+        self._names.drop((parent, name))
+        known = self._inodes.get(entry[0]) if entry is not None else None
+        if entry is not None and known is not None:
+            self._inodes.put(entry[0], known.expired())
+
+    def names(self) -> list[tuple[int, bytes]]:
+        """Every (parent, name) held."""
+        return self._names.keys()
+
+    def invalidate_everything(self) -> None:
+        self.noted.note_everything()
+        self._names.clear()
+        self._inodes.change_all(Known.expired)
+
+    def sizes(self) -> tuple[int, int]:
+        """(inodes, names) held."""
+        return len(self._inodes), len(self._names)

@@ -1,0 +1,185 @@
+"""Open files: opening (published here, or asked of the server) and reading, complete or partial."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from cachefs.client.connection import ConnectionLost
+from cachefs.client.sockets import close_fd
+from cachefs.core import messages as m
+from cachefs.core.errors import ProtocolError, Stale
+from cachefs.core.model import ContentId, Inode, NamespaceId
+from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
+from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
+from cachefs.fuse.pread import FileReader
+from cachefs.fuse.published import open_published
+
+MAX_USES: Final = 1000  # reported at once
+
+Bytes = bytes | memoryview
+
+
+class Files:
+    """All open files of one mount."""
+
+    def __init__(self, node: Node, namespace: NamespaceId) -> None:
+        self.namespace = namespace
+        self.table = HandleTable()
+        self._node = node
+        self._reader = FileReader()
+        self._uses: list[str] = []
+        self._hit_bytes = 0
+
+    # ---- opening ----
+
+    def open_warm(self, inode: Inode, pid: int) -> int | None:
+        """A file handle without a message, or None when the file is not complete here. Raises
+        OSError when no descriptor is left."""
+        if inode.size == 0:
+            return self.table.add(FileHandle(inode.ino, 0, pid))
+        dir_fd = self._node.caller.published_fd
+        if dir_fd < 0:
+            return None
+        name = ContentId.of(self.namespace, inode).name
+        opened = open_published(dir_fd, name, inode.size)
+        if opened is None:
+            return None
+        handle = FileHandle(inode.ino, inode.size, pid)
+        handle.warm = True
+        handle.use_complete(Descriptor(opened[0], self._reader.flags_of(opened[1])))
+        self._note_use(name)
+        return self.table.add(handle)
+
+    async def open(self, ino: int, pid: int) -> int:
+        """A file handle from the server. Raises its typed errors; Stale when the ino is gone."""
+        handle = FileHandle(ino, -1, pid)
+        await self._open_at_server(handle)
+        return self.table.add(handle)
+
+    def release(self, fh: int) -> None:
+        """Raises NotFound for what is not open."""
+        handle = self.table.remove(fh)
+        handle.close()
+        if handle.server_handle and handle.epoch == self._node.epoch:
+            self._node.post(m.Release(handle.server_handle))
+
+    async def _open_at_server(self, handle: FileHandle) -> None:
+        """Opens or, in a new session, opens again."""
+        reply, fd = await self._node.ask_fd(m.Open(self.namespace, handle.ino), m.Opened)
+        epoch = self._node.epoch
+        if handle.complete or handle.epoch == epoch:  # another read was faster
+            close_fd(fd)
+            return self._node.post(m.Release(reply.handle))
+        if handle.size not in (-1, reply.size):
+            close_fd(fd)
+            self._node.post(m.Release(reply.handle))
+            raise Stale("the file has another size than when it was opened")
+        handle.size = reply.size
+        if reply.complete and (fd is not None or not reply.size):
+            self._node.post(m.Release(reply.handle))  # the descriptor is all that is needed
+            if fd is not None:
+                return handle.use_complete(self._descriptor(fd))
+            handle.complete = True
+        else:
+            descriptor = self._descriptor(fd) if fd is not None else None
+            handle.use_partial(descriptor, reply.handle, epoch)
+
+    def _descriptor(self, fd: int) -> Descriptor:
+        return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev))
+
+    # ---- reading ----
+
+    def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
+        """The bytes at `offset`: fewer than `size` only at the end of the file. Valid until the
+        next await."""
+        handle = self.table.get(fh)
+        size = min(size, handle.size - offset)
+        if size <= 0:
+            return b""
+        source = handle.source(offset)
+        if source is None or source[2] < offset + size:
+            return MUST_WAIT
+        descriptor, base, _ = source
+        data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
+        if data is None:
+            return MUST_WAIT
+        if handle.warm:
+            self._hit_bytes += size
+        return data
+
+    async def read(self, fh: int, offset: int, size: int) -> Bytes:
+        """As `read_nowait`, asking the server for what is not here. Raises its typed errors.
+        Cancellation leaves the fill running for others."""
+        handle = self.table.get(fh)
+        stop = min(offset + size, handle.size)
+        parts: list[bytes] = []
+        while offset < stop:
+            if handle.source(offset) is None:
+                await self._ensure(handle, offset, stop - offset)
+            data = await self._read_part(handle, offset, stop)
+            offset += len(data)
+            if offset == stop and not parts:
+                return data
+            parts.append(bytes(data))
+        return b"".join(parts)
+
+    async def _read_part(self, handle: FileHandle, offset: int, stop: int) -> Bytes:
+        source = handle.source(offset)
+        if source is None:
+            raise ProtocolError(f"the server granted nothing at {offset}")
+        descriptor, base, end = source
+        size = min(end, stop) - offset
+        data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
+        if data is not None:
+            return data
+        with descriptor as fd:
+            return await self._reader.read(fd, offset - base, size)
+
+    async def _ensure(self, handle: FileHandle, offset: int, size: int) -> None:
+        """Makes bytes at `offset` readable, in a new session after opening the file again there."""
+        for _ in range(TRIES):
+            if handle.epoch != self._node.epoch:
+                await self._open_at_server(handle)
+            if handle.source(offset) is not None:
+                return
+            question = m.Ensure(handle.server_handle, offset, size)
+            try:
+                reply, fd = await self._node.ask_once(question, m.Ensured)
+            except ConnectionLost:
+                continue
+            return self._granted(handle, reply, fd)
+        raise ConnectionLost("the server was lost again and again")
+
+    def _granted(self, handle: FileHandle, reply: m.Ensured, fd: int | None) -> None:
+        if reply.segment and fd is not None:
+            segment = Segment(reply.start, reply.end, reply.base, self._descriptor(fd))
+            return handle.add_segment(segment)
+        close_fd(fd)
+        if handle.complete:
+            return
+        if handle.descriptor is None or handle.present is None:
+            raise ProtocolError("the server granted bytes without a file to read them from")
+        handle.present.add(reply.start, reply.end)
+        if reply.complete:
+            handle.use_complete(None)
+
+    # ---- uses ----
+
+    def _note_use(self, name: str) -> None:
+        self._uses.append(name)
+        if len(self._uses) >= MAX_USES:
+            self.report_uses()
+
+    def report_uses(self) -> None:
+        """Tells the server what was opened and read without it."""
+        if self._uses or self._hit_bytes:
+            names, self._uses = self._uses, []
+            hit_bytes, self._hit_bytes = self._hit_bytes, 0
+            self._node.post(m.Used(names, hit_bytes))
+
+    def close(self) -> None:
+        """Closes every descriptor."""
+        self.report_uses()
+        for handle in self.table:
+            handle.close()

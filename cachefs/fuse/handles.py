@@ -1,0 +1,187 @@
+"""The open file table: what the kernel's file handles stand for. No I/O but closing descriptors.
+
+A handle is `complete` (its descriptor has every byte), or partial: it reads what `present` allows
+from its descriptor, and from `segments` what the cache refused. A descriptor in use by a thread is
+closed by the last user.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.core.errors import NotFound
+from cachefs.fuse.intervals import Intervals
+
+MAX_SEGMENTS: Final = 3  # of one handle: forward reads, and a reader beside them
+
+
+class Descriptor:
+    """A descriptor that is closed when dropped and no longer used."""
+
+    __slots__ = ("_dropped", "_users", "fd", "flags")
+
+    def __init__(self, fd: int, flags: int) -> None:
+        self.fd = fd
+        self.flags = flags  # how it is read, see `cachefs.fuse.pread`
+        self._users = 0
+        self._dropped = False
+
+    def __enter__(self) -> int:
+        self._users += 1
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        self._close_if_unused()
+
+    def drop(self) -> None:
+        """The owner needs it no more. Idempotent."""
+        self._dropped = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._dropped and not self._users and self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Segment:
+    """Bytes [start, end) of the file, at `offset - base` of a descriptor of their own."""
+
+    __slots__ = ("base", "descriptor", "end", "start")
+
+    def __init__(self, start: int, end: int, base: int, descriptor: Descriptor) -> None:
+        self.start = start
+        self.end = end
+        self.base = base
+        self.descriptor = descriptor
+
+
+class FileHandle:
+    """One open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed."""
+
+    __slots__ = (
+        "complete",
+        "descriptor",
+        "epoch",
+        "ino",
+        "pid",
+        "present",
+        "segments",
+        "server_handle",
+        "size",
+        "warm",
+    )
+
+    def __init__(self, ino: int, size: int, pid: int) -> None:
+        self.ino = ino
+        self.size = size
+        self.pid = pid  # who opened it: whose signals interrupt reads
+        self.complete = size == 0
+        self.warm = False  # opened without a message: its reads count as hits
+        self.descriptor: Descriptor | None = None
+        self.present: Intervals | None = None
+        self.segments: list[Segment] = []
+        self.server_handle = 0
+        self.epoch = 0
+
+    def use_complete(self, descriptor: Descriptor | None) -> None:
+        """Every byte is in `descriptor` (None: in the one that is already here)."""
+        if descriptor is not None:
+            self._replace(descriptor)
+        assert self.descriptor is not None
+        self.complete = True
+        self.present = None
+        self._drop_segments(0)
+
+    def use_partial(self, descriptor: Descriptor | None, server_handle: int, epoch: int) -> None:
+        """What is granted from now on is in `descriptor` (None: the cache refused the file)."""
+        if descriptor is not None:
+            self._replace(descriptor)
+        self.present = Intervals()
+        self.server_handle = server_handle
+        self.epoch = epoch
+
+    def add_segment(self, segment: Segment) -> None:
+        """Keeps the most recent `MAX_SEGMENTS`."""
+        self.segments.append(segment)
+        self._drop_segments(MAX_SEGMENTS)
+
+    def source(self, position: int) -> tuple[Descriptor, int, int] | None:
+        """What can be read at `position` now: (descriptor, base, end), or None."""
+        if self.complete and self.descriptor is not None:
+            return self.descriptor, 0, self.size
+        if self.present is not None and self.descriptor is not None:
+            end = self.present.end_of(position)
+            if end > position:
+                return self.descriptor, 0, end
+        for segment in reversed(self.segments):
+            if segment.start <= position < segment.end:
+                return segment.descriptor, segment.base, segment.end
+        return None
+
+    def close(self) -> None:
+        """Drops every descriptor. Idempotent."""
+        if self.descriptor is not None:
+            self.descriptor.drop()
+        self._drop_segments(0)
+
+    def _replace(self, descriptor: Descriptor) -> None:
+        if self.descriptor is not None:
+            self.descriptor.drop()
+        self.descriptor = descriptor
+
+    def _drop_segments(self, keep: int) -> None:
+        while len(self.segments) > keep:
+            self.segments.pop(0).descriptor.drop()
+
+
+class HandleTable:
+    """File handles by number, and how many are open of each ino."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, FileHandle] = {}
+        self._opens: dict[int, int] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __iter__(self) -> Iterator[FileHandle]:
+        return iter(self._handles.values())
+
+    def add(self, handle: FileHandle) -> int:
+        self._last += 1
+        self._handles[self._last] = handle
+        self._opens[handle.ino] = self._opens.get(handle.ino, 0) + 1
+        return self._last
+
+    def get(self, fh: int) -> FileHandle:
+        """Raises NotFound for a number that is not open."""
+        handle = self._handles.get(fh)
+        if handle is None:
+            raise NotFound(f"file handle {fh} is not open")
+        return handle
+
+    def remove(self, fh: int) -> FileHandle:
+        """The handle, no longer in the table; the caller closes it. Raises NotFound."""
+        handle = self.get(fh)
+        del self._handles[fh]
+        left = self._opens[handle.ino] - 1
+        if left:
+            self._opens[handle.ino] = left
+        else:
+            del self._opens[handle.ino]
+        return handle
+
+    def is_open(self, ino: int) -> bool:
+        return ino in self._opens
+
+    def check_invariants(self) -> None:
+        counts: dict[int, int] = {}
+        for handle in self._handles.values():
+            counts[handle.ino] = counts.get(handle.ino, 0) + 1
+            assert handle.complete or handle.present is not None
+        assert counts == self._opens

@@ -1,0 +1,106 @@
+"""Ends the wait of a caller that got a signal, where the transport is not told of it.
+
+libfuse hears INTERRUPT, pyfuse3 does not pass it on. So one task looks at the callers that have
+waited for longer than `PATIENCE_S`: a signal that is pending, not blocked and not ignored, and that
+people or programs send to end something, cancels the wait. Signals of job control, timers of
+profilers and the like do not: an `open` that is restarted by nobody would never succeed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from cachefs.core.errors import Interrupted
+
+PATIENCE_S: Final = 0.05  # between looks, and before the first one
+MAX_PIDS_PER_LOOK: Final = 64  # reading one takes about 20 us
+_PASSED_OVER: Final = frozenset(
+    (
+        signal.SIGCHLD,
+        signal.SIGCONT,
+        signal.SIGIO,
+        signal.SIGPROF,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGURG,
+        signal.SIGVTALRM,
+        signal.SIGWINCH,
+    )
+)
+_MEANT: Final = (1 << 64) - 1 & ~sum(1 << number - 1 for number in _PASSED_OVER)
+
+Result = TypeVar("Result")
+
+
+def has_signal(status: bytes) -> bool:
+    """Does this text of /proc/PID/status show a pending signal that ends a wait? Pure."""
+    masks = {b"SigPnd": 0, b"ShdPnd": 0, b"SigBlk": 0, b"SigIgn": 0}
+    for line in status.splitlines():
+        name, _, value = line.partition(b":")
+        if name in masks:
+            masks[name] = int(value, 16)
+    pending = masks[b"SigPnd"] | masks[b"ShdPnd"]
+    return bool(pending & ~masks[b"SigBlk"] & ~masks[b"SigIgn"] & _MEANT)
+
+
+def read_status(pid: int) -> bytes:
+    """/proc/PID/status, b"" when the process (or thread) is not there."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+class Interrupts:
+    """The waits of one mount. `watch` must be running for any of them to be interrupted."""
+
+    def __init__(self, status_of: Callable[[int], bytes] = read_status) -> None:
+        self._status_of = status_of
+        self._waits: dict[trio.CancelScope, int] = {}  # -> pid
+        self._some = trio.Event()
+
+    async def run(self, pid: int, work: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of `work()`. Raises Interrupted when the caller got a signal; then
+        `work` was cancelled. pid 0: nobody to watch."""
+        if not pid:
+            return await work()
+        with trio.CancelScope() as scope:
+            self._waits[scope] = pid
+            self._some.set()
+            try:
+                return await work()
+            finally:
+                del self._waits[scope]
+        raise Interrupted("the caller got a signal")
+
+    async def watch(self) -> None:
+        """Looks at long waits, until cancelled."""
+        seen: set[trio.CancelScope] = set()
+        while True:
+            if not self._waits:
+                self._some = trio.Event()
+                await self._some.wait()
+            await trio.sleep(PATIENCE_S)
+            self.look(seen)
+            seen = set(self._waits)
+
+    def look(self, long_waits: set[trio.CancelScope]) -> None:
+        """Cancels those of `long_waits` still there whose callers got a signal; the oldest
+        `MAX_PIDS_PER_LOOK` callers at a time."""
+        signalled: dict[int, bool] = {}
+        for scope, pid in list(self._waits.items()):
+            if scope not in long_waits:
+                continue
+            if pid not in signalled:
+                if len(signalled) >= MAX_PIDS_PER_LOOK:
+                    continue
+                signalled[pid] = has_signal(self._status_of(pid))
+            if signalled[pid]:
+                scope.cancel()

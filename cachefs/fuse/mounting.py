@@ -1,0 +1,104 @@
+"""The mount point around a session: options, which device it is, read-ahead, taking it away.
+
+Nothing here touches the mounted file system (that would wait for ourselves): everything is read
+from /proc and /sys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from cachefs.core.errors import CannotMount, InUse
+from cachefs.core.specs import ClientSpec
+
+log = logging.getLogger(__name__)
+
+SUBTYPE: Final = "cachefs"
+READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequential reads
+FUSERMOUNT_S: Final = 10.0
+_MNT_DETACH: Final = 2
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
+
+
+def mount_options(spec: ClientSpec) -> list[str]:
+    """Options for libfuse, in its syntax (a comma in a value is escaped)."""
+    name = "".join(c if 32 < ord(c) < 127 else f"%{ord(c):02X}" for c in spec.source.url)
+    name = name.replace("\\", "\\\\").replace(",", "\\,")
+    options = [f"fsname={name}", f"subtype={SUBTYPE}", "nosuid", "nodev"]
+    if spec.read_only:
+        options.append("ro")
+    if spec.allow_other:
+        options.append("allow_other")
+    if spec.default_permissions:
+        options.append("default_permissions")
+    return options
+
+
+def device_at(mountpoint: str) -> str:
+    """major:minor of what is mounted on top at exactly this path, "" when nothing is."""
+    found = ""
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            fields = line.split(b" ")
+            if os.fsdecode(_ESCAPE.sub(_octal, fields[4])) == mountpoint:
+                found = fields[2].decode()
+    return found
+
+
+def _octal(match: re.Match[bytes]) -> bytes:
+    return bytes([int(match[1], 8)])
+
+
+def raise_read_ahead(device: str) -> None:
+    """Lets the kernel read ahead `READ_AHEAD_KIB` on this mount; needs root, no error without."""
+    path = Path(f"/sys/class/bdi/{device}/read_ahead_kb")
+    with contextlib.suppress(OSError, ValueError):
+        if int(path.read_text()) < READ_AHEAD_KIB:
+            path.write_text(f"{READ_AHEAD_KIB}\n")
+
+
+def unmount(mountpoint: str, device: str) -> bool:
+    """Takes our mount away, lazily when it is busy. True when its users have all gone; a mount
+    point where another file system is by now is left alone (True). Blocks."""
+    if device_at(mountpoint) != device:
+        return True
+    try:
+        _detach(mountpoint, lazy=False)
+        return True
+    except InUse:
+        log.info("%s is busy: unmounting lazily", mountpoint)
+    with contextlib.suppress(InUse):
+        _detach(mountpoint, lazy=True)
+    return False
+
+
+def _detach(mountpoint: str, *, lazy: bool) -> None:
+    if os.geteuid() == 0:
+        return _umount2(mountpoint, _MNT_DETACH if lazy else 0)
+    tool = shutil.which("fusermount3")
+    if tool is None:
+        raise CannotMount("fusermount3 is not installed", remedy="install the package fuse3")
+    command = [tool, "-u", *(["-z"] if lazy else []), "-q", "--", mountpoint]
+    done = subprocess.run(command, check=False, timeout=FUSERMOUNT_S)
+    if done.returncode:
+        raise InUse("the mount is busy", path=mountpoint)
+
+
+def _umount2(mountpoint: str, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(mountpoint), flags) == 0:
+        return
+    number = ctypes.get_errno()
+    if number == errno.EBUSY:
+        raise InUse("the mount is busy", path=mountpoint)
+    if number not in (errno.EINVAL, errno.ENOENT):  # these: it has gone by itself
+        raise CannotMount(f"cannot unmount: {os.strerror(number)}", path=mountpoint)

@@ -1,0 +1,284 @@
+"""The adapter on pyfuse3: requests of the kernel in, calls of the vfs, replies out. No logic.
+
+Only FUSEError may leave a handler, anything else would end the mount: `translated` is the edge
+where typed errors become errno. One mount per process (pyfuse3 keeps its session in globals).
+Replies are written before the next await, so one attribute object and the vfs's read buffer serve
+all of them.
+
+`st_ino` is also the nodeid here (pyfuse3 has one number for both), which is right as long as no
+file is handed to the kernel itself: contents of an ino never change, so the page cache is kept over
+opens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FUSEError
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import MAX_NAME_BYTES, Inode
+from cachefs.fuse.attributes import (
+    NOMINAL_BYTES,
+    NOMINAL_FILES,
+    PREFERRED_IO_BYTES,
+    blocks,
+)
+from cachefs.fuse.interrupts import Interrupts
+from cachefs.fuse.kernel_cache import INC_EPOCH, KernelCache
+from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.vfs import Vfs
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS: Final = 2048  # served at once; cold opens wait for the origin, each in one of them
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Handler = Callable[Concatenate["Operations", P], Coroutine[Any, Any, R]]
+
+
+def translated(handler: Handler[P, R]) -> Handler[P, R]:
+    """The edge: what a handler raises becomes the errno that the caller sees."""
+
+    @functools.wraps(handler)
+    async def answer(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except CacheFSError as err:
+            self.note(handler.__name__, err)
+            raise FUSEError(err.errno) from None
+        except OSError as err:
+            log.error("%s: %s", handler.__name__, err)
+            raise FUSEError(err.errno or errno.EIO) from None
+        except Exception as err:
+            self.note_bug(handler.__name__, err)
+            raise FUSEError(errno.EIO) from err
+
+    return answer
+
+
+@translated
+async def _refuse(self: Operations, *_: Any) -> Any:
+    self.vfs.refuse_write()
+
+
+_refused: Any = _refuse  # in the place of handlers of many types
+
+
+class Operations(pyfuse3.Operations):
+    """pyfuse3's handlers. See the module."""
+
+    supports_dot_lookup = False
+
+    def __init__(self, vfs: Vfs, interrupts: Interrupts) -> None:
+        super().__init__()
+        self.ready = trio.Event()
+        self.vfs = vfs
+        self._interrupts = interrupts
+        self._attributes = EntryAttributes()
+        self._attributes.st_blksize = PREFERRED_IO_BYTES
+        self._attributes.st_nlink = 1
+        self._absent = EntryAttributes()
+        self._file = pyfuse3.FileInfo(keep_cache=True)
+        self._bugs: set[tuple[str, str, int]] = set()
+
+    def init(self) -> None:
+        self.ready.set()
+
+    # ---- names ----
+
+    @translated
+    async def lookup(self, parent: int, name: bytes, ctx: Any) -> EntryAttributes:
+        vfs = self.vfs
+        known = vfs.lookup_nowait(parent, name)
+        if known is MUST_WAIT:
+            found = await self._interrupts.run(ctx.pid, lambda: vfs.lookup(parent, name))
+        else:
+            found = known
+        if found.inode is not None:
+            return self._fill(found.inode, found.valid_for_s)
+        if found.valid_for_s <= 0:
+            raise FUSEError(errno.ENOENT)
+        self._absent.entry_timeout = found.valid_for_s
+        return self._absent
+
+    @translated
+    async def getattr(self, nodeid: int, ctx: Any) -> EntryAttributes:
+        known = self.vfs.getattr_nowait(nodeid)
+        if known is MUST_WAIT:
+            found = await self._interrupts.run(ctx.pid, lambda: self.vfs.getattr(nodeid))
+        else:
+            found = known
+        assert found.inode is not None
+        return self._fill(found.inode, found.valid_for_s)
+
+    @translated
+    async def readlink(self, nodeid: int, ctx: Any) -> bytes:
+        target = self.vfs.readlink_nowait(nodeid)
+        if target is MUST_WAIT:
+            return await self._interrupts.run(ctx.pid, lambda: self.vfs.readlink(nodeid))
+        return target
+
+    @translated
+    async def access(self, nodeid: int, mode: int, ctx: Any) -> bool:
+        self.vfs.access(mode)
+        return True
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        """Nothing is counted: an ino is answered for as long as the server knows it."""
+
+    @translated
+    async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
+        stat = pyfuse3.StatvfsData()
+        stat.f_bsize = stat.f_frsize = PREFERRED_IO_BYTES
+        stat.f_blocks = stat.f_bfree = stat.f_bavail = NOMINAL_BYTES // PREFERRED_IO_BYTES
+        stat.f_files = stat.f_ffree = stat.f_favail = NOMINAL_FILES
+        stat.f_namemax = MAX_NAME_BYTES
+        return stat
+
+    # ---- files ----
+
+    @translated
+    async def open(self, nodeid: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
+        vfs, pid = self.vfs, ctx.pid
+        fh = vfs.open_nowait(nodeid, flags, pid)
+        if fh is MUST_WAIT:
+            opened = await self._interrupts.run(pid, lambda: vfs.open(nodeid, flags, pid))
+        else:
+            opened = fh
+        self._file.fh = opened
+        return self._file
+
+    @translated
+    async def read(self, fh: int, offset: int, size: int) -> Any:  # any buffer will do
+        data = self.vfs.read_nowait(fh, offset, size)
+        if data is MUST_WAIT:
+            pid = self.vfs.opener(fh)
+            return await self._interrupts.run(pid, lambda: self.vfs.read(fh, offset, size))
+        return data
+
+    @translated
+    async def release(self, fh: int) -> None:
+        self.vfs.release(fh)
+
+    async def flush(self, fh: int) -> None:
+        """Nothing to flush; the kernel stops asking."""
+        raise FUSEError(errno.ENOSYS)
+
+    # ---- directories ----
+
+    @translated
+    async def opendir(self, nodeid: int, ctx: Any) -> int:
+        return self.vfs.opendir(nodeid, ctx.pid)
+
+    @translated
+    async def readdir(self, fh: int, start_id: int, token: Any) -> None:
+        known = self.vfs.readdir_nowait(fh, start_id)
+        if known is MUST_WAIT:
+            pid = self.vfs.directory_opener(fh)
+            entries = await self._interrupts.run(pid, lambda: self.vfs.readdir(fh, start_id))
+        else:
+            entries = known
+        reply = pyfuse3.readdir_reply
+        for name, inode, valid_for_s, cookie in entries:
+            if not reply(token, name, self._fill(inode, valid_for_s), cookie):
+                return
+
+    @translated
+    async def releasedir(self, fh: int) -> None:
+        self.vfs.releasedir(fh)
+
+    # ---- writes ----
+
+    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _refused
+    create = write = setxattr = removexattr = _refused
+
+    # ---- inside ----
+
+    def _fill(self, inode: Inode, valid_for_s: float) -> EntryAttributes:
+        """The one attribute object, valid until the next await."""
+        attributes = self._attributes
+        attributes.st_ino = inode.ino
+        attributes.st_mode = self.vfs.defaults.mode(inode)
+        attributes.st_uid, attributes.st_gid = self.vfs.defaults.owner(inode)
+        attributes.st_size = inode.size
+        attributes.st_blocks = blocks(inode)
+        mtime_ns = inode.mtime_ns
+        attributes.st_mtime_ns = mtime_ns
+        attributes.st_ctime_ns = mtime_ns
+        attributes.st_atime_ns = mtime_ns
+        attributes.entry_timeout = valid_for_s
+        attributes.attr_timeout = valid_for_s
+        return attributes
+
+    def note(self, request: str, err: CacheFSError) -> None:
+        """What only becomes EIO at the caller is said in the log; the rest says it all itself."""
+        level = logging.WARNING if err.errno == errno.EIO else logging.DEBUG
+        log.log(level, "%s: %s", request, err.one_line())
+
+    def note_bug(self, request: str, err: Exception) -> None:
+        """A traceback the first time, one line from then on."""
+        trace = err.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        key = (type(err).__name__, request, trace.tb_lineno if trace is not None else 0)
+        if key in self._bugs:
+            log.error("%s: %s again: %s", request, key[0], err)
+        else:
+            self._bugs.add(key)
+            log.error("%s: unexpected %s", request, key[0], exc_info=err)
+
+
+class Session:
+    """One mounted pyfuse3 session: made mounted, ended by `close`."""
+
+    def __init__(self, vfs: Vfs, mountpoint: str, options: Sequence[str]) -> None:
+        """Mounts; raises RuntimeError when libfuse could not (it says why on standard error)."""
+        self.interrupts = Interrupts()
+        self.operations = Operations(vfs, self.interrupts)
+        before = _fuse_descriptors()
+        pyfuse3.init(self.operations, mountpoint, set(options))
+        self._fds = _fuse_descriptors() - before
+        self._kernel_cache = KernelCache(pyfuse3.invalidate_entry, self._distrust_all)
+        vfs.on_invalidated = self._kernel_cache.invalidate
+        self._kernel_cache.start()
+
+    async def serve(self) -> None:
+        """Answers requests until the mount is gone or this is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.interrupts.watch)
+            await pyfuse3.main(min_tasks=4, max_tasks=MAX_REQUESTS)
+            nursery.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """Gives the session back; whoever still uses the mount gets ENOTCONN. Does not unmount."""
+        self._kernel_cache.stop()
+        pyfuse3.close(unmount=False)
+
+    def _distrust_all(self) -> bool:
+        """Linux >= 6.16: one notification, which neither libfuse nor pyfuse3 knows."""
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                return os.write(fd, INC_EPOCH) == len(INC_EPOCH)
+        return False
+
+
+def _fuse_descriptors() -> set[int]:
+    """This process's descriptors of /dev/fuse."""
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                found.add(int(name))
+    return found

@@ -1,0 +1,315 @@
+"""The file system without FUSE: names, attributes, directories and files of one mounted source.
+
+A transport calls `X_nowait` and, on MUST_WAIT, `X`. Numbers at this boundary are nodeids
+(`cachefs.core.model`) and file handles. Everything raises the typed errors, which the transport
+translates to errno, or OSError when this process has no descriptor left. Cancelling a waiting call
+leaves shared work (a fill, a listing) running at the server and nothing behind here. All methods
+belong to one trio loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Final, Never
+
+import msgspec
+import trio
+
+from cachefs.core import messages as m
+from cachefs.core.errors import (
+    CacheFSError,
+    IsADirectory,
+    NameTooLong,
+    NotADirectory,
+    ReadOnly,
+    Stale,
+)
+from cachefs.core.model import (
+    MAX_INO,
+    MAX_NAME_BYTES,
+    Inode,
+    Kind,
+    NamespaceId,
+)
+from cachefs.fuse.attributes import Defaults, kernel_time
+from cachefs.fuse.dentries import DEFAULT_INODES, NO_INO, MetadataCache, encode_inode
+from cachefs.fuse.directories import (
+    DOTS,
+    HASH_BITS,
+    DirectoryHandle,
+    DirectoryTable,
+    Entry,
+    GoTo,
+    Mark,
+    Page,
+    Row,
+    cookie_of,
+)
+from cachefs.fuse.files import Bytes, Files
+from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node
+
+log = logging.getLogger(__name__)
+
+REPORT_USES_S: Final = 1.0
+OPEN_STALE_S: Final = 1.0  # attributes of an open file whose name is something else now
+MAX_PAGES_PER_SEEK: Final = 1 << 16
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_decode_inode = msgspec.msgpack.Decoder(Inode).decode
+
+Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
+
+
+class Vfs:
+    """See the module. `clock` gives seconds; `on_invalidated(entries, everything)` is called for
+    what the kernel must forget; with `everything`, `entries` are the names known here."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        attached: m.Attached,
+        defaults: Defaults,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+        max_inodes: int = DEFAULT_INODES,
+    ) -> None:
+        self.namespace: NamespaceId = attached.namespace
+        self.defaults = defaults
+        self.on_invalidated: Invalidated = lambda _entries, _everything: None
+        self._clock = clock
+        self._node = Node(caller)
+        self._cache = MetadataCache(max_inodes)
+        self._files = Files(self._node, attached.namespace)
+        self._directories = DirectoryTable()
+        self._put(attached.root, clock())
+
+    # ---- names and attributes ----
+
+    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | MustWait:
+        """The inode of a name (None: no such name) and for how long (s) that holds."""
+        if len(name) > MAX_NAME_BYTES:
+            raise NameTooLong("a name has at most 255 bytes")
+        known = self._cache.lookup(parent & MAX_INO, name, self._clock())
+        return MUST_WAIT if known is None else m.Found(*known)
+
+    async def lookup(self, parent: int, name: bytes) -> m.Found:
+        """As `lookup_nowait`, asking the server."""
+        directory = parent & MAX_INO
+        asked_at = self._cache.noted.position
+        found = await self._node.ask(m.Lookup(self.namespace, directory, name), m.Found)
+        valid_for_s = kernel_time(found.valid_for_s)
+        if self._cache.noted.is_outdated(asked_at, directory, name):
+            valid_for_s = 0.0  # it changed while the answer was under way
+        self._put_found(directory, name, found.inode, self._clock() + valid_for_s)
+        return m.Found(found.inode, valid_for_s)
+
+    def getattr_nowait(self, nodeid: int) -> m.Found | MustWait:
+        """The inode (never None) and for how long (s) it is current."""
+        known = self._cache.current(nodeid & MAX_INO, self._clock())
+        return MUST_WAIT if known is None else m.Found(*known)
+
+    async def getattr(self, nodeid: int) -> m.Found:
+        """As `getattr_nowait`, asking the server. Raises Stale when the ino was replaced or is
+        gone, except while it is open: an open file keeps its attributes."""
+        ino = nodeid & MAX_INO
+        try:
+            found = await self._node.ask(m.GetAttr(self.namespace, ino), m.Found)
+            if found.inode is None:
+                raise Stale("the file is gone")
+        except Stale:
+            inode = self._cache.inode(ino) if self._files.table.is_open(ino) else None
+            if inode is None:
+                self._cache.forget_inode(ino)
+                raise
+            return m.Found(inode, OPEN_STALE_S)
+        valid_for_s = kernel_time(found.valid_for_s)
+        self._put(found.inode, self._clock() + valid_for_s)
+        return m.Found(found.inode, valid_for_s)
+
+    def readlink_nowait(self, nodeid: int) -> bytes | MustWait:
+        """The target of a symbolic link."""
+        inode = self._cache.inode(nodeid & MAX_INO)
+        return MUST_WAIT if inode is None else inode.target
+
+    async def readlink(self, nodeid: int) -> bytes:
+        found = await self.getattr(nodeid)
+        assert found.inode is not None
+        return found.inode.target
+
+    def access(self, mask: int) -> None:
+        """With default permissions the kernel decides; without, everybody may who reaches the
+        mount. Raises ReadOnly for writing."""
+        if mask & os.W_OK:
+            self.refuse_write()
+
+    def refuse_write(self) -> Never:
+        """Raises ReadOnly."""
+        raise ReadOnly("the file system is read-only")
+
+    # ---- files ----
+
+    def open_nowait(self, nodeid: int, flags: int, pid: int = 0) -> int | MustWait:
+        """A file handle. `pid` (0: unknown) is whose signals interrupt reads."""
+        if flags & _WRITES:
+            self.refuse_write()
+        inode = self._cache.inode(nodeid & MAX_INO)
+        if inode is None:
+            return MUST_WAIT
+        if inode.kind is Kind.DIRECTORY:
+            raise IsADirectory("a directory cannot be opened as a file")
+        fh = self._files.open_warm(inode, pid)
+        return MUST_WAIT if fh is None else fh
+
+    async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
+        """As `open_nowait`, asking the server; a small file is whole then. Raises Stale when the
+        name must be looked up again."""
+        if flags & _WRITES:
+            self.refuse_write()
+        ino = nodeid & MAX_INO
+        try:
+            return await self._files.open(ino, pid)
+        except Stale:
+            self._cache.forget_inode(ino)
+            raise
+
+    def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
+        """The bytes at `offset`, fewer than `size` only at the end; valid until the next await."""
+        return self._files.read_nowait(fh, offset, size)
+
+    async def read(self, fh: int, offset: int, size: int) -> Bytes:
+        """As `read_nowait`, asking the server for what is not here."""
+        return await self._files.read(fh, offset, size)
+
+    def opener(self, fh: int) -> int:
+        """The pid that opened a file."""
+        return self._files.table.get(fh).pid
+
+    def release(self, fh: int) -> None:
+        self._files.release(fh)
+
+    # ---- directories ----
+
+    def opendir(self, nodeid: int, pid: int = 0) -> int:
+        """A directory handle. Raises NotADirectory."""
+        ino = nodeid & MAX_INO
+        inode = self._cache.inode(ino)
+        if inode is not None and inode.kind is not Kind.DIRECTORY:
+            raise NotADirectory("not a directory")
+        return self._directories.add(DirectoryHandle(ino, pid))
+
+    def readdir_nowait(self, fh: int, cookie: int) -> Iterator[Entry] | MustWait:
+        """Entries after `cookie` (0: the start), none at the end. Not all of them: go on with the
+        cookie of the last one taken. Valid until the next await."""
+        handle = self._directories.get(fh)
+        if cookie == 0:
+            handle.rewind()
+        place = handle.position(cookie)
+        return MUST_WAIT if isinstance(place, GoTo) else self._entries(handle, cookie, place)
+
+    async def readdir(self, fh: int, cookie: int) -> Iterator[Entry]:
+        """As `readdir_nowait`, asking the server for the page."""
+        handle = self._directories.get(fh)
+        place = handle.position(cookie)
+        for _ in range(MAX_PAGES_PER_SEEK):
+            if not isinstance(place, GoTo):
+                return self._entries(handle, cookie, place)
+            handle.put(await self._page(handle.ino, place.mark))
+            place = handle.first_row() if place.exactly else handle.position(cookie)
+        raise CacheFSError("a directory without an end")
+
+    def directory_opener(self, fh: int) -> int:
+        """The pid that opened a directory."""
+        return self._directories.get(fh).pid
+
+    def releasedir(self, fh: int) -> None:
+        self._directories.remove(fh)
+
+    async def _page(self, ino: int, mark: Mark) -> Page:
+        asked_at = self._cache.noted.position
+        listing = await self._node.ask(m.ListDir(self.namespace, ino, mark.after), m.Listing)
+        expires_at = self._clock() + kernel_time(listing.valid_for_s)
+        rows = [self._row(ino, entry, expires_at, asked_at) for entry in listing.entries]
+        return Page(mark.start, rows, listing.next, expires_at, asked_at)
+
+    def _row(self, parent: int, entry: m.Dentry, expires_at: float, asked_at: int) -> Row:
+        record = bytes(entry.inode)
+        inode = _decode_inode(record)
+        if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
+            self._cache.put_name(parent, entry.name, inode.ino, expires_at)
+            self._cache.put_inode(inode.ino, record, expires_at)
+            if inode.kind is Kind.DIRECTORY:
+                self._cache.put_parent(inode.ino, parent)
+        return Row(entry.name, inode)
+
+    def _entries(self, handle: DirectoryHandle, cookie: int, place: int) -> Iterator[Entry]:
+        page = handle.page
+        assert page is not None
+        if place >= len(page.rows):
+            handle.page = None  # read to the end: what stays open for long holds no names
+        return self._emit(handle.ino, page, cookie >> HASH_BITS, place)
+
+    def _emit(self, ino: int, page: Page, ordinal: int, place: int) -> Iterator[Entry]:
+        yield from self._dots(ino)[ordinal:]
+        valid_for_s = max(0.0, page.expires_at - self._clock())
+        outdated = self._cache.noted.is_outdated
+        for number in range(place, len(page.rows)):
+            name, inode = page.rows[number]
+            known_s = 0.0 if outdated(page.asked_at, ino, name) else valid_for_s
+            yield Entry(name, inode, known_s, cookie_of(page.start + number + DOTS + 1, name))
+
+    def _dots(self, ino: int) -> list[Entry]:
+        parent = self._cache.parent(ino)
+        return [
+            Entry(b".", Inode(ino, Kind.DIRECTORY), 0.0, cookie_of(1, b".")),
+            Entry(b"..", Inode(parent, Kind.DIRECTORY), 0.0, cookie_of(2, b"..")),
+        ]
+
+    # ---- what the server says by itself ----
+
+    def on_event(self, event: m.Message) -> None:
+        """Takes an Invalidate; others are not for the file system."""
+        if not isinstance(event, m.Invalidate) or event.namespace != self.namespace:
+            return
+        if event.everything:
+            self.invalidate_everything()
+            return
+        for parent, name in event.entries:
+            self._cache.invalidate(parent, name)
+        self.on_invalidated(event.entries, False)
+
+    def on_reconnected(self, attached: m.Attached) -> None:
+        """In a new session, after events may have been missed."""
+        if attached.namespace != self.namespace:
+            log.error("the server lost this source's namespace: open files end, mount again")
+            self.namespace = self._files.namespace = attached.namespace
+        self.invalidate_everything()
+
+    def invalidate_everything(self) -> None:
+        """What is known is distrusted, here and in the kernel."""
+        names = self._cache.names()
+        self._cache.invalidate_everything()
+        self.on_invalidated(names, True)
+
+    async def report_uses(self) -> None:
+        """Reports warm opens every second, until cancelled."""
+        while True:
+            await trio.sleep(REPORT_USES_S)
+            self._files.report_uses()
+
+    def close(self) -> None:
+        """Closes every descriptor of open files."""
+        self._files.close()
+
+    # ---- the cache ----
+
+    def _put(self, inode: Inode, expires_at: float) -> None:
+        self._cache.put_inode(inode.ino, encode_inode(inode), expires_at)
+
+    def _put_found(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:
+        if inode is None:
+            return self._cache.put_name(parent, name, NO_INO, expires_at)
+        self._put(inode, expires_at)
+        self._cache.put_name(parent, name, inode.ino, expires_at)
+        if inode.kind is Kind.DIRECTORY:
+            self._cache.put_parent(inode.ino, parent)

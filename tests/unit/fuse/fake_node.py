@@ -1,0 +1,268 @@
+"""A node's server for tests: a tree in memory, published files in a real directory, every request
+on record, answers that can be scripted or held back. Threads, so that it serves any client."""
+
+from __future__ import annotations
+
+import array
+import bisect
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, NotFound, Stale
+from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId
+
+NAMESPACE = NamespaceId(b"fake namespace!!")
+Answer = tuple[m.Message, int | None]
+Script = Callable[[m.Message], Answer]
+_encode = msgspec.msgpack.Encoder().encode
+_NO_ANSWER = (m.Release, m.Used, m.Cancel)
+
+
+class FakeNode:
+    """Owns a directory. Use as a context manager: it closes every socket at its end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pub = directory / "pub"
+        self.cache = directory / "cache"
+        self.pub.mkdir(parents=True)
+        self.cache.mkdir()
+        self.valid_for_s = 60.0
+        self.inodes: dict[int, Inode] = {ROOT_INO: Inode(ROOT_INO, Kind.DIRECTORY, nonce=1)}
+        self.children: dict[int, list[tuple[bytes, bytes, int]]] = {ROOT_INO: []}
+        self.contents: dict[int, bytes] = {}
+        self.requests: list[m.Message] = []
+        self.open_handles: dict[int, int] = {}  # handle -> ino
+        self.scripts: dict[type[m.Message], Script] = {}
+        self.gates: dict[type[m.Message], threading.Event] = {}
+        self.changed = threading.Condition()
+        self._last_ino = ROOT_INO
+        self._last_handle = 0
+        self._sessions: list[socket.socket] = []
+        self._listener: socket.socket | None = None
+        self._lock = threading.RLock()
+
+    # ---- the tree ----
+
+    def add_dir(self, path: str) -> int:
+        parent, _, name = path.rpartition("/")
+        return self._add(parent, name, Kind.DIRECTORY)
+
+    def add_link(self, path: str, target: bytes) -> int:
+        parent, _, name = path.rpartition("/")
+        return self._add(parent, name, Kind.SYMLINK, size=len(target), target=target)
+
+    def add_file(self, path: str, data: bytes, *, published: bool = True) -> int:
+        parent, _, name = path.rpartition("/")
+        ino = self._add(parent, name, Kind.FILE, size=len(data), mtime_ns=1_700_000_000_500_000_000)
+        self.contents[ino] = data
+        self.write_cache_file(ino, data)
+        if published:
+            self.publish(ino)
+        return ino
+
+    def remove(self, path: str) -> None:
+        ino = self.find(path)
+        parent = self.find(path.rpartition("/")[0])
+        with self._lock:
+            self.children[parent] = [row for row in self.children[parent] if row[2] != ino]
+            del self.inodes[ino]
+
+    def publish(self, ino: int) -> None:
+        name = self.content_name(ino)
+        os.link(self.cache / name, self.pub / name)
+
+    def unpublish(self, ino: int) -> None:
+        (self.pub / self.content_name(ino)).unlink()
+
+    def content_name(self, ino: int) -> str:
+        return ContentId.of(NAMESPACE, self.inodes[ino]).name
+
+    def write_cache_file(self, ino: int, data: bytes) -> None:
+        (self.cache / self.content_name(ino)).write_bytes(data)
+
+    def open_cache_file(self, ino: int) -> int:
+        return os.open(self.cache / self.content_name(ino), os.O_RDONLY)
+
+    def find(self, path: str) -> int:
+        ino = ROOT_INO
+        for part in filter(None, path.split("/")):
+            ino = next(row[2] for row in self.children[ino] if row[1] == part.encode())
+        return ino
+
+    def _add(self, parent: str, name: str, kind: Kind, **fields: object) -> int:
+        with self._lock:
+            self._last_ino += 1
+            ino = self._last_ino
+            self.inodes[ino] = Inode(ino, kind, nonce=ino * 7919, **fields)  # type: ignore[arg-type]
+            raw = name.encode()
+            key = raw + b"/" if kind is Kind.DIRECTORY else raw
+            bisect.insort(self.children[self.find(parent)], (key, raw, ino))
+            if kind is Kind.DIRECTORY:
+                self.children[ino] = []
+            return ino
+
+    # ---- what tests ask ----
+
+    def asked(self, kind: type[m.Message]) -> list[m.Message]:
+        with self.changed:
+            return [body for body in self.requests if isinstance(body, kind)]
+
+    def wait_asked(self, kind: type[m.Message], count: int = 1, limit_s: float = 10.0) -> None:
+        with self.changed:
+            ok = self.changed.wait_for(
+                lambda: sum(isinstance(body, kind) for body in self.requests) >= count, limit_s
+            )
+        assert ok, f"{kind.__name__} did not come {count} times: {self.requests[-20:]}"
+
+    def hold(self, kind: type[m.Message]) -> threading.Event:
+        """Answers of this kind wait until the event is set."""
+        self.gates[kind] = threading.Event()
+        return self.gates[kind]
+
+    # ---- sockets ----
+
+    def __enter__(self) -> FakeNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for gate in self.gates.values():
+            gate.set()
+        self.cut()
+
+    def socket(self) -> socket.socket:
+        """The client's end of a new session."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._start(ours)
+        return theirs
+
+    def listen(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends every session, as a server that dies."""
+        for sock in self._sessions:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._sessions.clear()
+        self.open_handles.clear()
+
+    def event(self, body: m.Message) -> None:
+        for sock in self._sessions:
+            sock.send(m.encode(0, body))
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._start(listener.accept()[0])
+
+    def _start(self, sock: socket.socket) -> None:
+        self._sessions.append(sock)
+        threading.Thread(target=self._session, args=(sock,), daemon=True).start()
+
+    def _session(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), sock:
+            while data := sock.recv(m.MAX_FRAME_BYTES):
+                frame = m.decode(data)
+                with self.changed:
+                    self.requests.append(frame.body)
+                    self.changed.notify_all()
+                gate = self.gates.get(type(frame.body))
+                if gate is None or gate.is_set():
+                    self._answer(sock, frame)
+                else:
+                    threading.Thread(
+                        target=self._answer_later, args=(sock, frame, gate), daemon=True
+                    ).start()
+
+    def _answer_later(self, sock: socket.socket, frame: m.Frame, gate: threading.Event) -> None:
+        assert gate.wait(30)
+        with contextlib.suppress(OSError):
+            self._answer(sock, frame)
+
+    def _answer(self, sock: socket.socket, frame: m.Frame) -> None:
+        try:
+            script = self.scripts.get(type(frame.body), self.default)
+            body, fd = script(frame.body)
+        except CacheFSError as err:
+            body, fd = m.failure_of(err), None
+        if isinstance(frame.body, _NO_ANSWER):
+            return
+        data = m.encode(frame.id, body)
+        if fd is None:
+            sock.send(data)
+            return
+        try:
+            rights = array.array("i", [fd]).tobytes()
+            sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        finally:
+            os.close(fd)
+
+    # ---- answers ----
+
+    def default(self, body: m.Message) -> Answer:
+        with self._lock:
+            return self._default(body)
+
+    def _default(self, body: m.Message) -> Answer:
+        match body:
+            case m.Hello():
+                return m.Welcome(os.getpid(), published_dir=True), os.open(self.pub, os.O_RDONLY)
+            case m.Attach():
+                return m.Attached(NAMESPACE, self.inodes[ROOT_INO]), None
+            case m.Lookup():
+                return m.Found(self._child(body.parent, body.name), self.valid_for_s), None
+            case m.GetAttr():
+                return m.Found(self._inode(body.ino), self.valid_for_s), None
+            case m.ListDir():
+                return self._list(body), None
+            case m.Open():
+                return self._open(body.ino)
+            case m.Ensure():
+                end = min(body.offset + body.size, len(self.contents[self._handle(body.handle)]))
+                return m.Ensured(body.offset, end), None
+            case m.Release():
+                self.open_handles.pop(body.handle, None)
+        return m.Done(), None
+
+    def _inode(self, ino: int) -> Inode:
+        if ino not in self.inodes:
+            raise Stale("no such ino")
+        return self.inodes[ino]
+
+    def _handle(self, handle: int) -> int:
+        if handle not in self.open_handles:
+            raise NotFound(f"no such handle {handle}")
+        return self.open_handles[handle]
+
+    def _child(self, parent: int, name: bytes) -> Inode | None:
+        rows = self.children[self._inode(parent).ino]
+        return next((self.inodes[ino] for _, child, ino in rows if child == name), None)
+
+    def _list(self, body: m.ListDir) -> m.Listing:
+        rows = self.children[self._inode(body.ino).ino]
+        start = bisect.bisect_right(rows, body.after, key=lambda row: row[0]) if body.after else 0
+        page = rows[start : start + body.limit]
+        entries = [m.Dentry(name, msgspec.Raw(_encode(self.inodes[ino]))) for _, name, ino in page]
+        more = start + body.limit < len(rows)
+        return m.Listing(entries, page[-1][0] if more else b"", self.valid_for_s)
+
+    def _open(self, ino: int) -> Answer:
+        """Small ones whole, others partial."""
+        inode = self._inode(ino)
+        self._last_handle += 1
+        self.open_handles[self._last_handle] = ino
+        complete = inode.size <= 8 << 20
+        return m.Opened(self._last_handle, inode.size, complete, True), self.open_cache_file(ino)
