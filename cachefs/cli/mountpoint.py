@@ -93,6 +93,8 @@ def check_machine(allow_other: bool) -> None:
             f"{DEV_FUSE} is missing",
             remedy="load the kernel module (modprobe fuse), or give the container the device",
         )
+    if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
+        raise CannotMount(f"{DEV_FUSE} may not be opened by you", remedy=f"chmod 666 {DEV_FUSE}")
     if os.geteuid() == 0:
         return
     if shutil.which(detach.FUSERMOUNT) is None:

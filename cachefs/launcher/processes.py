@@ -108,7 +108,9 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     document = msgspec.msgpack.encode(msgspec.structs.replace(spec, log_to_stderr=foreground))
     name = f"client-{state.mount_id(spec.mountpoint)}.err"
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
-    return _start(command or module_command(CLIENT_MODULE), document, log, CLIENT_START_S)
+    # A source that is new to a running server is checked at the origin first.
+    wait_s = CLIENT_START_S + (spec.server.origin_deadline_s if spec.server is not None else 0.0)
+    return _start(command or module_command(CLIENT_MODULE), document, log, wait_s)
 
 
 def client_log(spec: ServerSpec, mountpoint: str) -> str:
