@@ -577,6 +577,24 @@ class BreakingListing(MemoryConnector):
             yield page
 
 
+def test_no_directory_stream_goes_on_in_a_listing_that_failed_to_be_renewed(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        clock, origin = Clock(), MemoryConnector({b"%d" % n: b"x" for n in range(9)})
+        async with opened(tmp_path, origin, clock) as master:
+            await names_of(master)
+            clock.now += 61
+            assert len((await master.list_dir(ROOT_INO, b"4", 9)).entries) == 4
+            assert origin.calls["list_dir"] == 1, "a slow reader goes on in the listing it began"
+            origin.fail("list_dir", None, AccessDenied("no"))
+            await raises(AccessDenied, master.list_dir(ROOT_INO, b"", 9))
+            await master.list_dir(ROOT_INO, b"4", 9)
+            assert origin.calls["list_dir"] == 3
+
+    run(work())
+
+
 def test_an_origin_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         clock, origin = Clock(), MemoryConnector({b"x": b"1", b"d/f": b"1"})
@@ -755,6 +773,21 @@ def test_events_wake_those_who_wait_and_go_on_from_a_position(tmp_path: Path) ->
             assert first.entries == second.entries == [(ROOT_INO, b"x")]
             assert await collect(master, 1, 1) == [second]
             assert first.namespace == master.namespace
+
+    run(work())
+
+
+def test_a_stat_wakes_those_who_wait_for_events(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock, origin = Clock(), MemoryConnector({b"x": b"1"})
+        async with opened(tmp_path, origin, clock) as master:
+            await master.lookup(ROOT_INO, b"x")
+            waiting = asyncio.ensure_future(collect(master, 0, 1))
+            await asyncio.sleep(0)
+            origin.put(b"x", b"2")
+            clock.now += 61
+            await master.lookup(ROOT_INO, b"x")
+            assert (await waiting)[0].entries == [(ROOT_INO, b"x")]
 
     run(work())
 

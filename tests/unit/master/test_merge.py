@@ -14,6 +14,7 @@ from cachefs.core.model import ROOT_INO, Fingerprint, Kind, NamespaceId
 from connectors.base import Entry, order_key
 from master.state.merge import Action, Pages, compare, inode_of, plan
 from master.store import transaction
+from master.store.base import Table
 from master.store.memory_store import MemoryStore
 from master.store.records import Stored
 from master.store.snapshot import Names
@@ -132,6 +133,10 @@ def test_a_listing_makes_the_store_what_the_origin_shows(
             seen = {k: as_entry(s) for k, s in now.items() if frontier is None or k < frontier}
             assert seen == decided, "what is behind the frontier is what the origin shows"
         after = stored(opened)
+        with opened.snapshot() as reader:
+            parents = reader.scan(Table.PARENTS, b"", b"\xff" * 9, 1000)
+    live = {s.inode.ino for s in after.values()} | {ROOT_INO}
+    assert {int.from_bytes(ino, "big") for ino, _ in parents} == live
     changed = {
         (key[:-1] if key.endswith(b"/") else key)
         for key in before.keys() | after.keys()
