@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
             msgspec.msgpack.encode(spec),
             None if spec.log_to_stderr else log,
             timeout_s,
+            reap=True,  # a client that starts a server again lives on after its end
         )
     return Server(str(source_dir / state.SOCKET_NAME), True, started.warning)
 
@@ -110,7 +112,7 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
     # A source that is new to a running server is checked at the origin first.
     wait_s = CLIENT_START_S + (spec.server.origin_deadline_s if spec.server is not None else 0.0)
-    return _start(command or module_command(CLIENT_MODULE), document, log, wait_s)
+    return _start(command or module_command(CLIENT_MODULE), document, log, wait_s, reap=False)
 
 
 def client_log(spec: ServerSpec, mountpoint: str) -> str:
@@ -259,8 +261,13 @@ def is_ours(pid: int) -> bool:
 # ---- children ------------------------------------------------------------------------------------
 
 
-def _start(command: Sequence[str], document: bytes, log: Path | None, timeout_s: float) -> Started:
-    """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it."""
+def _start(
+    command: Sequence[str], document: bytes, log: Path | None, timeout_s: float, *, reap: bool
+) -> Started:
+    """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it.
+
+    With `reap` its end is collected for as long as this process lives; else by `wait_child`.
+    """
     process = _spawn(command, document, log)
     try:
         started = _read_started(process, log, timeout_s)
@@ -272,7 +279,10 @@ def _start(command: Sequence[str], document: bytes, log: Path | None, timeout_s:
     finally:
         assert process.stdout is not None
         process.stdout.close()
-    process.returncode = 0  # detached: it outlives us, and nobody here waits for it
+    if reap:
+        threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+    else:
+        process.returncode = 0  # so that Popen does not miss it
     return started
 
 

@@ -124,6 +124,15 @@ def test_a_dead_servers_pointer_is_passed_over(launcher: Launcher) -> None:
     assert launcher.pid("serve") != pid
 
 
+def test_an_ended_server_leaves_no_zombie(launcher: Launcher) -> None:
+    launcher.start()
+    pid = launcher.pid("serve")
+    [reaper] = [t for t in threading.enumerate() if t.name == f"reap-{pid}"]
+    os.kill(pid, signal.SIGKILL)
+    reaper.join(10)
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_a_pointer_to_a_reused_pid_is_passed_over(launcher: Launcher) -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as stranger:
         pointer = state.Pointer(str(launcher.source_dir() / "server.sock"), stranger.pid)
