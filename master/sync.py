@@ -58,7 +58,7 @@ class Listing:
             return False
         return True
 
-    def advance(self, safe_below: bytes | None) -> None:
+    def advance(self, safe_below: bytes) -> None:
         self.safe_below = safe_below
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
@@ -341,7 +341,7 @@ class _Lister:
         if removed:
             self._loop.call_soon_threadsafe(self._syncer.directories_removed)
         self._loop.call_soon_threadsafe(self._syncer.wake)
-        if not (batch.last and self.empty):  # who waits learns first whether it is there at all
+        if batch.safe_below is not None:  # the end is told by `finish`, when nobody can join it
             self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
 
 
