@@ -34,8 +34,10 @@ class EventStream:
         self.wake()
 
     async def after(self, position: int) -> AsyncIterator[Invalidate]:
-        """Events behind a position, until `close`. Raises PositionGone when some were trimmed, or
-        when the position was never reached (a store that was set back)."""
+        """Events behind a position (negative: from now on), until `close`. Raises PositionGone when
+        some were trimmed, or when the position was never reached (a store that was set back)."""
+        if position < 0:
+            position = self._position()
         while not self._closed:
             arrived = self._arrived
             batch = self._read(position)
@@ -44,6 +46,12 @@ class EventStream:
                 yield event
             if not batch:
                 await arrived.wait()
+
+    def _position(self) -> int:
+        with self._store.snapshot() as reader:
+            meta = Names(reader).meta()
+        assert meta is not None
+        return meta.seq
 
     def _read(self, position: int) -> list[Invalidate]:
         with self._store.snapshot() as reader:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import cachefs
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, Interrupted, ProtocolError, Unreachable
+from cachefs.core.errors import CacheFSError, Interrupted, PositionGone, ProtocolError, Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.server import operators
@@ -152,15 +152,19 @@ class Session:
         return attached, None
 
     def _follow(self, namespace: NamespaceId) -> None:
-        events = self._service(namespace).events(-1)
-
-        async def follow() -> None:
-            async for event in events:
-                self.send_event(event)
-
-        task = asyncio.ensure_future(follow())
+        task = asyncio.ensure_future(self._pass_events_on(namespace))
         self._event_tasks.add(task)
         task.add_done_callback(self._event_tasks.discard)
+
+    async def _pass_events_on(self, namespace: NamespaceId) -> None:
+        service = self._service(namespace)
+        while not self._channel.closed:
+            try:
+                async for event in service.events(-1):
+                    self.send_event(event)
+                return  # the service closed
+            except PositionGone:  # this session was too slow for the stream
+                self.send_event(m.Invalidate(namespace, -1, everything=True))
 
     async def _detach(self, body: m.Detach) -> Answer:
         self.server.request_stop(body.reason or f"asked by pid {self.pid}")
