@@ -1,0 +1,120 @@
+"""The data that benches read: made once under one folder that an S3 server serves as buckets.
+
+Every 4 KiB page of the big file starts with its number, every small file with its own, so that no
+misplaced page or file passes for another. Checksums are xxh3 of whole files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+MIB = 1 << 20
+PAGE_BYTES = 4096
+SMALL_BYTES = 110 << 10
+PER_FOLDER = 1000
+STAMP = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One bucket. `checksums` (a JSON file): name -> xxh3 of the whole file, in hex."""
+
+    bucket: str
+    folder: Path
+    names: list[str]
+    size_bytes: int
+    checksums: Path
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}"
+
+
+class Datasets:
+    """Makes data sets when they are first asked for; `root/objects` is the server's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._made: dict[str, Dataset] = {}
+        self._template = random.Random(7).randbytes(2 * MIB)
+
+    def big(self, size_mib: int) -> Dataset:
+        """One file of random bytes, `data.bin`."""
+        return self._once(f"bench-big-{size_mib}", lambda folder: self._big(folder, size_mib))
+
+    def sparse(self, size_mib: int) -> Dataset:
+        """One file, `data.bin`, that takes one page per MiB: the rest are holes."""
+        return self._once(f"bench-sparse-{size_mib}", lambda folder: _sparse(folder, size_mib))
+
+    def small(self, count: int, size_bytes: int = SMALL_BYTES) -> Dataset:
+        """Files of one size in folders of 1,000."""
+        name = f"bench-{count}-files-of-{size_bytes}"
+        return self._once(name, lambda folder: self._small(folder, count, size_bytes))
+
+    def _once(self, bucket: str, make: Callable[[Path], dict[str, str]]) -> Dataset:
+        if bucket not in self._made:
+            self._made[bucket] = self._make(bucket, make)
+        return self._made[bucket]
+
+    def _make(self, bucket: str, make: Callable[[Path], dict[str, str]]) -> Dataset:
+        folder = self.root / "objects" / bucket
+        folder.mkdir(parents=True)
+        checksums = make(folder)
+        index = self.root / f"{bucket}.json"
+        index.write_text(json.dumps(checksums))
+        size = sum((folder / name).stat().st_size for name in checksums)
+        return Dataset(bucket, folder, list(checksums), size, index)
+
+    def _big(self, folder: Path, size_mib: int) -> dict[str, str]:
+        block, digest = bytearray(self._template[:MIB]), xxhash.xxh3_64()
+        with (folder / "data.bin").open("wb") as file:
+            for index in range(size_mib):
+                for page in range(MIB // PAGE_BYTES):
+                    number = index * (MIB // PAGE_BYTES) + page
+                    STAMP.pack_into(block, page * PAGE_BYTES, number)
+                file.write(block)
+                digest.update(block)
+        _finish(folder / "data.bin", digest.hexdigest())
+        return {"data.bin": digest.hexdigest()}
+
+    def _small(self, folder: Path, count: int, size_bytes: int) -> dict[str, str]:
+        checksums = {}
+        for number in range(count):
+            path = folder / f"d{number // PER_FOLDER:03d}" / f"f{number:06d}.jpg"
+            if number % PER_FOLDER == 0:
+                path.parent.mkdir()
+            start = number * 61 % MIB
+            body = STAMP.pack(number) + self._template[start : start + size_bytes - STAMP.size]
+            path.write_bytes(body)
+            digest = xxhash.xxh3_64_hexdigest(body)
+            _finish(path, digest)
+            checksums[str(path.relative_to(folder))] = digest
+        return checksums
+
+
+def _sparse(folder: Path, size_mib: int) -> dict[str, str]:
+    digest, holes = xxhash.xxh3_64(), bytes(MIB - STAMP.size)
+    with (folder / "data.bin").open("wb") as file:
+        file.truncate(size_mib * MIB)
+        for index in range(size_mib):
+            os.pwrite(file.fileno(), STAMP.pack(index + 1), index * MIB)
+            digest.update(STAMP.pack(index + 1))
+            digest.update(holes)
+    _finish(folder / "data.bin", digest.hexdigest())
+    return {"data.bin": digest.hexdigest()}
+
+
+def _finish(path: Path, checksum: str) -> None:
+    """What the S3 server keeps beside an object; a PUT of each would take minutes."""
+    etag = hashlib.md5(checksum.encode(), usedforsecurity=False).hexdigest()
+    os.setxattr(path, "user.etag", f'"{etag}"'.encode())
+    os.setxattr(path, "user.content-type", b"application/octet-stream")

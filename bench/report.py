@@ -1,0 +1,134 @@
+"""What a bench found: bars with pass or fail, tables, notes; as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise and what was measured; `limit` is a lower bound with `at_least`, else an upper."""
+
+    claim: str
+    value: float
+    limit: float
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def cells(self) -> list[str]:
+        sign = ">=" if self.at_least else "<="
+        limit = f"{sign} {show(self.limit)} {self.unit}".rstrip()
+        measured = f"{show(self.value)} {self.unit}".rstrip()
+        return [self.claim, measured, limit, "pass" if self.passed else "**FAIL**"]
+
+
+@dataclass
+class Table:
+    """Rows beside each other; the first column names the row."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | int | None]] = field(default_factory=list)
+
+    def add(self, *cells: str | float | int | None) -> None:
+        self.rows.append(list(cells))
+
+
+@dataclass
+class Result:
+    """One bench. `error` is set when it could not be finished."""
+
+    name: str
+    question: str
+    bars: list[Bar] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    took_s: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.error is None and all(bar.passed for bar in self.bars)
+
+    def table(self, title: str, *columns: str) -> Table:
+        """A new table of this result."""
+        self.tables.append(Table(title, list(columns)))
+        return self.tables[-1]
+
+    def bar(
+        self, claim: str, value: float, limit: float, unit: str = "", *, at_least: bool = False
+    ) -> None:
+        self.bars.append(Bar(claim, value, limit, unit, at_least))
+
+
+def show(value: str | float | int | None) -> str:
+    """Three significant figures, thousands separated; None is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _markdown(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
+    lines = [f"| {' | '.join(columns)} |", f"|---|{'--:|' * (len(columns) - 1)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def markdown(result: Result) -> str:
+    """One section."""
+    lines = [f"## {result.name}", "", result.question, ""]
+    if result.error:
+        lines += [f"**Not finished:** {result.error}", ""]
+    if result.bars:
+        columns = ["bar", "measured", "asked", ""]
+        lines += [*_markdown(columns, (bar.cells() for bar in result.bars)), ""]
+    for table in result.tables:
+        shown = [[show(cell) for cell in row] for row in table.rows]
+        lines += [f"{table.title}:", "", *_markdown(table.columns, shown), ""]
+    lines += [f"- {note}" for note in result.notes]
+    lines += ["", f"Took {result.took_s:.0f} s: `python -m bench.{result.name}`.", ""]
+    return "\n".join(lines)
+
+
+def page(results: list[Result], machine: str, versions: str, quick: bool) -> str:
+    """The whole of RESULTS.md."""
+    bars = [bar for result in results for bar in result.bars]
+    failed = sum(not bar.passed for bar in bars) + sum(r.error is not None for r in results)
+    head = [
+        "# Results of one run of the benches",
+        "",
+        f"Machine: {machine}.",
+        f"Versions: {versions}.",
+        "Written by `python -m bench.run" + (" --quick" if quick else "") + "`"
+        f": {len(bars)} bars, {failed} not met. Read the figures as ratios within one run.",
+        "",
+    ]
+    rows = [[result.name, *bar.cells()] for result in results for bar in result.bars]
+    columns = ["bench", "bar", "measured", "asked", ""]
+    return "\n".join([*head, *_markdown(columns, rows), "", *map(markdown, results)])
+
+
+def as_json(results: list[Result], machine: str) -> dict[str, Any]:
+    return {
+        "machine": machine,
+        "results": [
+            {
+                "name": r.name,
+                "error": r.error,
+                "took_s": r.took_s,
+                "bars": [{**vars(bar), "passed": bar.passed} for bar in r.bars],
+                "tables": [vars(table) for table in r.tables],
+                "notes": r.notes,
+            }
+            for r in results
+        ],
+    }

@@ -1,0 +1,87 @@
+"""All benches: prints every bar with pass or fail, and writes RESULTS.md beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import machine
+from bench.harness import first_paragraph, labs, measure
+from bench.mounts import CACHEFS
+from bench.report import Result, as_json, markdown, page
+
+BENCHES = (
+    "origin_bytes",
+    "cold_sequential",
+    "cold_small",
+    "warm_small",
+    "warm_read",
+    "namespace",
+    "mount_time",
+    "memory",
+)
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def versions() -> str:
+    """Of what took part."""
+    names = ("pyfuse3", "trio", "obstore", "lmdb")
+    parts = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
+    done = subprocess.run([binary, "version"], check=True, capture_output=True, text=True)
+    return ", ".join(["cachefs " + importlib.metadata.version("cachefs"), *parts]) + (
+        f", {done.stdout.splitlines()[0]}"
+    )
+
+
+def run_all(names: list[str], quick: bool) -> list[Result]:
+    """Runs benches one after the other, on one origin; prints each as it is done."""
+    results = []
+    with labs(quick) as make_lab:
+        for name in names:
+            module = importlib.import_module(f"bench.{name}")
+            question = first_paragraph(module.__doc__ or "")
+            print(f"... {name}", file=sys.stderr, flush=True)
+            result = measure(name, question, module.run, make_lab)
+            print(markdown(result), flush=True)
+            results.append(result)
+    return results
+
+
+def summary(results: list[Result]) -> int:
+    """Prints every bar; returns how many were not met."""
+    failed = 0
+    for result in results:
+        for bar in result.bars:
+            claim, measured, asked, _ = bar.cells()
+            print(f"{'pass' if bar.passed else 'FAIL'}  {claim}: {measured} (asked {asked})")
+            failed += not bar.passed
+        if result.error:
+            print(f"FAIL  {result.name}: {result.error}")
+            failed += 1
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", choices=BENCHES)
+    parser.add_argument("--quick", action="store_true", help="small data, single runs")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures there, too")
+    chosen = parser.parse_args()
+    described = machine.describe()
+    results = run_all(chosen.only or list(BENCHES), chosen.quick)
+    if not chosen.only and not chosen.quick:
+        RESULTS.write_text(page(results, described, versions(), chosen.quick))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(as_json(results, described), indent=1))
+    return 1 if summary(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
