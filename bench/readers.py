@@ -15,6 +15,7 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,24 @@ def read_file(path: str, chunk_bytes: int) -> tuple[int, str]:
     return count, digest.hexdigest()
 
 
-def read_files(spec: Spec, all_names: dict[str, str], number: int) -> Done:
+Plan = Sequence[tuple[str, str]] | Sequence[int]
+
+
+def plan_of(spec: Spec) -> Plan:
+    """What all readers together read: files, or places (each page once, in random order)."""
+    names = list(names_of(spec).items())
+    if spec.what == "files":
+        return names
+    size = os.path.getsize(os.path.join(spec.source, names[0][0]))
+    places = list(range(0, size - spec.read_bytes + 1, spec.read_bytes))
+    random.Random(spec.seed).shuffle(places)
+    return places
+
+
+def read_files(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done:
     """Every `readers`-th file from `number` on; all files when the readers share them."""
     done = Done()
-    names = list(all_names.items())
-    mine = names if spec.shared else names[number :: spec.readers]
+    mine = plan if spec.shared else plan[number :: spec.readers]
     for name, expected in mine:
         count, digest = read_file(os.path.join(spec.root, name), spec.chunk_bytes)
         done.bytes += count
@@ -86,38 +100,38 @@ def read_files(spec: Spec, all_names: dict[str, str], number: int) -> Done:
     return done
 
 
-def read_random(spec: Spec, names: dict[str, str], number: int) -> Done:
-    """Aligned reads at random places for `duration_s`, each compared with the source."""
-    (name,) = names
-    chooser, done = random.Random(spec.seed * 1000 + number), Done()
+def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
+    """Reads at the planned places for at most `duration_s`, each compared with the source."""
+    (name,) = names_of(spec)
+    done = Done()
     fd = os.open(os.path.join(spec.root, name), os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel asks for what is read, no more
     with open(os.path.join(spec.source, name), "rb") as file:
         original = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    places = len(original) // spec.read_bytes
     end = time.monotonic() + spec.duration_s
-    while time.monotonic() < end:
-        for _ in range(64):
-            at = chooser.randrange(places) * spec.read_bytes
-            piece = os.pread(fd, spec.read_bytes, at)
-            if piece != original[at : at + spec.read_bytes]:
-                done.wrong.append(f"{name} at {at}")
-            done.bytes += len(piece)
-            done.files += 1
+    for at in plan[number :: spec.readers]:
+        piece = os.pread(fd, spec.read_bytes, at)
+        if piece != original[at : at + spec.read_bytes]:
+            done.wrong.append(f"{name} at {at}")
+        done.bytes += len(piece)
+        done.files += 1
+        if time.monotonic() > end:
+            break
     os.close(fd)
     return done
 
 
 def in_processes(spec: Spec) -> tuple[float, Done]:
     """Runs `readers` processes at once; returns the wall time and the sum of what they did."""
-    act = {"files": read_files, "random": read_random}[spec.what]
+    act: Any = {"files": read_files, "random": read_random}[spec.what]
     fork = multiprocessing.get_context("fork")
-    names = names_of(spec)
+    plan = plan_of(spec)
     ready = fork.Barrier(spec.readers + 1, timeout=START_LIMIT_S)
     pipes = [fork.Pipe(duplex=False) for _ in range(spec.readers)]
 
     def child(number: int) -> None:
         ready.wait()
-        pipes[number][1].send_bytes(msgspec.json.encode(act(spec, names, number)))
+        pipes[number][1].send_bytes(msgspec.json.encode(act(spec, plan, number)))
 
     children = [fork.Process(target=child, args=(n,)) for n in range(spec.readers)]
     for process in children:

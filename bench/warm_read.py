@@ -49,8 +49,8 @@ def both(lab: Lab, mount: Mounted, data: Dataset) -> tuple[Pass, Pass]:
         lab.drop_caches()
         how = {"duration_s": 2.0, "seed": number}
         scattered.append(lab.read(mount, data, what="random", **how))
-    # Passes of one duration: the median is that of the reads done.
-    return median(sequential), sorted(scattered, key=lambda one: one.files)[len(scattered) // 2]
+    by_rate = sorted(scattered, key=lambda one: one.files_per_s)
+    return median(sequential), by_rate[len(by_rate) // 2]
 
 
 if __name__ == "__main__":
