@@ -1,92 +1,102 @@
-"""The least that a pyfuse3 file system can do: a read-only loop-back over a local folder.
+"""A bare pyfuse3 loop-back server: the ceiling of what any file system on pyfuse3 can do.
 
-    python -m bench.bare_pyfuse3 FOLDER MOUNTPOINT
-
-It does nothing but what the kernel asks: inode number -> path, `os.pread` in the event loop, an hour
-of time-outs. So it is the ceiling of any file system on pyfuse3. Ends when it is unmounted.
+`python bench/bare_pyfuse3.py SOURCE MOUNTPOINT` serves SOURCE read-only until it is unmounted or
+gets SIGTERM. It does as little as a correct server can: inode -> path, `os.pread` inline, time-outs
+of an hour, nothing checked, nothing cached, nothing written.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
+from typing import Any
 
 import pyfuse3
 import trio
 
-VALID_S = 3600.0
+TIMEOUT_S = 3600.0
 
 
-class LoopBack(pyfuse3.Operations):  # type: ignore[misc]
-    """Inode numbers are those of the folder's file system; the root is pyfuse3's."""
+class LoopBack(pyfuse3.Operations):
+    """The handlers of a tree of files and directories."""
 
-    enable_writeback_cache = False
+    supports_dot_lookup = False
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
-        self._root = os.lstat(folder).st_ino
-        self._paths: dict[int, bytes] = {pyfuse3.ROOT_INODE: os.fsencode(folder)}
-        self._listings: dict[int, list[tuple[bytes, os.stat_result]]] = {}
+        self._paths: dict[int, str] = {pyfuse3.ROOT_INODE: source}
+        self._listings: dict[int, list[tuple[str, os.stat_result]]] = {}
 
-    def _attributes(self, found: os.stat_result) -> pyfuse3.EntryAttributes:
-        entry = pyfuse3.EntryAttributes()
-        at_root = found.st_ino == self._root
-        entry.st_ino = pyfuse3.ROOT_INODE if at_root else found.st_ino
-        for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_rdev", "st_size"):
-            setattr(entry, name, getattr(found, name))
-        for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
-            setattr(entry, name, getattr(found, name))
-        entry.st_blksize, entry.st_blocks = 1 << 20, found.st_blocks
-        entry.entry_timeout = entry.attr_timeout = VALID_S
-        return entry
-
-    def _stat(self, path: bytes) -> os.stat_result:
+    async def lookup(self, parent: int, name: bytes, ctx: Any) -> pyfuse3.EntryAttributes:
+        path = os.path.join(self._paths[parent], os.fsdecode(name))
         try:
-            return os.lstat(path)
+            info = os.lstat(path)
         except OSError as err:
-            raise pyfuse3.FUSEError(err.errno) from err
+            raise pyfuse3.FUSEError(err.errno or errno.EIO) from None
+        self._paths[info.st_ino] = path
+        return _attributes(info, info.st_ino)
 
-    async def getattr(self, inode: int, ctx: object = None) -> pyfuse3.EntryAttributes:
-        return self._attributes(self._stat(self._paths[inode]))
+    async def getattr(self, inode: int, ctx: Any) -> pyfuse3.EntryAttributes:
+        return _attributes(os.lstat(self._paths[inode]), inode)
 
-    async def lookup(self, parent: int, name: bytes, ctx: object = None) -> pyfuse3.EntryAttributes:
-        path = os.path.join(self._paths[parent], name)
-        entry = self._attributes(self._stat(path))
-        self._paths[entry.st_ino] = path
-        return entry
-
-    async def opendir(self, inode: int, ctx: object) -> int:
-        with os.scandir(self._paths[inode]) as entries:
-            self._listings[inode] = [(e.name, e.stat(follow_symlinks=False)) for e in entries]
-        return inode
-
-    async def readdir(self, handle: int, start: int, token: object) -> None:
-        folder = self._paths[handle]
-        for index, (name, found) in enumerate(self._listings[handle][start:], start + 1):
-            entry = self._attributes(found)
-            if not pyfuse3.readdir_reply(token, name, entry, index):
-                return
-            self._paths[entry.st_ino] = os.path.join(folder, name)
-
-    async def releasedir(self, handle: int) -> None:
-        self._listings.pop(handle, None)
-
-    async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
-        if stat.S_IMODE(flags & os.O_ACCMODE) != os.O_RDONLY:
-            raise pyfuse3.FUSEError(30)  # EROFS
+    async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
         return pyfuse3.FileInfo(fh=os.open(self._paths[inode], os.O_RDONLY), keep_cache=True)
 
-    async def read(self, handle: int, offset: int, size: int) -> bytes:
-        return os.pread(handle, size, offset)
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return os.pread(fh, size, off)
 
-    async def release(self, handle: int) -> None:
-        os.close(handle)
+    async def release(self, fh: int) -> None:
+        os.close(fh)
+
+    async def flush(self, fh: int) -> None:
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    async def forget(self, inode_list: Any) -> None:
+        pass
+
+    async def opendir(self, inode: int, ctx: Any) -> int:
+        with os.scandir(self._paths[inode]) as entries:
+            self._listings[inode] = [(entry.path, entry.stat()) for entry in entries]
+        return inode
+
+    async def readdir(self, fh: int, start_id: int, token: Any) -> None:
+        for number, (path, info) in enumerate(self._listings[fh][start_id:], start=start_id + 1):
+            name = os.fsencode(os.path.basename(path))
+            if not pyfuse3.readdir_reply(token, name, _attributes(info, info.st_ino), number):
+                return
+            self._paths[info.st_ino] = path
+
+    async def releasedir(self, fh: int) -> None:
+        pass
+
+    async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = 4096
+        data.f_blocks = data.f_bfree = data.f_bavail = 1 << 30
+        data.f_namemax = 255
+        return data
 
 
-def main(folder: str, mountpoint: str) -> None:
-    options = set(pyfuse3.default_options) | {"fsname=bare", "ro", "max_read=1048576"}
-    pyfuse3.init(LoopBack(folder), mountpoint, options)
+def _attributes(info: os.stat_result, inode: int) -> pyfuse3.EntryAttributes:
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = inode
+    entry.st_mode = info.st_mode
+    entry.st_nlink = 1 if stat.S_ISREG(info.st_mode) else info.st_nlink
+    entry.st_uid = info.st_uid
+    entry.st_gid = info.st_gid
+    entry.st_size = info.st_size
+    entry.st_blocks = info.st_blocks
+    entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = info.st_mtime_ns
+    entry.entry_timeout = entry.attr_timeout = TIMEOUT_S
+    return entry
+
+
+def main() -> None:
+    source, mountpoint = sys.argv[1:]
+    options = {"fsname=bare-pyfuse3", "default_permissions", "ro"}
+    pyfuse3.init(LoopBack(os.path.abspath(source)), mountpoint, options)
     try:
         trio.run(pyfuse3.main)
     finally:
@@ -94,4 +104,4 @@ def main(folder: str, mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main()

@@ -126,8 +126,8 @@ class Client:
     async def _unmount_when_told(self, device: str, scope: trio.CancelScope) -> None:
         """The session ends by itself when the mount is gone; who keeps files open is cut off."""
         await self._stopping.wait()
-        await trio.to_thread.run_sync(mounting.unmount, self._spec.mountpoint, device)
-        await trio.sleep(DRAIN_S)
+        if await trio.to_thread.run_sync(mounting.unmount, self._spec.mountpoint, device):
+            await trio.sleep(DRAIN_S)
         scope.cancel()
 
     def _early_event(self, event: m.Message) -> None:

@@ -17,7 +17,7 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyfuse3
@@ -35,6 +35,7 @@ from cachefs.fuse.attributes import (
 from cachefs.fuse.interrupts import Interrupts
 from cachefs.fuse.kernel_cache import INC_EPOCH, KernelCache
 from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.turns import TrioForPyfuse3, Turns
 from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ MAX_REQUESTS: Final = 2048  # served at once; cold opens wait for the origin, ea
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Handler = Callable[Concatenate["Operations", P], Coroutine[Any, Any, R]]
 
 
@@ -81,8 +83,9 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = False
 
-    def __init__(self, vfs: Vfs, interrupts: Interrupts) -> None:
+    def __init__(self, vfs: Vfs, interrupts: Interrupts, turns: Turns) -> None:
         super().__init__()
+        self._turns = turns
         self.ready = trio.Event()
         self.vfs = vfs
         self._interrupts = interrupts
@@ -103,7 +106,7 @@ class Operations(pyfuse3.Operations):
         vfs = self.vfs
         known = vfs.lookup_nowait(parent, name)
         if known is MUST_WAIT:
-            found = await self._interrupts.run(ctx.pid, lambda: vfs.lookup(parent, name))
+            found = await self._wait(ctx.pid, lambda: vfs.lookup(parent, name))
         else:
             found = known
         if found.inode is not None:
@@ -117,7 +120,7 @@ class Operations(pyfuse3.Operations):
     async def getattr(self, nodeid: int, ctx: Any) -> EntryAttributes:
         known = self.vfs.getattr_nowait(nodeid)
         if known is MUST_WAIT:
-            found = await self._interrupts.run(ctx.pid, lambda: self.vfs.getattr(nodeid))
+            found = await self._wait(ctx.pid, lambda: self.vfs.getattr(nodeid))
         else:
             found = known
         assert found.inode is not None
@@ -127,7 +130,7 @@ class Operations(pyfuse3.Operations):
     async def readlink(self, nodeid: int, ctx: Any) -> bytes:
         target = self.vfs.readlink_nowait(nodeid)
         if target is MUST_WAIT:
-            return await self._interrupts.run(ctx.pid, lambda: self.vfs.readlink(nodeid))
+            return await self._wait(ctx.pid, lambda: self.vfs.readlink(nodeid))
         return target
 
     @translated
@@ -154,7 +157,7 @@ class Operations(pyfuse3.Operations):
         vfs, pid = self.vfs, ctx.pid
         fh = vfs.open_nowait(nodeid, flags, pid)
         if fh is MUST_WAIT:
-            opened = await self._interrupts.run(pid, lambda: vfs.open(nodeid, flags, pid))
+            opened = await self._wait(pid, lambda: vfs.open(nodeid, flags, pid))
         else:
             opened = fh
         self._file.fh = opened
@@ -165,7 +168,7 @@ class Operations(pyfuse3.Operations):
         data = self.vfs.read_nowait(fh, offset, size)
         if data is MUST_WAIT:
             pid = self.vfs.opener(fh)
-            return await self._interrupts.run(pid, lambda: self.vfs.read(fh, offset, size))
+            return await self._wait(pid, lambda: self.vfs.read(fh, offset, size))
         return data
 
     @translated
@@ -187,7 +190,7 @@ class Operations(pyfuse3.Operations):
         known = self.vfs.readdir_nowait(fh, start_id)
         if known is MUST_WAIT:
             pid = self.vfs.directory_opener(fh)
-            entries = await self._interrupts.run(pid, lambda: self.vfs.readdir(fh, start_id))
+            entries = await self._wait(pid, lambda: self.vfs.readdir(fh, start_id))
         else:
             entries = known
         reply = pyfuse3.readdir_reply
@@ -205,6 +208,11 @@ class Operations(pyfuse3.Operations):
     create = write = setxattr = removexattr = _refused
 
     # ---- inside ----
+
+    async def _wait(self, pid: int, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of what cannot be answered at once; others are served meanwhile."""
+        self._turns.wake()
+        return await self._interrupts.run(pid, work)
 
     def _fill(self, inode: Inode, valid_for_s: float) -> EntryAttributes:
         """The one attribute object, valid until the next await."""
@@ -246,8 +254,10 @@ class Session:
     def __init__(self, vfs: Vfs, mountpoint: str, options: Sequence[str]) -> None:
         """Mounts; raises RuntimeError when libfuse could not (it says why on standard error)."""
         self.interrupts = Interrupts()
-        self.operations = Operations(vfs, self.interrupts)
+        turns = Turns()
+        self.operations = Operations(vfs, self.interrupts, turns)
         before = _fuse_descriptors()
+        vars(pyfuse3)["trio"] = TrioForPyfuse3(turns)  # see `cachefs.fuse.turns`
         pyfuse3.init(self.operations, mountpoint, set(options))
         self._fds = _fuse_descriptors() - before
         self._kernel_cache = KernelCache(pyfuse3.invalidate_entry, self._distrust_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import json
@@ -302,6 +303,23 @@ def test_ctrl_c_ends_a_cold_read(idle: Mounted, python_handler: bool) -> None:
     assert (out, process.returncode) == (("interrupted\n", 0) if python_handler else ("", -2))
     gate.set()
     assert (idle.path / "big").read_bytes() == big
+
+
+def test_waiting_opens_hold_nobody_up(idle: Mounted) -> None:
+    """More opens wait for the origin than pyfuse3 serves by default; warm files go on."""
+    count = 150
+    for number in range(count):
+        idle.node.add_file(f"cold{number}", b"%d" % number, published=False)
+    idle.node.add_file("warm", BODY)
+    idle.start()
+    gate = idle.node.hold(m.Open)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        opened = [pool.submit((idle.path / f"cold{number}").read_bytes) for number in range(count)]
+        idle.node.wait_asked(m.Open, count)
+        assert (idle.path / "warm").read_bytes() == BODY
+        gate.set()
+        assert [future.result(LIMIT_S) for future in opened] == [b"%d" % n for n in range(count)]
+    assert (idle.path / "cold7").read_bytes() == b"7"
 
 
 def test_the_server_goes_and_comes_back(mounted: Mounted) -> None:
