@@ -70,6 +70,12 @@ def median(passes: Iterable[Pass]) -> Pass:
     return ordered[len(ordered) // 2]
 
 
+def median_rate(passes: Iterable[Pass]) -> Pass:
+    """The same by rate, for passes that end by the clock."""
+    ordered = sorted(passes, key=lambda one: one.files_per_s)
+    return ordered[len(ordered) // 2]
+
+
 def middle(values: Iterable[float]) -> float:
     return statistics.median(values)
 
@@ -101,7 +107,7 @@ class Lab:
                 yield mount
         finally:
             shutil.rmtree(cache, ignore_errors=True)
-            shutil.rmtree(self.cachefs.home / ".cache", ignore_errors=True)
+            self.cachefs.forget()
 
     def fresh_cache(self) -> Path:
         """A name in the lab's folder that no mount used before."""
@@ -114,9 +120,21 @@ class Lab:
     def bare(self, data: Dataset) -> contextlib.AbstractContextManager[Mounted]:
         return bare_pyfuse3(self.root, data.folder)
 
-    def native(self, data: Dataset) -> Mounted:
-        """The source's files themselves, on tmpfs."""
-        return Mounted("native tmpfs", data.folder, [])
+    @contextlib.contextmanager
+    def side_by_side(self, data: Dataset, readers: int) -> Iterator[list[Mounted]]:
+        """Native tmpfs, a bare pyfuse3 server, rclone's mount2 and ours, all mounted at once and
+        each read once by `readers`, so that warm passes can take turns."""
+        url = self.origin.direct_url
+        with contextlib.ExitStack() as stack:
+            contenders = [
+                Mounted("native tmpfs", data.folder, []),
+                stack.enter_context(self.bare(data)),
+                stack.enter_context(self.rclone(data, url)),
+                stack.enter_context(self.ours(data.url, url=url)),
+            ]
+            for contender in contenders:
+                self.read(contender, data, readers=readers)
+            yield contenders
 
     def read(self, mount: Mounted, data: Dataset, **how: Any) -> Pass:
         """Reads through a mount (`how`: fields of `Spec`). Raises BenchFailed on a wrong byte."""

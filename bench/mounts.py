@@ -104,6 +104,10 @@ class CacheFS:
             raise BenchFailed(f"cachefs {arguments[0]}: {done.stderr.strip()[-800:]}")
         return done.stdout
 
+    def forget(self) -> None:
+        """Removes all state of ours (what is known of sources, caches in the default place)."""
+        shutil.rmtree(self.home / ".cache", ignore_errors=True)
+
     def processes(self, path: Path) -> list[dict[str, Any]]:
         """[{role, pid}] of a mount."""
         document = json.loads(self.run("status", "--json", path))

@@ -6,51 +6,41 @@ page cache is dropped before each pass.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from itertools import product
 
-from bench.datasets import Dataset
-from bench.harness import Lab, Pass, main, median
-from bench.mounts import Mounted
+from bench.harness import Lab, Pass, main, median, median_rate
 from bench.report import Result
+
+DURATION_S = 2.0
 
 
 def run(lab: Lab, result: Result) -> None:
     data = lab.datasets.big(lab.size(512, 128))
-    url = lab.origin.direct_url
-    contenders: list[AbstractContextManager[Mounted]] = [
-        nullcontext(lab.native(data)),
-        lab.rclone(data, url),
-        lab.bare(data),
-        lab.ours(data.url, url=url),
-    ]
     table = result.table(
         f"{data.size_bytes / 1e6:,.0f} MB, one reader, median of {lab.runs}",
         *("who", "sequential GB/s", "CPU s per GB", "random 4 KiB IOPS", "CPU us per read"),
     )
-    rates = {}
+    sequential: dict[str, list[Pass]] = defaultdict(list)
+    scattered: dict[str, list[Pass]] = defaultdict(list)
+    with lab.side_by_side(data, readers=1) as contenders:
+        for number, contender in product(range(lab.runs), contenders):
+            lab.drop_caches()
+            sequential[contender.name].append(lab.read(contender, data))
+            lab.drop_caches()
+            how = {"what": "random", "duration_s": DURATION_S, "seed": number}
+            scattered[contender.name].append(lab.read(contender, data, **how))
     for contender in contenders:
-        with contender as mount:
-            sequential, scattered = both(lab, mount, data)
-        rates[mount.name] = (sequential.mb_per_s, scattered.files_per_s)
-        figures = (sequential.mb_per_s / 1000, sequential.cpu_s_per_gb)
-        table.add(mount.name, *figures, scattered.files_per_s, scattered.cpu_us_per_file)
-    for index, what in enumerate(("sequential", "random 4 KiB")):
-        ratio = rates["cachefs"][index] / rates["bare pyfuse3"][index]
-        result.bar(f"warm {what}, of bare pyfuse3", ratio, 0.8, "x", at_least=True)
-
-
-def both(lab: Lab, mount: Mounted, data: Dataset) -> tuple[Pass, Pass]:
-    """Medians of a sequential pass and of random reads, after a pass that fills the cache."""
-    lab.read(mount, data)
-    sequential, scattered = [], []
-    for number in range(lab.runs):
-        lab.drop_caches()
-        sequential.append(lab.read(mount, data))
-        lab.drop_caches()
-        how = {"duration_s": 2.0, "seed": number}
-        scattered.append(lab.read(mount, data, what="random", **how))
-    by_rate = sorted(scattered, key=lambda one: one.files_per_s)
-    return median(sequential), by_rate[len(by_rate) // 2]
+        one, other = median(sequential[contender.name]), median_rate(scattered[contender.name])
+        figures = (one.mb_per_s / 1000, one.cpu_s_per_gb, other.files_per_s, other.cpu_us_per_file)
+        table.add(contender.name, *figures)
+    ratio = (
+        median(sequential["cachefs"]).mb_per_s / median(sequential["bare pyfuse3"]).mb_per_s,
+        median_rate(scattered["cachefs"]).files_per_s
+        / median_rate(scattered["bare pyfuse3"]).files_per_s,
+    )
+    for what, value in zip(("sequential", "random 4 KiB"), ratio, strict=True):
+        result.bar(f"warm {what}, of bare pyfuse3", value, 0.8, "x", at_least=True)
 
 
 if __name__ == "__main__":
