@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench.harness import Lab, main, middle
 from bench.mounts import CACHEFS, BenchFailed
