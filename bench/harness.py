@@ -194,6 +194,9 @@ def workplace() -> Iterator[Path]:
 def _remove(root: Path) -> None:
     for path in machine.mounts_below(root):
         unmount(path)
+    for pid in machine.orphans_of(root):  # only a killed run leaves any
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     shutil.rmtree(root, ignore_errors=True)
 
 

@@ -59,6 +59,21 @@ def mounts_below(root: Path) -> list[Path]:
     return sorted((Path(p) for p in paths if Path(p).is_relative_to(root)), reverse=True)
 
 
+def orphans_of(root: Path) -> list[int]:
+    """Processes without a parent that were started with a path below `root`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if _stat(int(entry.name))[1] == "1" and any(
+                Path(word).is_relative_to(root) for word in arguments if word
+            ):
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
 def describe() -> str:
     """CPU, memory, kernel and load, in one line."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
