@@ -99,8 +99,8 @@ class DirectoryHandle:
                 del self.marks[1::2]
 
     def mark_before(self, index: int) -> Mark:
-        """The last known page start at or before row `index`."""
-        return next(mark for mark in reversed(self.marks) if mark.start <= index)
+        """The last known page start at or before row `index` (the first page for a negative)."""
+        return next((mark for mark in reversed(self.marks) if mark.start <= index), FIRST)
 
     def position(self, cookie: int) -> int | GoTo:
         """The row of the current page to go on at (its length: the end of the directory), or the
@@ -109,7 +109,7 @@ class DirectoryHandle:
         index = max(0, ordinal - DOTS)  # of the row to emit next
         page = self.page
         if page is None:
-            return GoTo(self.mark_before(max(0, index - 1)))
+            return GoTo(self.mark_before(index - 1))
         if page.start == index:
             return self.first_row()
         if page.start < index <= page.end:

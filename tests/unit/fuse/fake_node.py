@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,25 @@ Answer = tuple[m.Message, int | None]
 Script = Callable[[m.Message], Answer]
 _encode = msgspec.msgpack.Encoder().encode
 _NO_ANSWER = (m.Release, m.Used, m.Cancel)
+
+
+def descriptors() -> set[str]:
+    """This process's descriptors of files and directories."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/"):
+                found.add(name)
+    return found
+
+
+def assert_no_more_descriptors(before: set[str], limit_s: float = 5.0) -> None:
+    """Threads of a fake node may still be closing what they sent."""
+    pause = threading.Event()
+    deadline = time.monotonic() + limit_s
+    while not descriptors() <= before:
+        assert time.monotonic() < deadline, f"left open: {descriptors() - before}"
+        pause.wait(0.005)
 
 
 class FakeNode:

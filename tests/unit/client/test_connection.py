@@ -1,0 +1,260 @@
+"""The trio connection: pipelining, cancellation, loss and return, descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.client.blocking import BlockingClient
+from cachefs.client.connection import Connection, ConnectionLost
+from cachefs.core import messages as m
+from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.model import ROOT_INO, UfsSpec
+from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
+
+HELLO = m.Hello(role="fuse", pid=1)
+LOOKUP = m.Lookup(NAMESPACE, ROOT_INO, b"a")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> object:
+    with FakeNode(tmp_path / "node") as node:
+        node.add_file("a", b"x" * 100, published=False)
+        node.listen(tmp_path / "node.sock")
+        yield node
+
+
+def with_connection(
+    path: Path, test: Callable[[Connection], Awaitable[None]], **options: object
+) -> None:
+    """Runs `test` on a connection; afterwards no descriptor is left that was not there before."""
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            conn = await Connection.connect(str(path), HELLO, **options)  # type: ignore[arg-type]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(conn.run)
+                await test(conn)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def again(conn: Connection, body: m.Message) -> None:
+    """A call that may be the one by which the loss is noticed."""
+    try:
+        await conn.call(body)
+    except ConnectionLost:
+        await conn.call(body)
+
+
+def test_answers_and_typed_errors(node: FakeNode, tmp_path: Path) -> None:
+    def refuse(_: m.Message) -> tuple[m.Message, None]:
+        return m.Failure("access-denied", "no", path="a"), None
+
+    node.scripts[m.Open] = refuse
+
+    async def test(conn: Connection) -> None:
+        reply, fd = await conn.call(LOOKUP)
+        assert isinstance(reply, m.Found)
+        assert fd is None
+        with pytest.raises(AccessDenied) as caught:
+            await conn.call(m.Open(NAMESPACE, 2))
+        assert caught.value.path == "a"
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_calls_do_not_wait_for_each_other(node: FakeNode, tmp_path: Path) -> None:
+    gate = node.hold(m.GetAttr)
+
+    async def test(conn: Connection) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(conn.call, m.GetAttr(NAMESPACE, ROOT_INO))
+            for _ in range(3000):  # more than may be in flight
+                nursery.start_soon(conn.call, LOOKUP)
+            await trio.to_thread.run_sync(node.wait_asked, m.Lookup, 3000)
+            gate.set()
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_a_cancelled_call_leaves_nothing_behind(node: FakeNode, tmp_path: Path) -> None:
+    """Cancel is sent; the late answer's descriptor is closed and its handle released."""
+    gate = node.hold(m.Open)
+    before = descriptors()
+
+    async def test(conn: Connection) -> None:
+        with trio.move_on_after(0.05):
+            await conn.call(m.Open(NAMESPACE, 2))
+        await trio.to_thread.run_sync(node.wait_asked, m.Cancel)
+        gate.set()
+        await trio.to_thread.run_sync(node.wait_asked, m.Release)
+        assert node.asked(m.Release) == [m.Release(1)]
+
+    with_connection(tmp_path / "node.sock", test)
+    assert_no_more_descriptors(before)
+
+
+def test_a_deadline(node: FakeNode, tmp_path: Path) -> None:
+    node.hold(m.Lookup)
+
+    async def test(conn: Connection) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await conn.call(LOOKUP, deadline_s=0.05)
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_events_reach_the_callback(node: FakeNode, tmp_path: Path) -> None:
+    async def test(conn: Connection) -> None:
+        seen: list[m.Message] = []
+        arrived = trio.Event()
+
+        def on_event(body: m.Message) -> None:
+            seen.append(body)
+            arrived.set()
+
+        conn.on_event = on_event
+        node.event(m.Detach("bye"))
+        await arrived.wait()
+        assert seen == [m.Detach("bye")]
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_loss_and_return(node: FakeNode, tmp_path: Path) -> None:
+    """Waiting callers hear of it, later ones wait for the next session, which attaches again."""
+    gate = node.hold(m.GetAttr)
+
+    async def test(conn: Connection) -> None:
+        returned: list[m.Attached] = []
+        conn.on_reconnected = returned.append
+        await conn.attach(m.Attach(UfsSpec("s3://b")))
+        async with trio.open_nursery() as nursery:
+
+            async def lose() -> None:
+                with pytest.raises(ConnectionLost):
+                    await conn.call(m.GetAttr(NAMESPACE, ROOT_INO))
+
+            nursery.start_soon(lose)
+            await trio.to_thread.run_sync(node.wait_asked, m.GetAttr)
+            node.cut()
+        await again(conn, LOOKUP)
+        assert conn.epoch == 2
+        assert len(returned) == 1
+        assert len(node.asked(m.Attach)) == len(node.asked(m.Hello)) == 2
+        os.fstat(conn.published_fd)
+        gate.set()
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_dialling_again_uses_what_was_injected(node: FakeNode, tmp_path: Path) -> None:
+    tries = []
+
+    async def dial() -> socket.socket:
+        tries.append(1)
+        if len(tries) < 3:
+            raise Unreachable("not yet")
+        return node.socket()
+
+    async def test(conn: Connection) -> None:
+        node.cut()
+        await again(conn, LOOKUP)
+        assert len(tries) == 3
+
+    with_connection(tmp_path / "node.sock", test, reconnect=dial)
+
+
+def test_a_closed_connection_refuses(node: FakeNode, tmp_path: Path) -> None:
+    async def main() -> None:
+        conn = await Connection.connect(str(tmp_path / "node.sock"), HELLO)
+        conn.close()
+        conn.close()
+        conn.post(m.Release(1))
+        with pytest.raises(Unreachable):
+            await conn.call(LOOKUP)
+
+    trio.run(main)
+
+
+def test_many_posts_to_a_slow_reader_arrive_in_order(node: FakeNode, tmp_path: Path) -> None:
+    async def test(conn: Connection) -> None:
+        for number in range(20_000):
+            conn.post(m.Release(number))
+        await trio.to_thread.run_sync(node.wait_asked, m.Release, 20_000)
+        assert node.asked(m.Release) == [m.Release(number) for number in range(20_000)]
+
+    with_connection(tmp_path / "node.sock", test)
+
+
+def test_a_server_that_does_not_greet(tmp_path: Path) -> None:
+    with FakeNode(tmp_path / "node") as node:
+        node.scripts[m.Hello] = lambda _: (m.Done(), None)
+        node.listen(tmp_path / "node.sock")
+
+        async def main() -> None:
+            with pytest.raises(ProtocolError):
+                await Connection.connect(str(tmp_path / "node.sock"), HELLO)
+
+        trio.run(main)
+
+
+def test_nobody_listens_and_long_paths(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+
+    async def main() -> None:
+        with pytest.raises(Unreachable):
+            await Connection.connect(str(deep / "node.sock"), HELLO)
+
+    trio.run(main)
+    with pytest.raises(Unreachable):
+        BlockingClient.connect(deep / "node.sock")
+
+
+# ---- the blocking client -----------------------------------------------------------------------
+
+
+def test_blocking_calls(node: FakeNode, tmp_path: Path) -> None:
+    before = descriptors()
+    with BlockingClient.connect(tmp_path / "node.sock") as client:
+        assert client.welcome.published_dir
+        reply = client.call(LOOKUP)
+        assert isinstance(reply, m.Found)
+        node.event(m.Detach("an event between"))
+        assert isinstance(client.call(m.Open(NAMESPACE, 2)), m.Opened)
+        assert_no_more_descriptors(before)  # they are not for the command line
+        node.scripts[m.GetAttr] = lambda _: (m.Failure("access-denied", "no"), None)
+        with pytest.raises(AccessDenied):
+            client.call(m.GetAttr(NAMESPACE, ROOT_INO))
+
+
+def test_blocking_deadline_and_the_late_answer(node: FakeNode, tmp_path: Path) -> None:
+    gate = node.hold(m.GetAttr)
+    with BlockingClient.connect(tmp_path / "node.sock") as client:
+        with pytest.raises(DeadlineExceeded):
+            client.call(m.GetAttr(NAMESPACE, ROOT_INO), timeout_s=0.05)
+        node.wait_asked(m.Cancel)
+        gate.set()
+        reply = client.call(LOOKUP)
+        assert isinstance(reply, m.Found)
+        assert reply.inode is not None
+        assert reply.inode.ino == 2
+
+
+def test_blocking_loss(node: FakeNode, tmp_path: Path) -> None:
+    node.hold(m.Lookup)
+    with BlockingClient.connect(tmp_path / "node.sock") as client:
+        cutter = threading.Thread(target=lambda: (node.wait_asked(m.Lookup), node.cut()))
+        cutter.start()
+        with pytest.raises(Unreachable):
+            client.call(LOOKUP)
+        cutter.join()

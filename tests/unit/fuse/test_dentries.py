@@ -1,0 +1,79 @@
+"""The metadata cache is bounded, forgets the unused, and never keeps an outdated answer."""
+
+from __future__ import annotations
+
+from cachefs.core.model import Inode, Kind
+from cachefs.fuse.dentries import NO_INO, Generations, MetadataCache, Noted, encode_inode
+
+
+def put(cache: MetadataCache, parent: int, name: bytes, inode: Inode, expires_at: float) -> None:
+    cache.put_inode(inode.ino, encode_inode(inode), expires_at)
+    cache.put_name(parent, name, inode.ino, expires_at)
+
+
+def test_generations_keep_what_is_used() -> None:
+    items: Generations[int, int] = Generations(100)
+    for number in range(10_000):
+        items.put(number, number)
+        assert items.get(0) == 0 or number == 0, "used all the time, so it stays"
+        assert len(items) <= 100
+    assert items.get(5000) is None
+
+
+def test_a_name_is_answered_until_it_expires() -> None:
+    cache = MetadataCache(100)
+    inode = Inode(7, Kind.FILE, size=3)
+    put(cache, 1, b"a", inode, 10.0)
+    assert cache.lookup(1, b"a", 4.0) == (inode, 6.0)
+    assert cache.lookup(1, b"a", 10.0) is None
+    assert cache.current(7, 10.0) is None
+    assert cache.inode(7) == inode, "what an ino is does not expire"
+
+
+def test_a_missing_name_is_an_answer() -> None:
+    cache = MetadataCache(100)
+    cache.put_name(1, b"a", NO_INO, 10.0)
+    assert cache.lookup(1, b"a", 4.0) == (None, 6.0)
+
+
+def test_a_name_without_its_inode_is_asked_again() -> None:
+    cache = MetadataCache(100)
+    put(cache, 1, b"a", Inode(7, Kind.FILE), 10.0)
+    cache.forget_inode(7)
+    assert cache.lookup(1, b"a", 1.0) is None
+
+
+def test_invalidation_ends_trust_and_keeps_what_the_ino_is() -> None:
+    cache = MetadataCache(100)
+    put(cache, 1, b"a", Inode(7, Kind.FILE), 10.0)
+    put(cache, 1, b"b", Inode(8, Kind.FILE), 10.0)
+    cache.invalidate(1, b"a")
+    assert cache.lookup(1, b"a", 1.0) is None
+    assert cache.current(7, 1.0) is None
+    assert cache.inode(7) is not None
+    assert cache.lookup(1, b"b", 1.0) is not None
+    cache.invalidate_everything()
+    assert cache.lookup(1, b"b", 1.0) is None
+    assert cache.current(8, 1.0) is None
+    assert cache.inode(8) is not None
+
+
+def test_answers_asked_for_before_an_invalidation_are_outdated() -> None:
+    noted = Noted()
+    asked_at = noted.position
+    noted.note(1, b"a")
+    assert noted.is_outdated(asked_at, 1, b"a")
+    assert not noted.is_outdated(asked_at, 1, b"b")
+    assert not noted.is_outdated(noted.position, 1, b"a")
+    noted.note_everything()
+    assert noted.is_outdated(asked_at, 1, b"b")
+
+
+def test_what_is_noted_is_bounded_on_the_safe_side() -> None:
+    noted = Noted()
+    noted.note(1, b"first")
+    asked_at = noted.position - 1
+    for number in range(100_000):
+        noted.note(2, b"%d" % number)
+    assert noted.is_outdated(asked_at, 1, b"first")
+    assert noted.is_outdated(asked_at, 1, b"never noted"), "not told apart any more: distrusted"
