@@ -1,1 +1,1 @@
-"""The worker's decisions, pure: admission, eviction, read-ahead, page ranges."""
+"""Decisions of the worker: pure functions and small state machines that touch no disk, no clock."""

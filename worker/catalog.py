@@ -1,0 +1,325 @@
+"""The live contents of this worker, and how they come and go. Owned by the loop.
+
+A content is looked up in the tier once, however many open it at the same time. Contents that are on
+their way out (evicted, dropped, swept) are fenced: who opens one waits, then finds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cachefs.core.errors import CacheFSError, Stale
+from cachefs.core.model import Origin
+from worker.entry import Entry
+from worker.leftovers import Leftovers
+from worker.parts import Parts
+from worker.state.pages import PageMap
+from worker.store.changes import PutFile, TouchFile
+from worker.store.filesystem import allocated_bytes
+from worker.store.look import Looked, look
+from worker.store.records import FileRecord
+from worker.store.removal import Dropped, drop
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FreedCounts:
+    """`busy_files` of `files` were open: their bytes go when the last user closes them."""
+
+    files: int = 0
+    bytes: int = 0
+    busy_files: int = 0
+
+
+class Catalog:
+    """Entries by content key (36 bytes)."""
+
+    def __init__(self, parts: Parts, leftovers: Leftovers) -> None:
+        self._parts = parts
+        self._leftovers = leftovers
+        self._live: dict[bytes, Entry] = {}
+        self._fences: dict[bytes, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def live(self, key: bytes) -> Entry | None:
+        return self._live.get(key)
+
+    def is_live(self, key: bytes) -> bool:
+        return key in self._live or key in self._fences
+
+    # ---- coming ----
+
+    async def open(self, origin: Origin, key: bytes) -> Entry:
+        """The live entry, held for the caller (`users`; the caller calls `leave`). Cancelled: the
+        look-up goes on for others, nothing is held."""
+        while (fence := self._fences.get(key)) is not None:
+            await asyncio.shield(fence)
+        entry = self._live.get(key)
+        if entry is None:
+            entry = self._live[key] = Entry(origin, key)
+            entry.looking = self._parts.tasks.start(self._look(entry))
+        entry.users += 1
+        try:
+            if entry.looking is not None:
+                await asyncio.shield(entry.looking)
+        except BaseException:
+            self.leave(entry)
+            raise
+        return entry
+
+    async def _look(self, entry: Entry) -> None:
+        parts = self._parts
+        arguments = (parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
+        try:
+            looked = await parts.disk.run(look, *arguments, discard=Looked.close)
+        except OSError as err:
+            self.disk_fault(err)
+            looked = Looked()
+        entry.looking = None
+        self._take_in(entry, looked)
+        self.retire_if_unused(entry)
+
+    def _take_in(self, entry: Entry, looked: Looked) -> None:
+        parts = self._parts
+        parts.ledger.cached_bytes += looked.grown_bytes
+        parts.counters.verified += looked.verified
+        parts.counters.bad_pages += looked.bad_pages
+        if looked.bad_pages:
+            log.warning("%s: %d pages were damaged, fetched again", entry.name, looked.bad_pages)
+        if looked.lost:
+            parts.order.remove(entry.key)
+        entry.fd = looked.fd
+        entry.pages = PageMap(entry.size, looked.bits)
+        entry.allocated_bytes = looked.allocated_bytes
+        entry.published = looked.published
+        entry.recorded = looked.fd >= 0
+
+    # ---- going ----
+
+    def leave(self, entry: Entry) -> None:
+        """The opposite of `open`'s hold."""
+        entry.users -= 1
+        self.retire_if_unused(entry)
+
+    def retire_if_unused(self, entry: Entry) -> None:
+        """An entry that nobody needs any more leaves, and its descriptor is closed."""
+        if entry.users or entry.uncommitted or entry.busy_pieces or entry.looking is not None:
+            return
+        if entry.detached:
+            fd, entry.fd = entry.fd, -1
+            if fd >= 0:
+                self._leftovers.add(fd, entry.allocated_bytes)
+        elif self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+            if entry.fd >= 0 and not entry.recorded:
+                self._parts.tasks.start(self._discard(entry))
+            elif entry.fd >= 0:
+                self._parts.disk.run(os.close, entry.fd)
+                entry.fd = -1
+
+    async def _discard(self, entry: Entry) -> None:
+        """A file without a record is nobody's."""
+        self._detach(entry)
+        try:
+            await self._remove([entry.key])
+        except OSError:  # the index takes nothing; a record without a file does no harm
+            with contextlib.suppress(OSError):
+                await self._parts.disk.run(self._parts.tier.unlink, entry.name)
+        self.retire_if_unused(entry)
+
+    @contextlib.contextmanager
+    def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """While this lasts, who opens one of these waits."""
+        fences = {key: self._loop.create_future() for key in keys}
+        self._fences.update(fences)
+        try:
+            yield
+        finally:
+            for key, fence in fences.items():
+                if self._fences.get(key) is fence:
+                    del self._fences[key]
+                fence.set_result(None)
+
+    async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
+        """Drops what is cached of these, in use or not. Raises OSError when the index cannot be
+        written; nothing is unlinked then."""
+        await self._until_free_to_drop(keys)
+        detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
+        for entry in detached:
+            await self._detach_safely(entry)
+        busy = {entry.name for entry in detached if entry.users}
+        held = {entry.name: entry.allocated_bytes for entry in detached}
+        dropped = await self._remove([*dict.fromkeys(keys)])
+        for entry in detached:
+            self.retire_if_unused(entry)
+        return self._count(dropped, held, busy)
+
+    async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            while (fence := self._fences.get(key)) is not None:
+                await asyncio.shield(fence)
+            entry = self._live.get(key)
+            if entry is not None and entry.looking is not None:
+                await asyncio.wait([entry.looking])
+
+    async def _detach_safely(self, entry: Entry) -> None:
+        """Not while a thread makes its file: that takes microseconds."""
+        while not entry.creation.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+        try:
+            self._detach(entry)
+        finally:
+            entry.creation.release()
+
+    def _detach(self, entry: Entry) -> None:
+        if entry.detached:
+            return
+        entry.detached = True
+        entry.unrecorded.clear()
+        if self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+        self._parts.ledger.cached_bytes -= entry.allocated_bytes
+        self._parts.ledger.unlinked_bytes += entry.allocated_bytes
+        entry.committed()
+
+    async def _remove(self, keys: Sequence[bytes]) -> dict[str, Dropped]:
+        """Removes the files and records; accounts for those that were not live."""
+        parts = self._parts
+        with self.removing(keys):
+            names = [key.hex() for key in keys]
+            dropped = await parts.disk.run(drop, parts.tier, parts.writer, names)
+        for key in keys:
+            parts.order.remove(key)
+        return dropped
+
+    def _count(
+        self, dropped: dict[str, Dropped], held: dict[str, int], busy: set[str]
+    ) -> FreedCounts:
+        """`held`: bytes of those that were live, which are accounted with their entries."""
+        ledger, counts = self._parts.ledger, FreedCounts()
+        for name, one in dropped.items():
+            size_bytes = held.get(name, one.recorded_bytes)
+            if name not in held:
+                ledger.cached_bytes -= one.recorded_bytes
+                if one.fd >= 0:
+                    busy.add(name)
+                    ledger.unlinked_bytes += one.allocated_bytes
+                    self._leftovers.add(one.fd, one.allocated_bytes)
+            elif one.fd >= 0:
+                os.close(one.fd)
+            if size_bytes:
+                counts.files += 1
+                counts.bytes += size_bytes
+                counts.busy_files += name in busy
+        self._parts.counters.freed_files += counts.files
+        self._parts.room_changed.notify()
+        return counts
+
+    async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
+        """The origin has another version, or none: tells the master, drops what is cached. Returns
+        the error that every reader of a missing page gets from now on."""
+        stale = Stale(
+            "the file changed at its origin" if isinstance(error, Stale) else error.cause,
+            path=entry.origin.path.decode(errors="replace"),
+        )
+        if entry.failed is None:
+            entry.failed = stale
+            await self._report(entry)
+            with contextlib.suppress(OSError):
+                await self.drop([entry.key])
+        return stale
+
+    async def _report(self, entry: Entry) -> None:
+        content = entry.origin.content
+        try:
+            report = self._parts.metadata(content.namespace).report_changed(content.ino)
+            await self._parts.within(report, self._parts.config.origin_deadline_s)
+        except (CacheFSError, TimeoutError) as err:
+            log.warning("%s: its change was not reported: %s", entry.origin.path, err)
+
+    # ---- records ----
+
+    def grow(self, entry: Entry, size_bytes: int) -> None:
+        """The entry's file takes so much more (or less)."""
+        entry.allocated_bytes += size_bytes
+        if entry.detached:
+            self._parts.ledger.unlinked_bytes += size_bytes
+        else:
+            self._parts.ledger.cached_bytes += size_bytes
+
+    def record(self, entry: Entry) -> None:
+        """Submits what the entry gained to the index; a complete file is published after the
+        commit."""
+        if entry.detached:
+            return
+        parts = self._parts
+        complete = entry.complete
+        record = FileRecord(
+            entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
+            parts.wall_s(),
+        )  # fmt: skip
+        pages, entry.unrecorded = entry.unrecorded, {}
+        if not entry.recorded:
+            entry.recorded = True
+            parts.order.insert(entry.key, record.last_use_s)
+        self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
+
+    def correct(self, entry: Entry) -> None:
+        """The index is told what the file really takes."""
+        if entry.recorded and not entry.detached:
+            self._submit(entry, TouchFile(entry.key, 0, entry.allocated_bytes), publish=False)
+
+    def _submit(self, entry: Entry, change: PutFile | TouchFile, *, publish: bool) -> None:
+        parts = self._parts
+        name, tier = entry.name, parts.tier
+        entry.uncommitted += 1
+
+        def done(error: OSError | None) -> None:
+            parts.wake.call(self._committed, entry, publish, error)
+
+        if publish:
+            parts.writer.submit([change], done, lambda: tier.publish(name))
+        else:
+            parts.writer.submit([change], done)
+
+    def _committed(self, entry: Entry, published: bool, error: OSError | None) -> None:
+        entry.uncommitted -= 1
+        if error is not None:
+            self.disk_fault(error)
+            entry.recorded = False  # it goes when nobody uses it any more
+            entry.committed()
+        elif published:
+            entry.published = True
+            entry.committed()
+        self.retire_if_unused(entry)
+
+    def disk_fault(self, error: OSError) -> None:
+        """The tier's disk failed: it rests for a while, which is logged once."""
+        parts = self._parts
+        parts.counters.errors["disk"] += 1
+        if parts.health.fault(error, parts.clocks.monotonic()):
+            log.error(
+                "the cache disk failed (%s): the cache takes nothing new for now, "
+                "what it does not have is read past it",
+                error.strerror or error,
+            )
+
+    def close(self) -> None:
+        for entry in self._live.values():
+            if entry.fd >= 0:
+                os.close(entry.fd)
+        self._live.clear()
+
+
+def real_bytes(entry: Entry) -> int:
+    """What the entry's file takes on disk now. Blocking."""
+    return allocated_bytes(entry.fd)

@@ -1,0 +1,50 @@
+"""What a worker is told at its start, and the clocks that it reads."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cachefs.core.errors import BadConfig
+from worker.state.admission import POLICIES
+from worker.state.eviction import EvictionOrder, eviction_order
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Sizes in bytes really allocated, times in seconds."""
+
+    cache_dir: str
+    limit_bytes: int
+    admission: str = "fill"  # fill, always
+    eviction: str = "sieve"  # sieve, lru
+    idle_after_s: float = 3600.0
+    origin_deadline_s: float = 30.0
+    fetch_threads: int = 32
+    disk_threads: int = 4
+    sync_interval_s: float = 30.0
+    # Data of a namespace that is not attached to this server can be protected by nobody here. True:
+    # it may go once it was idle for `idle_after_s`. False: it stays.
+    evict_detached: bool = True
+
+    def order(self) -> EvictionOrder:
+        """Raises BadConfig for values that mean nothing."""
+        if self.admission not in POLICIES:
+            raise BadConfig(f"bad admission {self.admission!r}", remedy="use fill or always")
+        if self.limit_bytes <= 0 or self.fetch_threads < 1 or self.disk_threads < 1:
+            raise BadConfig("the cache limit and the numbers of threads must be positive")
+        try:
+            return eviction_order(self.eviction)
+        except ValueError as err:
+            raise BadConfig(str(err), remedy="use sieve or lru") from err
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """`monotonic` and `wall` in seconds; `jitter` uniform in [0, 1)."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    jitter: Callable[[], float] = field(default=random.random)

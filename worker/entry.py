@@ -1,0 +1,106 @@
+"""A live content: one that is open, being filled, or waits for its commit. Owned by the loop.
+
+Entries live in the catalog while anybody uses them (`users`) or something of theirs is not yet
+committed (`uncommitted`). A detached entry is no longer in the catalog: its file was dropped, the
+handles that are open read on from the unlinked file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import SMALL_FILE_BYTES, Origin
+from worker.state.pages import PageMap, page_count
+from worker.state.readahead import ReadAhead
+
+
+class Entry:
+    """`fd` is the cache file, opened for reading and writing, -1 while there is none. Pages in
+    `inflight` are being brought; their future is done when the page is in the cache file or in a
+    segment, or fails with the typed error; it may also be done without either: look again."""
+
+    __slots__ = (
+        "allocated_bytes", "busy_pieces", "commit_waiters", "completing", "creation", "detached",
+        "failed", "fd", "inflight", "inflight_bits", "key", "looking", "name", "origin", "pages",
+        "published", "recorded", "uncommitted", "unrecorded", "users",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
+        self.origin = origin
+        self.key = key
+        self.name = key.hex()
+        self.pages = PageMap(origin.size, bits)
+        self.fd = -1
+        self.allocated_bytes = 0
+        self.published = False
+        self.recorded = False  # an index record exists or is on its way
+        self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
+        self.uncommitted = 0  # submissions to the index that are not committed
+        self.commit_waiters: list[asyncio.Future[None]] = []
+        self.inflight: dict[int, asyncio.Future[None]] = {}
+        self.inflight_bits = 0
+        self.busy_pieces = 0
+        self.users = 0
+        self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
+        self.completing = False
+        self.detached = False
+        self.failed: CacheFSError | None = None
+        self.creation = threading.Lock()  # of the file in a thread, against detaching in the loop
+
+    @property
+    def size(self) -> int:
+        return self.origin.size
+
+    @property
+    def small(self) -> bool:
+        return self.origin.size <= SMALL_FILE_BYTES
+
+    @property
+    def complete(self) -> bool:
+        return self.pages.complete and self.fd >= 0
+
+    @property
+    def page_count(self) -> int:
+        return page_count(self.origin.size)
+
+    def claim(self, first: int, end: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Marks pages as being brought; they are neither here nor claimed."""
+        for page in range(first, end):
+            assert page not in self.inflight, f"page {page} is claimed twice"
+            self.inflight[page] = loop.create_future()
+        self.inflight_bits |= (1 << end) - (1 << first)
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Ends a claim. A page that is not claimed is ignored."""
+        future = self.inflight.pop(page, None)
+        if future is None:
+            return
+        self.inflight_bits &= ~(1 << page)
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # nobody may be waiting: that is no mistake
+
+    def committed(self) -> None:
+        for waiter in self.commit_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.commit_waiters.clear()
+
+
+class Handle:
+    """An open of a client. `entry` is None where the client got a descriptor of the whole file.
+    `has_file`: the client has a descriptor of the (partial) cache file."""
+
+    __slots__ = ("entry", "has_file", "readahead", "size")
+
+    def __init__(self, size: int, entry: Entry | None = None, *, has_file: bool = False) -> None:
+        self.size = size
+        self.entry = entry
+        self.has_file = has_file
+        self.readahead = ReadAhead()

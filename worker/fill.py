@@ -1,0 +1,357 @@
+"""Fills: brings claimed pages from the origin into the cache file, or into a segment when the cache
+refuses them. Owned by the loop; bytes are moved by threads (`worker.transfer`).
+
+A piece is a page range of one content in flight. Its task asks for room, runs transfers until the
+range is whole, and goes on after a cut body with the first page that is not whole: no byte of a
+whole page is asked for twice. Waiters wait for pages, never for the task: cancelling them leaves
+it running. Each page's future is settled whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Stale
+from connectors.base import Connector
+from worker.catalog import Catalog
+from worker.entry import Entry
+from worker.parts import Parts
+from worker.segments import Segment, Segments, memory_file
+from worker.space import Space
+from worker.state.accounting import allocation
+from worker.state.pages import range_bytes
+from worker.state.retry import pause_s
+from worker.store.filesystem import allocated_bytes
+from worker.transfer import DiskFault, Transfer
+
+log = logging.getLogger(__name__)
+
+WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in pieces
+BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
+
+
+class Piece:
+    """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
+
+    __slots__ = (
+        "allocated_bytes", "background", "cache_only", "end", "entry", "first", "last",
+        "room_bytes", "whole",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, first: int, end: int) -> None:
+        self.entry = entry
+        self.first = first
+        self.end = end
+        self.room_bytes = 0
+        self.background = False  # nobody waits for it (yet)
+        self.cache_only = False  # refused by the cache, it is given up
+        self.whole = False  # a segment is of use only with all pages
+        self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
+        self.allocated_bytes = -1  # of the file, when the last transfer ended
+
+
+OnBytes = Callable[[Entry, int], None]
+
+
+class Filler:
+    """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
+
+    def __init__(self, parts: Parts, catalog: Catalog, space: Space, segments: Segments) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._segments = segments
+        self._loop = asyncio.get_running_loop()
+        self._background = 0
+        self._running: set[Transfer] = set()
+        self.on_bytes: OnBytes = lambda entry, size: None
+
+    @property
+    def background_room(self) -> bool:
+        return self._background < max(1, int(self._parts.config.fetch_threads * BACKGROUND_SHARE))
+
+    def claim(
+        self,
+        entry: Entry,
+        first: int,
+        end: int,
+        *,
+        background: bool = False,
+        cache_only: bool = False,
+        whole: bool = False,
+        room_bytes: int = 0,
+    ) -> None:
+        """Starts to bring the pages [first, end), of which none is here or claimed. `room_bytes`
+        was reserved for them already (0: not yet)."""
+        piece = Piece(entry, first, end)
+        piece.background, piece.cache_only, piece.whole = background, cache_only, whole
+        piece.room_bytes = room_bytes
+        entry.claim(first, end, self._loop)
+        entry.busy_pieces += 1
+        self._background += background
+        self._parts.counters.fills_in_flight += 1
+        self._parts.tasks.start(self._bring(piece))
+
+    async def _bring(self, piece: Piece) -> None:
+        entry = piece.entry
+        error: CacheFSError | None = None
+        try:
+            await self._into_cache_or_segments(piece)
+        except (Stale, NotFound) as err:
+            error = await self._catalog.changed(entry, err)
+            self._segments.drop_content([entry.key])
+        except NoSpace as err:
+            error = None if piece.background else err  # who waits for it now asks for itself
+        except CacheFSError as err:
+            error = err
+        finally:
+            if error is not None:
+                self._parts.counters.errors[error.code] += 1
+                log.warning("%s", _described(entry, error))
+            self._end(piece, error)
+
+    def _end(self, piece: Piece, error: CacheFSError | None) -> None:
+        entry = piece.entry
+        for page in range(piece.first, piece.end):
+            entry.settle(page, error)
+        self._background -= piece.background
+        self._parts.counters.fills_in_flight -= 1
+        if piece.room_bytes:
+            self._space.release(piece.room_bytes)
+        entry.busy_pieces -= 1
+        self._catalog.retire_if_unused(entry)
+
+    async def _into_cache_or_segments(self, piece: Piece) -> None:
+        entry = piece.entry
+        first = piece.first
+        if entry.failed is None and not entry.detached and await self._reserved(piece):
+            try:
+                await self._into_cache(piece)
+                return
+            except DiskFault as fault:
+                self._catalog.disk_fault(fault.error)
+                first = max(entry.pages.run_end(piece.first), piece.first)
+                self._space.release(piece.room_bytes)
+                piece.room_bytes = 0
+        if entry.failed is not None:
+            raise entry.failed
+        while first < piece.end and not piece.cache_only:
+            first = await self._into_segment(piece, first)
+
+    async def _reserved(self, piece: Piece) -> bool:
+        if piece.room_bytes:
+            return True
+        size_bytes = allocation(range_bytes(piece.entry.size, piece.first, piece.end))
+        if await self._space.reserve(size_bytes):
+            piece.room_bytes = size_bytes
+        return bool(piece.room_bytes) or not size_bytes
+
+    # ---- into the cache ----
+
+    async def _into_cache(self, piece: Piece) -> None:
+        entry = piece.entry
+
+        def on_page(page: int, checksum: int) -> None:
+            if page == piece.end - 1:
+                piece.last = page, checksum  # told with the end of the transfer: one wake-up less
+            else:
+                self._parts.wake.call(self._cached_page, piece, page, checksum)
+
+        def run(transfer: Transfer, connector: Connector) -> None:
+            self.make_file(entry)
+            try:
+                transfer.run(connector, entry.fd)
+            finally:
+                piece.allocated_bytes = allocated_bytes(entry.fd)
+
+        try:
+            await self._transfer_all(
+                piece,
+                piece.first,
+                piece.end,
+                lambda first: Transfer(entry.origin, first, piece.end, 0, on_page),
+                run,
+            )
+        except BaseException:
+            if self._correct_allocation(piece):
+                self._catalog.correct(entry)
+            raise
+        self._finish_cached(piece)
+
+    def make_file(self, entry: Entry) -> None:
+        """In a thread: the cache file, unless there is one. Raises DiskFault."""
+        if entry.fd >= 0:
+            return
+        try:
+            with entry.creation:
+                if entry.fd < 0 and entry.detached:
+                    entry.fd = self._parts.tier.scratch_file(entry.size)
+                elif entry.fd < 0:
+                    entry.fd = self._parts.tier.create(entry.name, entry.size)
+        except OSError as err:
+            raise DiskFault(err) from err
+
+    def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
+        entry = piece.entry
+        self._have_page(piece, page, checksum)
+        if not entry.pages.complete:
+            self._catalog.record(entry)
+        entry.settle(page)
+
+    def _have_page(self, piece: Piece, page: int, checksum: int) -> None:
+        entry = piece.entry
+        entry.pages.add(page)
+        if not entry.detached:
+            entry.unrecorded[page] = checksum
+        size_bytes = min(allocation(range_bytes(entry.size, page, page + 1)), piece.room_bytes)
+        piece.room_bytes -= size_bytes
+        self._parts.ledger.reserved_bytes -= size_bytes
+        self._catalog.grow(entry, size_bytes)
+
+    def _finish_cached(self, piece: Piece) -> None:
+        entry = piece.entry
+        if piece.last is not None:
+            self._have_page(piece, *piece.last)
+        self._correct_allocation(piece)
+        self._catalog.record(entry)
+        if self._parts.health.well():
+            log.info("the cache disk takes writes again")
+        entry.settle(piece.end - 1)
+
+    def _correct_allocation(self, piece: Piece) -> bool:
+        """From what was counted to what the disk says, once no other piece writes the file. True
+        when that is news."""
+        entry = piece.entry
+        off = piece.allocated_bytes - entry.allocated_bytes
+        if entry.busy_pieces > 1 or piece.allocated_bytes < 0 or not off:
+            return False
+        self._catalog.grow(entry, off)
+        return True
+
+    # ---- past the cache ----
+
+    async def _into_segment(self, piece: Piece, first: int) -> int:
+        """Brings pages from `first` on; returns the first that is still to come."""
+        entry, parts = piece.entry, self._parts
+        wait_s = parts.config.origin_deadline_s
+        if piece.background or piece.whole:
+            wait_s = WHOLE_WAIT_S if piece.whole else 0.0
+        segment = await self._segments.make(
+            entry.key, entry.size, (first, piece.end), wait_s=wait_s, whole=piece.whole
+        )
+        try:
+            await self._fill_segment(piece, segment)
+        except DiskFault as fault:
+            if segment.in_memory:
+                raise NoSpace("the cache disk fails, and memory for it is used up") from fault
+            self._catalog.disk_fault(fault.error)
+            return segment.ready_end
+        finally:
+            self._segments.filled(segment)
+        return segment.end
+
+    async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
+        entry = piece.entry
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()):
+            self._segments.use_memory(segment)
+
+        def on_page(page: int, checksum: int) -> None:
+            self._parts.wake.call(self._segment_page, entry, segment, page)
+
+        def run(transfer: Transfer, connector: Connector) -> None:
+            self._make_segment_file(entry, segment)
+            transfer.run(connector, segment.fd)
+
+        await self._transfer_all(
+            piece,
+            segment.first,
+            segment.end,
+            lambda first: Transfer(entry.origin, first, segment.end, segment.base, on_page),
+            run,
+        )
+
+    def _make_segment_file(self, entry: Entry, segment: Segment) -> None:
+        """In a thread, before the first byte."""
+        if segment.fd >= 0:
+            return
+        size_bytes = range_bytes(entry.size, segment.first, segment.end)
+        make = memory_file if segment.in_memory else self._parts.tier.scratch_file
+        try:
+            segment.fd = make(size_bytes)
+        except OSError as err:
+            raise DiskFault(err) from err
+
+    def _segment_page(self, entry: Entry, segment: Segment, page: int) -> None:
+        segment.ready_end = page + 1
+        entry.settle(page)
+
+    # ---- transfers ----
+
+    async def _transfer_all(
+        self,
+        piece: Piece,
+        first: int,
+        end: int,
+        new_transfer: Callable[[int], Transfer],
+        run: Callable[[Transfer, Connector], object],
+    ) -> None:
+        """Transfers until the range is whole. Raises the error that ended it."""
+        parts = self._parts
+        content = piece.entry.origin.content
+        connector = parts.connector_for(content.namespace, piece.entry.origin.ufs)
+        attempt, moved_at_s = 0, parts.clocks.monotonic()
+        while True:
+            transfer = new_transfer(first)
+            error = await self._transfer(piece, transfer, run, connector)
+            if error is None or transfer.next_page == end:
+                return
+            if transfer.next_page > first:
+                first, attempt, moved_at_s = transfer.next_page, 0, parts.clocks.monotonic()
+            pause = pause_s(
+                error,
+                attempt=attempt,
+                stuck_s=parts.clocks.monotonic() - moved_at_s,
+                deadline_s=parts.config.origin_deadline_s,
+                jitter=parts.clocks.jitter(),
+            )
+            if pause is None:
+                raise error
+            attempt += 1
+            await asyncio.sleep(pause)
+
+    async def _transfer(
+        self,
+        piece: Piece,
+        transfer: Transfer,
+        run: Callable[[Transfer, Connector], object],
+        connector: Connector,
+    ) -> CacheFSError | None:
+        """One request. Its error is returned when it is the origin's."""
+        parts = self._parts
+        self._running.add(transfer)
+        try:
+            await parts.fetchers.run(run, transfer, connector)
+        except DiskFault:
+            raise
+        except CacheFSError as err:
+            return err
+        finally:
+            self._running.discard(transfer)
+            parts.counters.origin_requests += 1
+            parts.counters.origin_bytes += transfer.origin_bytes
+            self.on_bytes(piece.entry, transfer.origin_bytes)
+        return None
+
+    def abort(self) -> None:
+        """Ends the requests in flight: their threads stop at the next chunk."""
+        for transfer in self._running:
+            transfer.abort()
+
+
+def _described(entry: Entry, error: CacheFSError) -> str:
+    path = entry.origin.path.decode(errors="replace")
+    return error.one_line() if error.path else f"{path}: {error.one_line()}"

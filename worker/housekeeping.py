@@ -1,0 +1,184 @@
+"""What a worker does beside its requests: learns the eviction order after a start, sweeps what has
+no record, forces data to the disk, keeps last uses. Owned by the loop; the disk is read by threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from worker.catalog import Catalog
+from worker.leftovers import Leftovers
+from worker.parts import Parts
+from worker.space import Space
+from worker.store import filesystem
+from worker.store.changes import DropFile, TouchFile
+from worker.store.index import Change
+from worker.store.records import FileRecord
+from worker.store.tier import Tier
+from worker.store.writer import Writer
+
+log = logging.getLogger(__name__)
+
+SCAN_FILES: Final = 20_000  # of one call of a thread
+LOAD_FILES: Final = 2_000  # into the order in one step of the loop
+TICK_S: Final = 1.0
+MOST_TOUCHED: Final = 100_000  # last uses kept between two writes; more are forgotten
+TOUCHES_PER_WRITE: Final = 2_000
+
+
+class Housekeeping:
+    """`run` is the one task; its steps can be called alone."""
+
+    def __init__(self, parts: Parts, catalog: Catalog, space: Space, leftovers: Leftovers) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._leftovers = leftovers
+        self._touched: dict[bytes, int] = {}
+        self._commits_at_sync = 0
+        self._synced_at_s = parts.clocks.monotonic()
+
+    def touch(self, key: bytes) -> None:
+        """A cached file was used now."""
+        now_s = self._parts.wall_s()
+        self._parts.order.hit(key, now_s)
+        if len(self._touched) < MOST_TOUCHED:
+            self._touched[key] = now_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self.load_order()
+        await self.sweep()
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """What is due now."""
+        self._leftovers.check()
+        now = self._parts.clocks.monotonic()
+        if now - self._synced_at_s >= self._parts.config.sync_interval_s:
+            self._synced_at_s = now
+            self.write_touches()
+            await self.sync()
+        await self.measure_overhead()
+
+    async def measure_overhead(self) -> None:
+        try:
+            overhead = await self._parts.disk.run(self._parts.tier.overhead_bytes)
+        except OSError as err:
+            return self._catalog.disk_fault(err)
+        self._parts.ledger.overhead_bytes = overhead
+
+    # ---- start ----
+
+    async def load_order(self) -> None:
+        """The eviction order of what an earlier process left; evictions wait for it."""
+        parts = self._parts
+        found: list[tuple[int, bytes]] = []
+        after = b""
+        while True:
+            batch = await parts.disk.run(parts.tier.index.scan, after, SCAN_FILES)
+            found += [(record.last_use_s, key) for key, record in batch]
+            if len(batch) < SCAN_FILES:
+                break
+            after = batch[-1][0]
+        await parts.disk.run(found.sort)
+        while found:
+            for _ in range(min(LOAD_FILES, len(found))):
+                last_use_s, key = found.pop()
+                parts.order.insert_oldest(key, last_use_s)
+            await asyncio.sleep(0)
+        self._space.order_loaded.set()
+
+    async def sweep(self) -> None:
+        """Removes cache files without a record and records without a file, corrects the accounts of
+        partial files, empties the trash."""
+        parts = self._parts
+        for fan in await parts.disk.run(parts.tier.fans):
+            names = await parts.disk.run(parts.tier.names, fan)
+            for start in range(0, len(names), SCAN_FILES):
+                await self._sweep_some(names[start : start + SCAN_FILES])
+        await parts.disk.run(parts.tier.empty_trash)
+
+    async def _sweep_some(self, names: Sequence[str]) -> None:
+        parts = self._parts
+        doubtful = await parts.disk.run(_without_record, parts.tier, names)
+        keys = [bytes.fromhex(name) for name in doubtful]
+        keys = [key for key in keys if not self._catalog.is_live(key)]
+        if not keys:
+            return
+        with self._catalog.removing(keys):
+            grown = await parts.disk.run(_settle, parts.tier, parts.writer, keys)
+        parts.ledger.cached_bytes += grown
+
+    # ---- now and then ----
+
+    def write_touches(self) -> None:
+        """Submits the last uses since the last time."""
+        touched, self._touched = self._touched, {}
+        changes: list[Change] = [TouchFile(key, use_s) for key, use_s in touched.items()]
+        for start in range(0, len(changes), TOUCHES_PER_WRITE):
+            self._parts.writer.submit(changes[start : start + TOUCHES_PER_WRITE], _ignore)
+
+    async def sync(self) -> None:
+        """Forces everything recorded so far to the disk, and says so in the header: it needs no
+        verification after a crash of the machine."""
+        parts = self._parts
+        if parts.writer.commits == self._commits_at_sync:
+            return
+        self._commits_at_sync = parts.writer.commits
+        epoch, parts.epoch = parts.epoch, parts.epoch + 1
+        try:
+            await parts.disk.run(parts.writer.write, [])
+            await parts.disk.run(parts.tier.sync, epoch)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+
+
+def _ignore(error: OSError | None) -> None:
+    """Lost last uses cost nothing but a worse eviction order."""
+
+
+def _without_record(tier: Tier, names: Sequence[str]) -> list[str]:
+    """Files without a record, and partial ones whose accounts are wrong (a crash in a fill)."""
+    return [name for name in names if _is_doubtful(tier, name)]
+
+
+def _is_doubtful(tier: Tier, name: str) -> bool:
+    record = tier.index.get(bytes.fromhex(name))
+    return record is None or (not record.complete and _real_bytes(tier, name, record) >= 0)
+
+
+def _real_bytes(tier: Tier, name: str, record: FileRecord) -> int:
+    """What the file takes, -1 when that is what the record says."""
+    fd = tier.open_file(name, os.O_RDONLY)
+    if fd is None:
+        return -1
+    try:
+        real = filesystem.allocated_bytes(fd)
+    finally:
+        os.close(fd)
+    return real if real != record.allocated_bytes else -1
+
+
+def _settle(tier: Tier, writer: Writer, keys: Sequence[bytes]) -> int:
+    """Unlinks files without a record, corrects the records of others; by how much the accounted
+    bytes grew. Nobody opens one of these meanwhile."""
+    grown = 0
+    changes: list[Change] = []
+    for key in keys:
+        record = tier.index.get(key)
+        if record is None:
+            tier.unpublish(key.hex())
+            tier.unlink(key.hex())
+            changes.append(DropFile(key))
+        elif (real := _real_bytes(tier, key.hex(), record)) >= 0:
+            changes.append(TouchFile(key, 0, real))
+            grown += real - record.allocated_bytes
+    writer.write(changes)
+    return grown

@@ -1,0 +1,269 @@
+"""Makes pages readable for handles and says where they can be read. Owned by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.messages import Ensured
+from cachefs.core.model import PAGE_BYTES
+from worker.catalog import Catalog
+from worker.entry import Entry, Handle
+from worker.fill import Filler
+from worker.parts import Parts
+from worker.segments import Segments
+from worker.space import Space
+from worker.state.accounting import allocation
+from worker.state.pages import page_count, page_span, range_bytes, split
+from worker.state.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
+from worker.store.filesystem import reopen
+from worker.transfer import PIECE_PAGES
+
+GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
+ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
+FETCH_PIECES: Final = 4  # of one file at a time in the background
+
+
+class Provider:
+    """What `Worker.open`, `ensure` and `fetch` have in common: bring pages, wait for them."""
+
+    def __init__(
+        self, parts: Parts, catalog: Catalog, space: Space, segments: Segments, filler: Filler
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._segments = segments
+        self._filler = filler
+        self.streaming_handles = 0  # big files that are open: they share the scratch area
+
+    # ---- reads ----
+
+    async def ensure(
+        self, handle: Handle, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        """See `Worker.ensure`; the handle has an entry and `offset` is within the file."""
+        entry = handle.entry
+        assert entry is not None
+        size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
+        first, end = page_span(offset, size_bytes)
+        known = self._here(entry, first, end)
+        ahead = handle.readahead.plan(offset, size_bytes, self._most_window(entry))
+        self._bring(entry, first, end, page_count(min(ahead, entry.size)))
+        await self._wait(entry, first, end)
+        ensured, fd = self._grant(handle, offset, size_bytes)
+        if known:
+            self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
+        handle.readahead.granted(ensured.end)
+        self._complete_behind(entry)
+        return ensured, fd
+
+    def _here(self, entry: Entry, first: int, end: int) -> bool:
+        return self._first_missing(entry, first, end) is None
+
+    def _first_missing(self, entry: Entry, first: int, end: int) -> int | None:
+        page = entry.pages.run_end(first)
+        while page < end:
+            if self._segments.find(entry.key, page) is None:
+                return page
+            page = entry.pages.run_end(page + 1)
+        return None
+
+    def _most_window(self, entry: Entry) -> int:
+        """How far ahead to fetch at most: as far as the cache, or else the scratch area, has room
+        for."""
+        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES)):
+            return MOST_WINDOW_BYTES
+        return self._segments.window_bytes(self.streaming_handles)
+
+    def _bring(self, entry: Entry, first: int, end: int, ahead: int) -> None:
+        """Claims what is missing of [first, end) and, in the background, of [end, ahead)."""
+        if entry.failed is not None:
+            return
+        here = entry.inflight_bits | self._segments.bits(entry.key, first, max(end, ahead))
+        for run_first, run_end in entry.pages.missing(first, max(end, ahead), here):
+            for piece_first, piece_end in split(run_first, run_end, self._piece_pages(entry)):
+                background = piece_first >= end
+                if background and not self._filler.background_room:
+                    return
+                self._filler.claim(entry, piece_first, piece_end, background=background)
+
+    def _piece_pages(self, entry: Entry) -> int:
+        left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
+        if not entry.detached and self._space.may_fit(allocation(left_bytes)):
+            return PIECE_PAGES
+        return self._segments.piece_pages(self.streaming_handles)
+
+    async def _wait(self, entry: Entry, first: int, end: int) -> None:
+        """Until the pages are readable. Raises the error of their fill. Cancelled: the fill goes
+        on."""
+        for _ in range(ATTEMPTS):
+            page = self._first_missing(entry, first, end)
+            if page is None:
+                return
+            future = entry.inflight.get(page)
+            if future is None:
+                if entry.failed is not None:
+                    raise entry.failed
+                self._bring(entry, page, end, end)
+                future = entry.inflight[page]
+            await asyncio.shield(future)
+        raise NoSpace("there is not enough scratch room to read this file")
+
+    def _grant(self, handle: Handle, offset: int, size_bytes: int) -> tuple[Ensured, int | None]:
+        entry = handle.entry
+        assert entry is not None
+        most = min(entry.size, offset + size_bytes + GRANT_BYTES)
+        page = offset // PAGE_BYTES
+        run_end = entry.pages.run_end(page)
+        if run_end > page:
+            ensured_end = min(most, run_end * PAGE_BYTES)
+            if handle.has_file:
+                return Ensured(offset, ensured_end, complete=entry.complete), None
+            return Ensured(offset, ensured_end, segment=True), reopen(entry.fd)
+        segment = self._segments.find(entry.key, page)
+        assert segment is not None  # `_wait` returned in this very step of the loop
+        ensured_end = min(most, segment.ready_end * PAGE_BYTES)
+        fd = self._segments.grant(segment)
+        return Ensured(offset, ensured_end, base=segment.base, segment=True), fd
+
+    def _complete_behind(self, entry: Entry) -> None:
+        """A file of which more than half was touched is completed."""
+        if (
+            not entry.completing
+            and not entry.complete
+            and 2 * entry.pages.present_count > entry.page_count
+            and self._filler.background_room
+        ):
+            entry.completing = True
+            self._parts.tasks.start(self._complete(entry))
+
+    async def _complete(self, entry: Entry) -> None:
+        """Piece by piece, while the cache takes it."""
+        entry.users += 1
+        try:
+            for _ in range(entry.page_count):
+                missing = next(entry.pages.missing(0, entry.page_count), None)
+                if missing is None or entry.failed is not None or entry.detached:
+                    return
+                page = missing[0]
+                if page not in entry.inflight and not self._claim_one_behind(entry):
+                    return
+                if (future := entry.inflight.get(page)) is not None:
+                    await asyncio.shield(future)
+                if not entry.pages.has(page):
+                    return  # the cache refused it
+        except CacheFSError:
+            return  # logged by the fill; readers hear of it when they ask
+        finally:
+            entry.completing = False
+            self._catalog.leave(entry)
+
+    def _claim_one_behind(self, entry: Entry) -> bool:
+        claimed = entry.inflight_bits
+        run = next(entry.pages.missing(0, entry.page_count, claimed), None)
+        if run is None or not self._filler.background_room:
+            return False
+        first, end = next(split(*run, PIECE_PAGES))
+        self._filler.claim(entry, first, end, background=True, cache_only=True)
+        return True
+
+    # ---- whole files ----
+
+    async def small(self, entry: Entry) -> int | None:
+        """Brings a whole small file; returns a descriptor of all of it, None when there is not even
+        scratch room for it in one piece. Raises the error of the fill."""
+        count = entry.page_count
+        if not entry.pages.complete and entry.failed is None:
+            here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
+            for first, end in entry.pages.missing(0, count, here):
+                self._filler.claim(entry, first, end, whole=end - first == count)
+        try:
+            await self._wait_whole(entry)
+        except NoSpace:
+            return None
+        if entry.complete:
+            return reopen(entry.fd)
+        segment = self._segments.find(entry.key, 0)
+        if segment is None or segment.first > 0 or segment.ready_end < count:
+            return None
+        return self._segments.grant(segment)
+
+    async def _wait_whole(self, entry: Entry) -> None:
+        """As `_wait`, but pages that are in pieces of segments are not waited for."""
+        for page in range(entry.page_count):
+            future = entry.inflight.get(page)
+            if future is not None:
+                await asyncio.shield(future)
+            elif entry.failed is not None and not entry.pages.has(page):
+                raise entry.failed
+
+    async def whole(self, entry: Entry) -> None:
+        """Brings all of a file into the cache and waits until it is published. Raises NoSpace when
+        the cache does not take it, the error of the fill, or Stale when it was dropped."""
+        for _ in range(ATTEMPTS):
+            await self._bring_all(entry)
+            if entry.pages.complete:
+                return await self._published(entry)
+        raise NoSpace("the cache does not take the file")
+
+    async def _bring_all(self, entry: Entry) -> None:
+        count = entry.page_count
+        missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
+        need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
+        if missing and not await self._space.reserve(need_bytes):
+            raise NoSpace("the cache has no room for the file", remedy="give a larger --cache-size")
+        room = _Room(self._space, need_bytes)
+        try:
+            for run in missing:
+                for first, end in split(*run, PIECE_PAGES):
+                    await self._bring_one(entry, first, end, room)
+            for page in [*entry.inflight]:
+                if (future := entry.inflight.get(page)) is not None:
+                    await asyncio.shield(future)
+        finally:
+            room.release()
+
+    async def _bring_one(self, entry: Entry, first: int, end: int, room: _Room) -> None:
+        """Claims a piece when few enough of the file are in flight; pages that somebody else
+        claimed in the meantime are theirs."""
+        while entry.busy_pieces >= FETCH_PIECES and entry.inflight:
+            await asyncio.shield(next(iter(entry.inflight.values())))
+        if entry.failed is not None:
+            raise entry.failed
+        for run_first, run_end in entry.pages.missing(first, end, entry.inflight_bits):
+            share = room.take(allocation(range_bytes(entry.size, run_first, run_end)))
+            self._filler.claim(
+                entry, run_first, run_end, background=True, cache_only=True, room_bytes=share
+            )
+
+    async def _published(self, entry: Entry) -> None:
+        if entry.published:
+            return
+        if not entry.uncommitted and not entry.detached:
+            self._catalog.record(entry)
+        waiter = asyncio.get_running_loop().create_future()
+        entry.commit_waiters.append(waiter)
+        if not entry.detached:
+            await waiter
+        if entry.detached or not entry.published:
+            raise entry.failed or NoSpace("the file was dropped while it was being fetched")
+
+
+class _Room:
+    """Reserved bytes on their way to pieces."""
+
+    def __init__(self, space: Space, size_bytes: int) -> None:
+        self._space = space
+        self._left_bytes = size_bytes
+
+    def take(self, size_bytes: int) -> int:
+        taken = min(size_bytes, self._left_bytes)
+        self._left_bytes -= taken
+        return taken
+
+    def release(self) -> None:
+        if self._left_bytes:
+            self._space.release(self._left_bytes)
+            self._left_bytes = 0

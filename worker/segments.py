@@ -1,0 +1,224 @@
+"""Segments: what the cache refused, in small unlinked files of the scratch area. Owned by the loop.
+
+A segment holds the pages [first, end) of one content and never changes once a page is written.
+Concurrent readers share it. Clients get read-only descriptors of their own; a segment's bytes stay
+accounted until the kernel says that nobody has it. Least recently used ones that nobody has open go
+when room is needed. While the tier's disk fails, segments are kept in memory, in a small share.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from cachefs.core.errors import NoSpace
+from cachefs.core.model import PAGE_BYTES
+from worker.parts import Parts
+from worker.state.accounting import allocation
+from worker.state.pages import PageRange, range_bytes
+from worker.store.filesystem import is_unused, reopen
+from worker.transfer import PIECE_PAGES
+
+POLL_S: Final = 0.05  # clients that close a segment tell nobody
+FRESH_S: Final = 5.0  # what was fetched ahead and not yet read is kept so long from other prefetch
+MEMORY_BYTES: Final = 64 << 20
+MOST_SEGMENTS: Final = 2048  # one descriptor each
+
+
+class Segment:
+    """`ready_end`: pages [first, ready_end) are written. `fd` is -1 until its file is made."""
+
+    __slots__ = (
+        "allocated_bytes", "dropped", "end", "fd", "filling", "first", "granted", "in_memory",
+        "key", "made_at_s", "ready_end",
+    )  # fmt: skip
+
+    def __init__(self, key: bytes, pages: PageRange, allocated_bytes: int, now: float) -> None:
+        self.key = key
+        self.first, self.end = pages
+        self.ready_end = self.first
+        self.allocated_bytes = allocated_bytes
+        self.made_at_s = now
+        self.fd = -1
+        self.filling = True
+        self.granted = False
+        self.dropped = False
+        self.in_memory = False
+
+    @property
+    def base(self) -> int:
+        """The offset in the file of the segment's byte 0."""
+        return self.first * PAGE_BYTES
+
+
+class Segments:
+    """All segments of a worker, least recently used first."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._order: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+        self._by_page: dict[tuple[bytes, int], Segment] = {}
+        self._orphans: list[Segment] = []  # dropped while somebody had them
+        self.memory_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def find(self, key: bytes, page: int) -> Segment | None:
+        """The segment that has that page now."""
+        segment = self._by_page.get((key, page))
+        if segment is None or page >= segment.ready_end:
+            return None
+        self._order.move_to_end(id(segment))
+        return segment
+
+    def bits(self, key: bytes, first: int, end: int) -> int:
+        """Which pages of [first, end) some segment has or will have."""
+        if not self._by_page:
+            return 0
+        return sum(1 << page for page in range(first, end) if (key, page) in self._by_page)
+
+    def grant(self, segment: Segment) -> int:
+        """A descriptor for a client."""
+        segment.granted = True
+        return reopen(segment.fd)
+
+    def piece_pages(self, readers: int) -> int:
+        """How long segments may be when so many readers share the scratch area. A reader keeps up
+        to three, and one is on its way."""
+        share = self._parts.ledger.scratch_limit_bytes // (4 * max(1, readers))
+        return max(1, min(PIECE_PAGES, share // PAGE_BYTES))
+
+    def window_bytes(self, readers: int) -> int:
+        """How far ahead of each of so many readers segments may be fetched."""
+        return self._parts.ledger.scratch_limit_bytes // (2 * max(1, readers))
+
+    async def make(
+        self, key: bytes, size_bytes: int, pages: PageRange, *, wait_s: float, whole: bool = False
+    ) -> Segment:
+        """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
+        not enough (unless `whole`). With `wait_s` 0 it takes nothing that was fetched for others
+        and not read yet. Raises NoSpace after `wait_s`."""
+        until = self._parts.clocks.monotonic() + wait_s
+        while True:
+            segment = self._try(key, size_bytes, pages, gentle=wait_s == 0, whole=whole)
+            if segment is not None:
+                return segment
+            left_s = until - self._parts.clocks.monotonic()
+            if left_s <= 0:
+                raise NoSpace(
+                    "the scratch area of the cache is full",
+                    remedy="give a larger --cache-size, or read fewer large files at a time",
+                )
+            await self._parts.room_changed.wait(min(POLL_S, left_s))
+
+    def use_memory(self, segment: Segment) -> None:
+        """Its file is to be made in memory. Raises NoSpace when that share is used up."""
+        if self.memory_bytes + segment.allocated_bytes > MEMORY_BYTES:
+            raise NoSpace("the cache disk fails, and memory for it is used up")
+        segment.in_memory = True
+        self.memory_bytes += segment.allocated_bytes
+
+    def _try(
+        self, key: bytes, size_bytes: int, pages: PageRange, *, gentle: bool, whole: bool
+    ) -> Segment | None:
+        first, end = pages
+        while end > first:
+            need_bytes = allocation(range_bytes(size_bytes, first, end))
+            if self._room(need_bytes, gentle=gentle):
+                return self._add(key, (first, end), need_bytes)
+            if whole:
+                return None
+            end = first + (end - first) // 2
+        return None
+
+    def _room(self, need_bytes: int, *, gentle: bool) -> bool:
+        ledger = self._parts.ledger
+        if len(self._order) < MOST_SEGMENTS and ledger.take_scratch(need_bytes):
+            return True
+        self._let_go_orphans()
+        self._drop_unused(need_bytes, gentle=gentle)
+        return len(self._order) < MOST_SEGMENTS and ledger.take_scratch(need_bytes)
+
+    def _add(self, key: bytes, pages: PageRange, allocated_bytes: int) -> Segment:
+        segment = Segment(key, pages, allocated_bytes, self._parts.clocks.monotonic())
+        self._order[id(segment)] = segment
+        for page in range(*pages):
+            self._by_page[key, page] = segment
+        return segment
+
+    def _drop_unused(self, need_bytes: int, *, gentle: bool) -> None:
+        ledger = self._parts.ledger
+        fresh_after = self._parts.clocks.monotonic() - FRESH_S
+        for segment in [*self._order.values()]:
+            if need_bytes <= ledger.free_for_scratch and len(self._order) < MOST_SEGMENTS:
+                return
+            waited_for = gentle and not segment.granted and segment.made_at_s > fresh_after
+            if not segment.filling and not waited_for and is_unused(segment.fd):
+                self.drop(segment)
+
+    def drop(self, segment: Segment) -> None:
+        """Nobody finds it any more. Idempotent."""
+        if segment.dropped:
+            return
+        segment.dropped = True
+        del self._order[id(segment)]
+        for page in range(segment.first, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+        if not segment.filling:
+            self._let_go(segment)
+
+    def filled(self, segment: Segment) -> None:
+        """Its transfer ended. What it did not get is nobody's; an empty one goes."""
+        segment.filling = False
+        for page in range(segment.ready_end, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+        if segment.dropped:
+            self._let_go(segment)
+        elif segment.ready_end == segment.first:
+            self.drop(segment)
+        self._parts.room_changed.notify()
+
+    def drop_content(self, keys: Iterable[bytes]) -> None:
+        wanted = set(keys)
+        for segment in [*self._order.values()]:
+            if segment.key in wanted:
+                self.drop(segment)
+
+    def _let_go(self, segment: Segment) -> None:
+        if segment.fd >= 0 and not is_unused(segment.fd):
+            self._orphans.append(segment)
+            return
+        fd, segment.fd = segment.fd, -1
+        if fd >= 0:
+            # At most a few pages of an unlinked file: freeing them is quick, and reusing their room
+            # before they are free would break the limit.
+            os.close(fd)
+        self._parts.ledger.scratch_bytes -= segment.allocated_bytes
+        if segment.in_memory:
+            self.memory_bytes -= segment.allocated_bytes
+        self._parts.room_changed.notify()
+
+    def _let_go_orphans(self) -> None:
+        orphans, self._orphans = self._orphans, []
+        for segment in orphans:
+            self._let_go(segment)
+
+    def close(self) -> None:
+        for segment in [*self._order.values(), *self._orphans]:
+            if segment.fd >= 0:
+                os.close(segment.fd)
+        self._order.clear()
+        self._by_page.clear()
+        self._orphans.clear()
+
+
+def memory_file(size_bytes: int) -> int:
+    """A file in memory of that size, in place of a scratch file."""
+    fd = os.memfd_create("segment", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size_bytes)
+    return fd

@@ -1,0 +1,226 @@
+"""Room for fills: admission, and eviction by the master's permission. Owned by the loop.
+
+One eviction at a time; who needs room waits for it. Nothing is evicted without a permission that
+was asked for less than its validity ago: no answer, no eviction. What is live (open in the worker,
+being filled) is not looked at; what a client has open is found out by the kernel's lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.model import ContentId, NamespaceId
+from worker.catalog import Catalog
+from worker.leftovers import Leftovers
+from worker.parts import Parts
+from worker.state.admission import Verdict, judge
+from worker.state.eviction import NEVER_S
+from worker.store.removal import Evicted, evict
+
+log = logging.getLogger(__name__)
+
+BATCH_FILES: Final = 64
+MOST_ROUNDS: Final = 64  # of one eviction
+PERMISSION_WAIT_S: Final = 5.0
+ORDER_WAIT_S: Final = 30.0
+PAUSE_S: Final = 1.0  # after an eviction that found nothing
+
+
+class Space:
+    """`reserve` and `release` change the ledger; `order_loaded` is set when the eviction order
+    knows what an earlier process cached."""
+
+    def __init__(self, parts: Parts, catalog: Catalog, leftovers: Leftovers) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._leftovers = leftovers
+        self._one_at_a_time = asyncio.Lock()
+        self._named: list[tuple[bytes, int]] = []  # candidates left over, and their last use
+        self._oldest_use_s = 0
+        self._oldest_known_at_s = float("-inf")
+        self._nothing_until_s = float("-inf")
+        self.order_loaded = asyncio.Event()
+
+    async def reserve(self, size_bytes: int) -> bool:
+        """Promises room in the cache; False when admission refuses it, nothing can go, or the disk
+        is degraded. Cancelled: nothing is reserved."""
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            return False
+        verdict = self._judge(size_bytes)
+        if verdict is Verdict.ADMIT:
+            return self._parts.ledger.reserve(size_bytes)
+        if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
+            return self._refuse()
+        async with self._one_at_a_time:
+            return await self._reserve_by_evicting(size_bytes)
+
+    def release(self, size_bytes: int) -> None:
+        """Takes a promise back."""
+        self._parts.ledger.reserved_bytes -= size_bytes
+        self._parts.room_changed.notify()
+
+    def may_fit(self, size_bytes: int) -> bool:
+        """Would `reserve` try to admit that now? Promises nothing."""
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            return False
+        return self._judge(size_bytes) is not Verdict.REFUSE
+
+    async def _reserve_by_evicting(self, size_bytes: int) -> bool:
+        self._leftovers.check(urgent=True)
+        if not self.order_loaded.is_set():
+            await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
+        verdict = self._judge(size_bytes)
+        if verdict in (Verdict.MAKE_ROOM, Verdict.MAKE_ROOM_FROM_IDLE):
+            if self._parts.clocks.monotonic() < self._nothing_until_s:
+                return self._refuse()
+            await self._make_room(size_bytes, idle=verdict is Verdict.MAKE_ROOM_FROM_IDLE)
+        if self._parts.ledger.reserve(size_bytes):
+            return True
+        if verdict is not Verdict.REFUSE:
+            self._nothing_until_s = self._parts.clocks.monotonic() + PAUSE_S
+        return self._refuse()
+
+    def _refuse(self) -> bool:
+        self._parts.counters.refused += 1
+        return False
+
+    def _judge(self, size_bytes: int) -> Verdict:
+        ledger, config = self._parts.ledger, self._parts.config
+        now_s = self._parts.clocks.wall()
+        if self._oldest_use_s + config.idle_after_s <= now_s:
+            self._look_for_the_oldest()
+        return judge(
+            config.admission,
+            size_bytes=size_bytes,
+            free_bytes=ledger.free_for_files,
+            cached_bytes=ledger.cached_bytes,
+            oldest_use_s=self._oldest_use_s,
+            idle_after_s=config.idle_after_s,
+            now_s=now_s,
+        )
+
+    def _look_for_the_oldest(self) -> None:
+        """Last uses only grow, so an old answer stays a lower bound."""
+        now = self._parts.clocks.monotonic()
+        if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
+            self._oldest_use_s = self._parts.order.oldest_use_s()
+            self._oldest_known_at_s = now
+
+    # ---- eviction ----
+
+    async def _make_room(self, need_bytes: int, *, idle: bool) -> None:
+        parts = self._parts
+        idle_before_s = int(parts.clocks.wall() - parts.config.idle_after_s) if idle else NEVER_S
+        spare_bytes = min(parts.ledger.limit_bytes // 128, 32 << 20)
+        for _ in range(MOST_ROUNDS):
+            short_bytes = need_bytes - parts.ledger.free_for_files
+            if short_bytes <= 0:
+                return
+            keys = self._candidates(idle_before_s)
+            if not keys:
+                return
+            allowed, until_s = await self._permitted(self._not_live(keys))
+            for key in set(keys) - set(allowed):
+                parts.order.defer(key)
+            reason = "idle" if idle else "space"
+            await self._evict(self._not_live(allowed), short_bytes + spare_bytes, until_s, reason)
+
+    def _candidates(self, idle_before_s: int) -> list[bytes]:
+        """First those that were named before and not needed: the order's hand has passed them."""
+        order = self._parts.order
+        named, self._named = self._named, []
+        keys = [
+            key
+            for key, use_s in named
+            if key in order and order.last_use_s(key) == use_s <= idle_before_s
+        ]
+        fresh = order.candidates(BATCH_FILES - len(keys), idle_before_s)
+        return [*keys, *(key for key in fresh if key not in keys)]
+
+    def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [key for key in keys if not self._catalog.is_live(key)]
+
+    async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
+        """Those that may go, in order, and until when (monotonic)."""
+        by_namespace: dict[NamespaceId, list[ContentId]] = {}
+        for key in keys:
+            content = ContentId.parse(key.hex())
+            by_namespace.setdefault(content.namespace, []).append(content)
+        allowed: set[str] = set()
+        until_s = float("inf")
+        for namespace, contents in by_namespace.items():
+            asked_at_s = self._parts.clocks.monotonic()
+            names, valid_for_s = await self._ask(namespace, contents)
+            if names:
+                allowed |= names
+                until_s = min(until_s, asked_at_s + valid_for_s)
+        return [key for key in keys if key.hex() in allowed], until_s
+
+    async def _ask(
+        self, namespace: NamespaceId, contents: list[ContentId]
+    ) -> tuple[frozenset[str], float]:
+        try:
+            service = self._parts.metadata(namespace)
+        except NotFound:
+            return self._of_nobody(contents), PERMISSION_WAIT_S
+        try:
+            asked = service.permit_eviction(contents)
+            permission = await self._parts.within(asked, PERMISSION_WAIT_S)
+        except (CacheFSError, TimeoutError) as err:
+            self._parts.counters.errors["permission"] += 1
+            log.warning("nothing is evicted, the master gives no permission: %s", err)
+            return frozenset(), 0.0
+        return permission.allowed, permission.valid_for_s
+
+    def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:
+        """What may go of a namespace that is not attached here."""
+        config = self._parts.config
+        if not config.evict_detached:
+            return frozenset()
+        idle_before_s = self._parts.clocks.wall() - config.idle_after_s
+        names = (content.name for content in contents)
+        return frozenset(
+            name for name in names if self._last_use_s(bytes.fromhex(name)) <= idle_before_s
+        )
+
+    def _last_use_s(self, key: bytes) -> int:
+        return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
+
+    async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
+        if not keys:
+            return
+        parts = self._parts
+        monotonic = parts.clocks.monotonic
+        names = [key.hex() for key in keys]
+        call = functools.partial(
+            evict, parts.tier, parts.writer, names, need_bytes, lambda: monotonic() < until_s
+        )
+        with self._catalog.removing(keys):
+            try:
+                result = await parts.disk.run(call)
+            except OSError as err:
+                self._catalog.disk_fault(err)
+                return
+        self._account(result, reason)
+        self._named = [
+            (key, parts.order.last_use_s(key))
+            for key in keys
+            if key.hex() not in result.busy and key in parts.order
+        ]
+
+    def _account(self, result: Evicted, reason: str) -> None:
+        parts = self._parts
+        for name, size_bytes in result.gone.items():
+            parts.order.remove(bytes.fromhex(name))
+            parts.ledger.cached_bytes -= size_bytes
+            parts.counters.evicted_bytes += size_bytes
+        for name in result.busy:
+            parts.order.defer(bytes.fromhex(name))
+        parts.counters.evicted_files[reason] += len(result.gone)
+        parts.counters.evicted_files["busy"] += len(result.busy)
+        parts.room_changed.notify()

@@ -1,0 +1,101 @@
+"""What the tier's bytes are: the ledger that keeps the cache below its limit. Pure.
+
+All figures are bytes really allocated (`st_blocks`), or promised to a fill in flight:
+
+    cached      files with an index record, and live ones about to get it
+    reserved    promised to fills in flight, not yet allocated
+    unlinked    unlinked but still open or mapped by somebody
+    scratch     segments, and dropped segments that somebody still has open
+    overhead    the index and the tier's directories
+
+Their sum stays at or below `limit_bytes`: room is promised before it is used. A part of the limit
+(`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always be
+read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MIB: Final = 1 << 20
+BLOCK_BYTES: Final = 4096  # what a file system allocates at least
+
+
+def scratch_limit(limit_bytes: int) -> int:
+    """How much segments may take at most."""
+    return min(limit_bytes // 2, max(64 * MIB, min(512 * MIB, limit_bytes // 8)))
+
+
+def scratch_floor(limit_bytes: int) -> int:
+    """How much of the limit is segments' alone."""
+    return min(limit_bytes // 4, max(16 * MIB, min(256 * MIB, limit_bytes // 16)))
+
+
+def allocation(size_bytes: int) -> int:
+    """What `size_bytes` of data take on disk."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class Ledger:
+    """The sums. Plain additions: whoever frees or allocates tells it."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        scratch_limit_bytes: int | None = None,
+        scratch_floor_bytes: int | None = None,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.scratch_limit_bytes = (
+            scratch_limit(limit_bytes) if scratch_limit_bytes is None else scratch_limit_bytes
+        )
+        self.scratch_floor_bytes = (
+            scratch_floor(limit_bytes) if scratch_floor_bytes is None else scratch_floor_bytes
+        )
+        self.cached_bytes = 0
+        self.reserved_bytes = 0
+        self.unlinked_bytes = 0
+        self.scratch_bytes = 0
+        self.overhead_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.cached_bytes + self.unlinked_bytes + self.scratch_bytes + self.overhead_bytes
+
+    @property
+    def files_limit_bytes(self) -> int:
+        """What cached files may take when nothing else is there."""
+        return self.limit_bytes - self.scratch_floor_bytes - self.overhead_bytes
+
+    @property
+    def free_for_files(self) -> int:
+        kept = max(0, self.scratch_floor_bytes - self.scratch_bytes)
+        return self.limit_bytes - self.used_bytes - self.reserved_bytes - kept
+
+    @property
+    def free_for_scratch(self) -> int:
+        return min(
+            self.limit_bytes - self.used_bytes - self.reserved_bytes,
+            self.scratch_limit_bytes - self.scratch_bytes,
+        )
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Promises room for a fill; False (and nothing changed) when there is none."""
+        if size_bytes > self.free_for_files:
+            return False
+        self.reserved_bytes += size_bytes
+        return True
+
+    def take_scratch(self, size_bytes: int) -> bool:
+        """Room for a segment; False (and nothing changed) when there is none."""
+        if size_bytes > self.free_for_scratch:
+            return False
+        self.scratch_bytes += size_bytes
+        return True
+
+    def check_invariants(self) -> None:
+        for name in ("cached", "reserved", "unlinked", "scratch", "overhead"):
+            value = getattr(self, f"{name}_bytes")
+            assert value >= 0, f"{name}: {value}"
+        assert self.scratch_bytes <= self.scratch_limit_bytes

@@ -1,0 +1,223 @@
+"""In which order cached files may go: SIEVE and LRU behind one interface. Pure.
+
+Every operation is O(1) amortised. A file costs one dict entry and about 20 bytes in arrays: nodes
+of the list are numbers (slots), slot 0 is the list's end on both sides.
+
+The caller evicts: `candidates` only names files, `remove` is called for those that went, `defer`
+for those that must stay for now (in use, or protected by a policy).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, Protocol
+
+NEVER_S: Final = (1 << 32) - 1  # last use of a free slot, so that it is never the oldest
+END: Final = 0
+
+
+class EvictionOrder(Protocol):
+    """Keys in the order in which they may go. Times are whole seconds of the wall clock."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, key: object) -> bool: ...
+
+    def insert(self, key: bytes, last_use_s: int) -> None:
+        """A new file, as the newest. Inserting a key again is a hit."""
+
+    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
+        """A file known from before, older than everything inserted so far. Known keys stay."""
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        """The file was used. An unknown key is ignored."""
+
+    def defer(self, key: bytes) -> None:
+        """The file cannot go now: not to be named again before others were."""
+
+    def remove(self, key: bytes) -> None:
+        """The file is gone. An unknown key is ignored."""
+
+    def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
+        """Up to `count` keys, the first to go first, only such as were last used at or before
+        `idle_before_s`. Fewer, even none, may come while others exist: ask again then."""
+
+    def last_use_s(self, key: bytes) -> int:
+        """When the key was last used. Raises KeyError."""
+
+    def oldest_use_s(self) -> int:
+        """A lower bound of all last uses; `NEVER_S` when there is nothing. Costs a pass over an
+        array."""
+
+
+class _Slots:
+    """A doubly linked list of keys in arrays, from the oldest to the newest."""
+
+    def __init__(self) -> None:
+        self._slot: dict[bytes, int] = {}
+        self._key: list[bytes] = [b""]
+        self._newer = array("I", [END])  # of END: the oldest
+        self._older = array("I", [END])  # of END: the newest
+        self._last_use_s = array("I", [NEVER_S])
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._slot
+
+    def last_use_s(self, key: bytes) -> int:
+        return self._last_use_s[self._slot[key]]
+
+    def oldest_use_s(self) -> int:
+        return min(self._last_use_s)
+
+    def _new_slot(self, key: bytes, last_use_s: int) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._key[slot] = key
+            self._last_use_s[slot] = last_use_s
+        else:
+            slot = len(self._key)
+            self._key.append(key)
+            self._last_use_s.append(last_use_s)
+            self._newer.append(END)
+            self._older.append(END)
+        self._slot[key] = slot
+        return slot
+
+    def _link(self, slot: int, older: int, newer: int) -> None:
+        self._older[slot], self._newer[slot] = older, newer
+        self._newer[older] = slot
+        self._older[newer] = slot
+
+    def _unlink(self, slot: int) -> None:
+        older, newer = self._older[slot], self._newer[slot]
+        self._newer[older] = newer
+        self._older[newer] = older
+
+    def _drop(self, key: bytes) -> None:
+        slot = self._slot.pop(key)
+        self._unlink(slot)
+        self._key[slot] = b""
+        self._last_use_s[slot] = NEVER_S
+        self._free.append(slot)
+
+
+class LruOrder(_Slots):
+    """The least recently used goes first."""
+
+    def insert(self, key: bytes, last_use_s: int) -> None:
+        if key in self._slot:
+            return self.hit(key, last_use_s)
+        self._link(self._new_slot(key, last_use_s), self._older[END], END)
+
+    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
+        if key not in self._slot:
+            self._link(self._new_slot(key, last_use_s), END, self._newer[END])
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            self._last_use_s[slot] = now_s
+            self._to_newest(slot)
+
+    def defer(self, key: bytes) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            self._to_newest(slot)
+
+    def _to_newest(self, slot: int) -> None:
+        self._unlink(slot)
+        self._link(slot, self._older[END], END)
+
+    def remove(self, key: bytes) -> None:
+        if key in self._slot:
+            self._drop(key)
+
+    def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
+        found: list[bytes] = []
+        slot = self._newer[END]
+        for _ in range(count + MOST_SKIPPED):
+            if slot == END or len(found) == count:
+                break
+            if self._last_use_s[slot] <= idle_before_s:
+                found.append(self._key[slot])
+            slot = self._newer[slot]
+        return found
+
+
+MOST_SKIPPED: Final = 4096  # files that one call looks at in vain, at most
+
+
+class SieveOrder(_Slots):
+    """SIEVE: files stay in the order of insertion; a hand moves from the oldest to the newest and
+    passes over those used since it last came by. (Zhang et al., NSDI 2024.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._visited = bytearray(1)
+        self._hand = END  # the next to look at; END: start at the oldest
+
+    def insert(self, key: bytes, last_use_s: int) -> None:
+        if key in self._slot:
+            return self.hit(key, last_use_s)
+        self._link(self._unvisited(key, last_use_s), self._older[END], END)
+
+    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
+        if key not in self._slot:
+            self._link(self._unvisited(key, last_use_s), END, self._newer[END])
+
+    def _unvisited(self, key: bytes, last_use_s: int) -> int:
+        slot = self._new_slot(key, last_use_s)
+        if slot == len(self._visited):
+            self._visited.append(0)
+        self._visited[slot] = 0
+        return slot
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            self._last_use_s[slot] = now_s
+            self._visited[slot] = 1
+
+    def defer(self, key: bytes) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            self._visited[slot] = 1
+
+    def remove(self, key: bytes) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            if self._hand == slot:
+                self._hand = self._newer[slot]
+            self._drop(key)
+
+    def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
+        """The hand stops behind the last one named; those named keep their place. A pass that
+        looks for idle files clears no marks."""
+        found: list[bytes] = []
+        named: set[int] = set()
+        for _ in range(min(2 * len(self._slot), count + MOST_SKIPPED)):
+            slot = self._hand or self._newer[END]
+            if len(found) == count or slot in named:
+                break
+            self._hand = self._newer[slot]
+            if idle_before_s != NEVER_S:
+                take = self._last_use_s[slot] <= idle_before_s
+            else:
+                take = not self._visited[slot]
+                self._visited[slot] = 0
+            if take:
+                named.add(slot)
+                found.append(self._key[slot])
+        return found
+
+
+def eviction_order(name: str) -> EvictionOrder:
+    """`sieve` or `lru`. Raises ValueError for any other name."""
+    if name == "sieve":
+        return SieveOrder()
+    if name == "lru":
+        return LruOrder()
+    raise ValueError(f"no eviction order {name!r}")

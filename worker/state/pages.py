@@ -1,0 +1,95 @@
+"""Which pages of one file are here: a bitmap and the arithmetic of page ranges. Pure.
+
+A page range is `(first, end)`: page numbers, `end` not included. The last page of a file may be
+shorter than `PAGE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachefs.core.model import PAGE_BYTES
+
+PageRange = tuple[int, int]
+
+
+def page_count(size_bytes: int) -> int:
+    """How many pages a file of that size has; 0 for an empty one."""
+    return -(-size_bytes // PAGE_BYTES)
+
+
+def page_span(offset: int, size_bytes: int) -> PageRange:
+    """The pages that `size_bytes` (at least 1) at `offset` touch."""
+    return offset // PAGE_BYTES, page_count(offset + size_bytes)
+
+
+def range_bytes(file_bytes: int, first: int, end: int) -> int:
+    """Bytes of the pages [first, end) of a file of that size."""
+    return max(0, min(end * PAGE_BYTES, file_bytes) - first * PAGE_BYTES)
+
+
+def split(first: int, end: int, most_pages: int) -> Iterator[PageRange]:
+    """Pieces of [first, end) of at most `most_pages`, in order."""
+    for start in range(first, end, most_pages):
+        yield start, min(start + most_pages, end)
+
+
+class PageMap:
+    """The present pages of a file of fixed size. Bit i of `bits` is page i."""
+
+    __slots__ = ("_absent", "bits", "size_bytes")
+
+    def __init__(self, size_bytes: int, bits: int = 0) -> None:
+        count = page_count(size_bytes)
+        if bits >> count:
+            raise ValueError(f"a page beyond the {count} of the file")
+        self.size_bytes = size_bytes
+        self.bits = bits
+        self._absent = count - bits.bit_count()
+
+    @property
+    def complete(self) -> bool:
+        return self._absent == 0
+
+    @property
+    def present_count(self) -> int:
+        return self.bits.bit_count()
+
+    @property
+    def present_bytes(self) -> int:
+        count = page_count(self.size_bytes)
+        whole = self.present_count * PAGE_BYTES
+        if count and self.has(count - 1):
+            whole -= count * PAGE_BYTES - self.size_bytes
+        return whole
+
+    def has(self, page: int) -> bool:
+        return bool(self.bits >> page & 1)
+
+    def add(self, page: int) -> None:
+        if not self.has(page):
+            if page >= page_count(self.size_bytes):
+                raise ValueError(f"page {page} is beyond the file")
+            self.bits |= 1 << page
+            self._absent -= 1
+
+    def run_end(self, page: int) -> int:
+        """The first absent page at or after `page` (the count of pages when there is none)."""
+        absent = ~(self.bits >> page)
+        return page + (absent & -absent).bit_length() - 1
+
+    def missing(self, first: int, end: int, taken: int = 0) -> Iterator[PageRange]:
+        """The absent runs within [first, end), in order; pages in the bitmap `taken` count as
+        present."""
+        have = self.bits | taken
+        page = first
+        while page < end:
+            rest = have >> page
+            absent = ~rest
+            page += (absent & -absent).bit_length() - 1
+            if page >= end:
+                return
+            rest = have >> page
+            stop = page + (rest & -rest).bit_length() - 1 if rest else end
+            yield page, min(stop, end)
+            page = stop

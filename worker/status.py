@@ -1,0 +1,60 @@
+"""What a worker says of itself: plain values for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.catalog import Catalog
+from worker.leftovers import Leftovers
+from worker.parts import Parts
+from worker.segments import Segments
+
+
+def status(
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+) -> dict[str, Any]:
+    """A tree of numbers and texts; sizes in bytes, counts since the start of the process."""
+    counters, ledger, config = parts.counters, parts.ledger, parts.config
+    return {
+        "limit_bytes": ledger.limit_bytes,
+        "used_bytes": ledger.used_bytes,
+        "reserved_bytes": ledger.reserved_bytes,
+        "admission": config.admission,
+        "eviction": config.eviction,
+        "tiers": [_tier(parts, catalog, segments, leftovers)],
+        "hits": counters.hits,
+        "hit_bytes": counters.hit_bytes,
+        "misses": counters.misses,
+        "origin_bytes": counters.origin_bytes,
+        "origin_requests": counters.origin_requests,
+        "fills_in_flight": counters.fills_in_flight,
+        "refused": counters.refused,
+        "evicted_files": dict(counters.evicted_files),
+        "evicted_bytes": counters.evicted_bytes,
+        "freed_files": counters.freed_files,
+        "verified_files": counters.verified,
+        "bad_pages": counters.bad_pages,
+        "errors": dict(counters.errors),
+    }
+
+
+def _tier(
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+) -> dict[str, Any]:
+    ledger = parts.ledger
+    return {
+        "path": parts.config.cache_dir,
+        "state": parts.health.state(parts.clocks.monotonic()),
+        "cause": parts.health.cause,
+        "limit_bytes": ledger.limit_bytes,
+        "used_bytes": ledger.used_bytes,
+        "cached_bytes": ledger.cached_bytes,
+        "unlinked_bytes": ledger.unlinked_bytes,
+        "unlinked_files": len(leftovers),
+        "scratch_bytes": ledger.scratch_bytes,
+        "scratch_limit_bytes": ledger.scratch_limit_bytes,
+        "segments": len(segments),
+        "overhead_bytes": ledger.overhead_bytes,
+        "files": parts.tier.index.totals().files,
+        "live_files": len(catalog),
+    }

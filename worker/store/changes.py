@@ -1,0 +1,53 @@
+"""The changes of the index that the worker makes; see `worker.store.index.Change`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from worker.store.index import IndexWriter
+from worker.store.records import FileRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PutFile:
+    """A file's record and pages that it has gained."""
+
+    key: bytes
+    record: FileRecord
+    pages: Mapping[int, int | None]
+
+    def apply(self, writer: IndexWriter) -> None:
+        writer.put(self.key, self.record)
+        if self.pages:
+            writer.put_pages(self.key, self.record.size, self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class DropFile:
+    key: bytes
+
+    def apply(self, writer: IndexWriter) -> None:
+        writer.delete(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class TouchFile:
+    """A later last use, or other allocated bytes, of a file that may be gone by now."""
+
+    key: bytes
+    last_use_s: int = 0
+    allocated_bytes: int = -1
+
+    def apply(self, writer: IndexWriter) -> None:
+        record = writer.get(self.key)
+        if record is None:
+            return
+        allocated = record.allocated_bytes if self.allocated_bytes < 0 else self.allocated_bytes
+        last_use_s = max(record.last_use_s, self.last_use_s)
+        writer.put(
+            self.key,
+            msgspec.structs.replace(record, last_use_s=last_use_s, allocated_bytes=allocated),
+        )

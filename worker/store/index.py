@@ -1,0 +1,238 @@
+"""The tier's index in LMDB: which cache files there are, which pages they have, with checksums.
+
+Reads may be made from any thread; writes are `Change`s, which only the writer thread
+(`worker.store.writer`) applies. Commits force the data pages but not the meta page (`metasync`
+off): a crash of the machine can undo the last commits, never damage the index. An undone commit
+costs a refetch and nothing else, as `pub/` is rebuilt after every boot and pages since the last
+sync are verified anyway; half as many waits for the disk are worth that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import lmdb
+
+from worker.state.pages import page_count
+from worker.store.records import (
+    BLOCK_PAGES,
+    FORMAT,
+    KEY_BYTES,
+    META_KEY,
+    BlockRecord,
+    FileRecord,
+    IndexMeta,
+    block_key,
+    block_of_key,
+    block_pages,
+    decode_file,
+    decode_meta,
+    encode_file,
+    encode_meta,
+)
+
+MAP_BYTES: Final = 1 << 38  # address space, not disk
+MIN_MAP_BYTES: Final = 1 << 30
+READERS: Final = 128
+
+
+class IndexDamaged(Exception):
+    """The index cannot be read, or is of another tier or format: the cache starts empty."""
+
+
+class IndexWriter:
+    """One write transaction: records, and the totals that change with them."""
+
+    def __init__(self, txn: Any, index: Index) -> None:
+        self._txn = txn
+        self._files = index.files
+        self._pages = index.pages
+        self._meta_db = index.meta
+        meta = decode_meta(txn.get(META_KEY, db=self._meta_db) or b"")
+        self._tier = meta.tier
+        self._count = meta.files
+        self._allocated = meta.allocated_bytes
+
+    def get(self, key: bytes) -> FileRecord | None:
+        data = self._txn.get(key, db=self._files)
+        return None if data is None else decode_file(data)
+
+    def put(self, key: bytes, record: FileRecord) -> None:
+        known = self.get(key)
+        self._count += known is None
+        self._allocated += record.allocated_bytes - (known.allocated_bytes if known else 0)
+        self._txn.put(key, encode_file(record), db=self._files)
+
+    def put_pages(self, key: bytes, size_bytes: int, pages: Mapping[int, int | None]) -> None:
+        """`pages`: page -> checksum, None to clear it."""
+        blocks: dict[int, BlockRecord] = {}
+        for page, checksum in pages.items():
+            number, inside = divmod(page, BLOCK_PAGES)
+            block = blocks.get(number)
+            if block is None:
+                block = blocks[number] = self._block(key, size_bytes, number)
+            if checksum is None:
+                block.clear(inside)
+            else:
+                block.put(inside, checksum)
+        for number, block in blocks.items():
+            self._txn.put(block_key(key, number), bytes(block.data), db=self._pages)
+
+    def _block(self, key: bytes, size_bytes: int, number: int) -> BlockRecord:
+        count = block_pages(size_bytes, number)
+        data = self._txn.get(block_key(key, number), db=self._pages)
+        try:
+            return BlockRecord(count, data)
+        except ValueError:
+            return BlockRecord(count)
+
+    def delete(self, key: bytes) -> None:
+        known = self.get(key)
+        if known is not None:
+            self._count -= 1
+            self._allocated -= known.allocated_bytes
+            self._txn.delete(key, db=self._files)
+        with self._txn.cursor(self._pages) as cursor:
+            found = cursor.set_range(key)
+            while found and cursor.key().startswith(key):
+                found = cursor.delete() and bool(cursor.key())
+
+    def finish(self) -> None:
+        meta = IndexMeta(FORMAT, self._tier, self._count, self._allocated)
+        self._txn.put(META_KEY, encode_meta(meta), db=self._meta_db)
+
+
+class Change(Protocol):
+    """Something to be written. Applied once, in the order of submission."""
+
+    def apply(self, writer: IndexWriter) -> None: ...
+
+
+class Index:
+    """An open environment in the directory `path` (made when missing)."""
+
+    def __init__(self, path: str, tier: bytes) -> None:
+        """Raises IndexDamaged, and OSError where the directory cannot be used."""
+        self.path = path
+        self.fresh = False
+        try:
+            self._env = _open_environment(path)
+            try:
+                self.files = self._env.open_db(b"files")
+                self.pages = self._env.open_db(b"pages")
+                self.meta = self._env.open_db(b"meta")
+                self._claim(tier)
+            except BaseException:
+                self._env.close()
+                raise
+        except lmdb.DiskError as err:
+            raise OSError(f"the index cannot be opened: {err}") from err
+        except lmdb.Error as err:
+            raise IndexDamaged(str(err)) from err
+
+    def _claim(self, tier: bytes) -> None:
+        with self._env.begin(write=True) as txn:
+            data = txn.get(META_KEY, db=self.meta)
+            if data is None:
+                self.fresh = True
+                txn.put(META_KEY, encode_meta(IndexMeta(FORMAT, tier)), db=self.meta)
+                return
+        meta = decode_meta(data)
+        if meta.tier != tier or meta.format != FORMAT:
+            raise IndexDamaged(f"of another tier, or of format {meta.format}")
+
+    def totals(self) -> IndexMeta:
+        with self._env.begin() as txn:
+            return decode_meta(txn.get(META_KEY, db=self.meta) or b"")
+
+    def get(self, key: bytes) -> FileRecord | None:
+        with self._env.begin() as txn:
+            data = txn.get(key, db=self.files)
+            return None if data is None else decode_file(data)
+
+    def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
+        """The bitmap of present pages and the checksum of each of them."""
+        bits, sums = 0, {}
+        for number, block in self._blocks(key, size_bytes):
+            first = number * BLOCK_PAGES
+            bits |= block.bits << first
+            present = block.bits
+            sums.update(
+                {first + i: block.checksum(i) for i in range(block.pages) if present >> i & 1}
+            )
+        return bits, sums
+
+    def bits(self, key: bytes, size_bytes: int) -> int:
+        """The bitmap of present pages."""
+        found = 0
+        for number, block in self._blocks(key, size_bytes):
+            found |= block.bits << number * BLOCK_PAGES
+        return found
+
+    def _blocks(self, key: bytes, size_bytes: int) -> Iterator[tuple[int, BlockRecord]]:
+        with self._env.begin() as txn, txn.cursor(self.pages) as cursor:
+            found = cursor.set_range(key)
+            while found and cursor.key().startswith(key):
+                number = block_of_key(cursor.key())
+                if number * BLOCK_PAGES < page_count(size_bytes):
+                    try:
+                        yield number, BlockRecord(block_pages(size_bytes, number), cursor.value())
+                    except ValueError:
+                        pass  # of another size: as good as absent
+                found = cursor.next()
+
+    def scan(self, after: bytes, limit: int) -> list[tuple[bytes, FileRecord]]:
+        """Up to `limit` records in key order whose key is greater than `after`."""
+        found: list[tuple[bytes, FileRecord]] = []
+        with self._env.begin() as txn, txn.cursor(self.files) as cursor:
+            more = cursor.set_range(after + b"\0") if after else cursor.first()
+            while more and len(found) < limit:
+                found.append((cursor.key(), decode_file(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def write(self, changes: list[Change]) -> None:
+        """One transaction; of the writer thread only. Raises lmdb.Error, OSError."""
+        with self._env.begin(write=True) as txn:
+            writer = IndexWriter(txn, self)
+            for change in changes:
+                change.apply(writer)
+            writer.finish()
+
+    def sync(self) -> None:
+        """Forces what `metasync` left."""
+        self._env.sync(True)
+
+    def allocated_bytes(self) -> int:
+        """What the index takes on disk."""
+        return sum(
+            os.stat(os.path.join(self.path, name)).st_blocks * 512 for name in os.listdir(self.path)
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _open_environment(path: str) -> lmdb.Environment:
+    map_bytes = MAP_BYTES
+    while True:
+        try:
+            return lmdb.open(
+                path,
+                map_size=map_bytes,
+                max_dbs=4,
+                max_readers=READERS,
+                mode=0o600,
+                metasync=False,
+                readahead=False,
+                meminit=False,
+            )
+        except lmdb.MemoryError:  # a limit on address space
+            map_bytes //= 4
+            if map_bytes < MIN_MAP_BYTES:
+                raise
+
+
+assert KEY_BYTES == 36

@@ -1,0 +1,130 @@
+"""How cache files go: evicted when nobody has them, dropped even when somebody has.
+
+Order: unpublish, so that nobody new can open it; ask the kernel whether anybody has it; delete the
+record and commit; unlink. A crash in between leaves an unpublished file (published again at its
+next open) or a file without a record (swept at the next start), never a record without its bytes
+and never a published file without a record. Nothing that anybody can read is ever punched or
+truncated. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from worker.store import filesystem
+from worker.store.changes import DropFile
+from worker.store.tier import Tier
+from worker.store.writer import Writer
+
+
+@dataclass(slots=True)
+class Evicted:
+    """What became of a batch, by name. `gone`: the bytes that the index had for each; what is in
+    neither was not looked at."""
+
+    gone: dict[str, int] = field(default_factory=dict)
+    busy: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Dropped:
+    """A file that was dropped. `recorded_bytes`: what the index had for it; `allocated_bytes`: what
+    it takes. `fd` is -1 when it is gone, else a read-only descriptor of the unlinked file that
+    somebody still has open: whoever gets it closes it."""
+
+    recorded_bytes: int
+    allocated_bytes: int = 0
+    fd: int = -1
+
+
+def evict(
+    tier: Tier,
+    writer: Writer,
+    names: Sequence[str],
+    need_bytes: int,
+    may_go_on: Callable[[], bool],
+) -> Evicted:
+    """Evicts of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
+    permission) ends. Raises OSError: what was not yet unlinked is published again."""
+    result = Evicted()
+    victims: dict[str, tuple[int, bool]] = {}
+    for name in names:
+        if need_bytes <= 0 or not may_go_on():
+            break
+        published = tier.unpublish(name)
+        if _is_busy(tier, name):
+            result.busy.append(name)
+            if published:
+                tier.publish(name)
+            continue
+        record = tier.index.get(bytes.fromhex(name))
+        size_bytes = record.allocated_bytes if record is not None else 0
+        victims[name] = (size_bytes, published)
+        need_bytes -= size_bytes
+    try:
+        writer.write([DropFile(bytes.fromhex(name)) for name in victims])
+    except OSError:
+        for name, (_, published) in victims.items():
+            if published:
+                tier.publish(name)
+        raise
+    for name, (size_bytes, _) in victims.items():
+        tier.unlink(name)
+        result.gone[name] = size_bytes
+    return result
+
+
+def _is_busy(tier: Tier, name: str) -> bool:
+    """Has somebody the file open or mapped?"""
+    try:
+        fd = tier.open_file(name, os.O_RDONLY)
+    except BlockingIOError:  # under a lease that somebody else asked for
+        return True
+    if fd is None:
+        return False
+    try:
+        return not filesystem.is_unused(fd)
+    finally:
+        os.close(fd)
+
+
+def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
+    """Removes the files from the tier, whoever has them open. Raises OSError before anything was
+    unlinked."""
+    found = {name: _Found(tier, name) for name in names}
+    try:
+        writer.write([DropFile(bytes.fromhex(name)) for name in names])
+    except OSError:
+        for one in found.values():
+            one.close()
+        raise
+    return {name: one.unlink(tier, name) for name, one in found.items()}
+
+
+class _Found:
+    """A file on its way out: unpublished, and held by a descriptor."""
+
+    def __init__(self, tier: Tier, name: str) -> None:
+        tier.unpublish(name)
+        self._fd = tier.open_file(name, os.O_RDONLY)
+        record = tier.index.get(bytes.fromhex(name))
+        self._recorded_bytes = record.allocated_bytes if record is not None else 0
+
+    def unlink(self, tier: Tier, name: str) -> Dropped:
+        dropped = Dropped(self._recorded_bytes)
+        if self._fd is None:
+            return dropped
+        tier.unpublish(name)  # a commit that was on its way may have published it again
+        tier.unlink(name)
+        dropped.allocated_bytes = filesystem.allocated_bytes(self._fd)
+        if filesystem.is_unused(self._fd):
+            os.close(self._fd)
+        else:
+            dropped.fd = self._fd
+        return dropped
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)

@@ -1,0 +1,372 @@
+"""A tier's directory: the lock, the header, the index, and the cache files by name.
+
+    TIER           header (`worker.store.records`), replaced atomically
+    lock           flock of the server that owns the tier; its pid inside
+    index/         LMDB (`worker.store.index`)
+    files/xx/NAME  cache files, sparse; xx: the last two digits of the name (of its nonce)
+    pub/NAME       hard link to a complete one: whoever can open it may read every byte
+    scratch/       unlinked files that hold what the cache refused
+    trash/         on its way out
+
+Everything is opened relative to descriptors that were opened without following links. All methods
+block and belong to threads of the worker, not to an event loop. A link in `pub/` is made after its
+index record was committed and removed before that record goes; after a boot `pub/` starts empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import uuid
+from typing import Final
+
+from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
+from worker.store import filesystem
+from worker.store.index import Index, IndexDamaged
+from worker.store.records import (
+    NAME_CHARS,
+    Header,
+    decode_header,
+    encode_header,
+    next_start,
+    synced,
+)
+
+log = logging.getLogger(__name__)
+
+_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDERS: Final = ("files", "pub", "scratch", "trash")
+_ANOTHER: Final = "give another --cache-dir"
+
+
+class Tier:
+    """An open tier. `take` opens it; `close` gives it back."""
+
+    def __init__(self, path: str, dir_fd: int, lock_fd: int) -> None:
+        self.path = path
+        self._dir_fd = dir_fd
+        self._lock_fd = lock_fd
+        self._fds: dict[str, int] = {}
+        self.header: Header
+        self.index: Index
+
+    @classmethod
+    def take(cls, path: str, boot: bytes | None = None) -> Tier:
+        """Opens or makes the tier in the directory `path` and locks it. Raises InUse naming the
+        owner, AccessDenied, BadConfig, NoSpace."""
+        boot = filesystem.boot_id() if boot is None else boot
+        try:
+            dir_fd = _open_directory(path)
+            try:
+                tier = cls(path, dir_fd, _lock(path, dir_fd))
+            except BaseException:
+                os.close(dir_fd)
+                raise
+            try:
+                tier._open(boot)
+            except BaseException:
+                tier.close()
+                raise
+        except OSError as err:
+            raise _typed(err, path) from err
+        return tier
+
+    def _open(self, boot: bytes) -> None:
+        kind = filesystem.kind_of_mount(self._dir_fd)
+        if kind in filesystem.NETWORK:
+            raise BadConfig(
+                f"the cache directory is on a network file system ({kind})",
+                remedy="give a directory of a local disk or of tmpfs as --cache-dir",
+                path=self.path,
+            )
+        known = self._read_header()
+        if known is None:
+            self._refuse_strangers()
+            known = Header(uuid.uuid4().bytes, boot)
+        self.header = next_start(known, boot)
+        self._write_header()
+        for name in (*_FOLDERS, "index"):
+            self._make_folder(name)
+        self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
+        self._throw_away("scratch")
+        self.index = self._open_index()
+        if self.index.fresh or boot != known.boot:
+            self._throw_away("pub")
+        for name in ("files", "pub", "scratch"):
+            self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
+
+    def _refuse_strangers(self) -> None:
+        """A directory without a header must not have anything where our files would go."""
+        for name in (*_FOLDERS, "index"):
+            try:
+                if os.listdir(fd := os.open(name, _DIR, dir_fd=self._dir_fd)):
+                    raise BadConfig(
+                        f"is no cache directory, and has a directory {name!r} of its own",
+                        remedy=_ANOTHER,
+                        path=self.path,
+                    )
+                os.close(fd)
+            except FileNotFoundError:
+                continue
+
+    def _make_folder(self, name: str) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._dir_fd)
+        except FileExistsError:
+            pass
+
+    def _throw_away(self, name: str) -> None:
+        """Replaces a folder by an empty one; `empty_trash` deletes the old one later."""
+        trash = f"{name}-{uuid.uuid4().hex}"
+        os.rename(name, trash, src_dir_fd=self._dir_fd, dst_dir_fd=self._fds["trash"])
+        self._make_folder(name)
+
+    def _open_index(self) -> Index:
+        path = f"/proc/self/fd/{self._dir_fd}/index"
+        try:
+            return Index(path, self.header.tier)
+        except IndexDamaged as err:
+            log.warning("%s: the index is unusable (%s); the cache starts empty", self.path, err)
+        self._throw_away("index")
+        try:
+            return Index(path, self.header.tier)
+        except IndexDamaged as err:
+            raise BadConfig(f"no index can be made: {err}", path=self.path) from err
+
+    # ---- header ----
+
+    def _read_header(self) -> Header | None:
+        try:
+            fd = os.open("TIER", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir_fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            header = decode_header(file.read(1 << 16))
+        if header is None:
+            log.warning("%s: the tier's header is damaged; the cache starts empty", self.path)
+            self._forget_everything()
+        return header
+
+    def _forget_everything(self) -> None:
+        for name in ("trash", "index", "pub"):
+            self._make_folder(name)
+        self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
+        for name in ("index", "pub", "files"):
+            self._make_folder(name)
+            self._throw_away(name)
+        os.close(self._fds.pop("trash"))
+
+    def _write_header(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open("TIER.new", flags, 0o600, dir_fd=self._dir_fd)
+        with open(fd, "wb") as file:
+            file.write(encode_header(self.header))
+            file.flush()
+            os.fsync(fd)
+        os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
+        os.fsync(self._dir_fd)
+
+    def sync(self, epoch: int) -> None:
+        """Forces everything recorded up to `epoch` to the disk and says so in the header. The
+        caller has committed those records, and records in later epochs from now on."""
+        filesystem.syncfs(self._dir_fd)
+        self.index.sync()
+        self.header = synced(self.header, epoch)
+        self._write_header()
+
+    # ---- cache files ----
+
+    @property
+    def pub_fd(self) -> int:
+        return self._fds["pub"]
+
+    def create(self, name: str, size_bytes: int) -> int:
+        """A new sparse cache file, opened for reading and writing. What lay there is nobody's (it
+        has no record) and is replaced."""
+        place = _place(name)
+        for _ in range(3):
+            try:
+                fd = os.open(place, _NEW, 0o600, dir_fd=self._fds["files"])
+                break
+            except FileExistsError:
+                self._remove(self._fds["files"], place)
+            except FileNotFoundError:
+                self._make_fan(place[:2])
+        else:
+            raise OSError(errno.EBUSY, f"cannot create {place}")
+        try:
+            os.ftruncate(fd, size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make_fan(self, name: str) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._fds["files"])
+        except FileExistsError:
+            pass
+
+    def open_file(self, name: str, flags: int = os.O_RDWR) -> int | None:
+        """A descriptor of a cache file, None when there is none."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            return os.open(_place(name), flags, dir_fd=self._fds["files"])
+        except FileNotFoundError:
+            return None
+
+    def open_published(self, name: str, size_bytes: int) -> int | None:
+        """A read-only descriptor of a complete file, None when it is not published."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, dir_fd=self._fds["pub"])
+        except (FileNotFoundError, BlockingIOError):
+            return None
+        info = os.fstat(fd)
+        if info.st_nlink >= 2 and info.st_size == size_bytes:
+            return fd
+        os.close(fd)
+        return None
+
+    def publish(self, name: str) -> None:
+        """Its record must be committed. Publishing twice is fine."""
+        try:
+            os.link(_place(name), name, src_dir_fd=self._fds["files"], dst_dir_fd=self._fds["pub"])
+        except FileExistsError:
+            pass
+
+    def unpublish(self, name: str) -> bool:
+        """False when it was not published."""
+        return self._remove(self._fds["pub"], name)
+
+    def unlink(self, name: str) -> bool:
+        """False when there was no such cache file."""
+        return self._remove(self._fds["files"], _place(name))
+
+    @staticmethod
+    def _remove(dir_fd: int, name: str) -> bool:
+        try:
+            os.unlink(name, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def fans(self) -> list[str]:
+        return [name for name in os.listdir(self._fds["files"]) if len(name) == 2]
+
+    def names(self, fan: str) -> list[str]:
+        """The names of the cache files in one folder of the fan-out; other files are left out."""
+        try:
+            fd = os.open(fan, _DIR, dir_fd=self._fds["files"])
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        try:
+            return [name for name in os.listdir(fd) if _is_name(name)]
+        finally:
+            os.close(fd)
+
+    # ---- the rest ----
+
+    def scratch_file(self, size_bytes: int) -> int:
+        """An unlinked file of that size, opened for reading and writing."""
+        try:
+            flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+            fd = os.open("scratch", flags, 0o600, dir_fd=self._dir_fd)
+        except OSError as err:
+            if err.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            fd = self._named_scratch_file()
+        try:
+            os.ftruncate(fd, size_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _named_scratch_file(self) -> int:
+        name = uuid.uuid4().hex
+        fd = os.open(name, _NEW, 0o600, dir_fd=self._fds["scratch"])
+        os.unlink(name, dir_fd=self._fds["scratch"])
+        return fd
+
+    def empty_trash(self) -> None:
+        for name in os.listdir(self._fds["trash"]):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=self._fds["trash"])
+
+    def overhead_bytes(self) -> int:
+        """What the index and the directories take."""
+        folders = [self._fds["files"], self._fds["pub"]]
+        blocks = sum(os.fstat(fd).st_blocks for fd in folders)
+        with os.scandir(self._fds["files"]) as fans:
+            blocks += sum(fan.stat(follow_symlinks=False).st_blocks for fan in fans)
+        return blocks * 512 + self.index.allocated_bytes()
+
+    def close(self) -> None:
+        """Idempotent. The lock goes last."""
+        if hasattr(self, "index"):
+            self.index.close()
+        for fd in (*self._fds.values(), self._dir_fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fds.clear()
+        self._dir_fd = self._lock_fd = -1
+
+
+def _place(name: str) -> str:
+    return f"{name[-2:]}/{name}"
+
+
+def _is_name(name: str) -> bool:
+    return len(name) == NAME_CHARS and set(name) <= set("0123456789abcdef")
+
+
+def _open_directory(path: str) -> int:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    fd = os.open(path, _DIR)
+    info = os.fstat(fd)
+    if info.st_uid == os.geteuid():
+        if stat.S_IMODE(info.st_mode) & 0o077 and not os.listdir(fd):
+            os.fchmod(fd, 0o700)
+        return fd
+    os.close(fd)
+    raise AccessDenied(
+        f"the cache directory belongs to user {info.st_uid}", remedy=_ANOTHER, path=path
+    )
+
+
+def _lock(path: str, dir_fd: int) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open("lock", flags, 0o600, dir_fd=dir_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise InUse(
+            f"the cache directory is used by the server with pid {owner}",
+            remedy=f"stop that server, or {_ANOTHER}",
+            path=path,
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _typed(err: OSError, path: str) -> CacheFSError:
+    if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return AccessDenied(
+            f"the cache directory cannot be written: {err.strerror}", remedy=_ANOTHER, path=path
+        )
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace("no room for a cache on this file system", remedy=_ANOTHER, path=path)
+    cause = f"the cache directory cannot be used: {err.strerror or err}"
+    return BadConfig(cause, remedy=_ANOTHER, path=path)

@@ -1,0 +1,113 @@
+"""The writer thread of the index: queued changes, many in one transaction, one commit.
+
+Jobs are applied in the order of submission. After the commit that holds a job its `after` runs in
+the writer thread (publishing), then `done` is called there with None; with the error when the
+commit failed, and `after` did not run. Callers bound what they submit: files in flight, batches of
+evictions.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import lmdb
+
+from worker.store.index import Change, Index
+
+log = logging.getLogger(__name__)
+
+MOST_JOBS: Final = 1024  # of one commit
+
+Done = Callable[[OSError | None], None]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class Job:
+    changes: Sequence[Change]
+    after: Callable[[], None]
+    done: Done
+
+
+class Writer:
+    """One thread over one index. `close` commits what is queued."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.commits = 0
+        self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, changes: Sequence[Change], done: Done, after: Callable[[], None] = _nothing
+    ) -> None:
+        """Never blocks."""
+        self._jobs.put(Job(changes, after, done))
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Submits and waits for the commit; not for the event loop. Raises OSError."""
+        committed = threading.Event()
+        failed: list[OSError] = []
+
+        def done(error: OSError | None) -> None:
+            if error is not None:
+                failed.append(error)
+            committed.set()
+
+        self.submit(changes, done)
+        committed.wait()
+        if failed:
+            raise failed[0]
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._jobs.get()) is not None:
+            jobs, ended = self._gather(first)
+            self._commit(jobs)
+            if ended:
+                return
+
+    def _gather(self, first: Job) -> tuple[list[Job], bool]:
+        jobs = [first]
+        while len(jobs) < MOST_JOBS:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+        return jobs, False
+
+    def _commit(self, jobs: list[Job]) -> None:
+        error = None
+        try:
+            changes = [change for job in jobs for change in job.changes]
+            if changes:
+                self._index.write(changes)
+                self.commits += 1
+        except (lmdb.Error, OSError) as err:
+            error = err if isinstance(err, OSError) else OSError(5, f"index: {err}")
+            error.__cause__ = err if error is not err else None
+        for job in jobs:
+            self._finish(job, error)
+
+    def _finish(self, job: Job, error: OSError | None) -> None:
+        if error is None:
+            try:
+                job.after()
+            except OSError as err:  # the file is recorded: its next open publishes it
+                log.warning("a file could not be published: %s", err.strerror)
+        job.done(error)

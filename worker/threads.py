@@ -1,0 +1,134 @@
+"""Threads for blocking calls of one event loop, leaner than an executor: results that are ready
+together wake the loop once.
+
+`run` is bounded by its callers (requests in flight, fills in flight), the threads by `count`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def _keep(result: Any) -> None:
+    pass
+
+
+class _Call:
+    __slots__ = ("args", "discard", "error", "function", "future", "result")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        future: asyncio.Future[Any],
+        discard: Callable[[Any], None],
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.future = future
+        self.discard = discard
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Wake:
+    """Calls from threads, run in the loop in the order in which they came, several per wake-up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: collections.deque[tuple[Callable[..., None], tuple[Any, ...]]] = (
+            collections.deque()
+        )
+        self._awake = False
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """From any thread. Dropped once the loop is closed."""
+        with self._lock:
+            self._calls.append((function, args))
+            if self._awake:
+                return
+            self._awake = True
+        try:
+            self._loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
+
+    def _run(self) -> None:
+        with self._lock:
+            self._awake = False
+            calls, self._calls = self._calls, collections.deque()
+        for function, args in calls:
+            function(*args)
+
+
+class Threads:
+    """Up to `count` threads, started when they are needed."""
+
+    def __init__(self, name: str, count: int, wake: Wake) -> None:
+        self._name = name
+        self._count = count
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def run(
+        self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = _keep
+    ) -> asyncio.Future[T]:
+        """Runs the call in a thread. Cancelling the future does not stop the call; its result then
+        goes to `discard` (which closes descriptors)."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.put(_Call(function, args, future, discard))
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+                return future
+        if len(self._threads) < self._count:
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def close(self, wait_s: float) -> bool:
+        """Runs what is queued, then ends the threads. Blocks; results are still delivered. False
+        when some thread is still in its call after `wait_s`."""
+        until = time.monotonic() + wait_s
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call.result = call.function(*call.args)
+            except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the future
+                call.error = err
+            with self._lock:
+                self._idle += 1
+            self._wake.call(_finish, call)
+            del call
+
+
+def _finish(call: _Call) -> None:
+    if call.future.cancelled():
+        if call.error is None:
+            call.discard(call.result)
+        return
+    if call.error is not None:
+        call.future.set_exception(call.error)
+    else:
+        call.future.set_result(call.result)

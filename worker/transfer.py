@@ -1,0 +1,133 @@
+"""One request to an origin, from the connector's body straight into a file. Blocking.
+
+Owns nothing: the descriptor is the caller's. Pages are reported in order, each after all its bytes
+were written, with its checksum. What the origin answers wrongly never becomes a page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import xxhash
+
+from cachefs.core.errors import BadBody, CacheFSError, Interrupted
+from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, Origin
+from connectors.base import Body, Connector
+from worker.state.pages import range_bytes
+
+OnPage = Callable[[int, int], None]  # page number, xxh3_64
+
+
+class DiskFault(CacheFSError):
+    """The tier's disk failed a write. Never leaves the worker: the read goes past the tier."""
+
+    code = "disk-fault"
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"the cache disk failed: {error.strerror or error}")
+        self.error = error
+
+
+class Transfer:
+    """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
+
+    After `run`, however it ended: `origin_bytes` came, `next_page` is the first that is not whole.
+    """
+
+    __slots__ = (
+        "_at", "_base", "_body", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop", "aborted",
+        "next_page", "origin_bytes",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
+        """At least one page."""
+        self._origin = origin
+        self._fd = -1
+        self._base = base
+        self._on_page = on_page
+        self._end = end
+        self._at = first * PAGE_BYTES
+        self._stop = min(end * PAGE_BYTES, origin.size)
+        self._hash = xxhash.xxh3_64()
+        self._body: Body | None = None
+        self.aborted = False
+        self.next_page = first
+        self.origin_bytes = 0
+
+    def run(self, connector: Connector, fd: int) -> None:
+        """Raises what the connector raises, BadBody, DiskFault. Closes the body in any case."""
+        origin = self._origin
+        version = Fingerprint(Kind.FILE, origin.size, origin.mtime_ns, origin.etag)
+        size = range_bytes(origin.size, self.next_page, self._end)
+        self._fd = fd
+        body = self._body = connector.read(origin.path, self._at, size, version)
+        try:
+            for chunk in body:
+                self._take(memoryview(chunk))
+        finally:
+            body.close()
+        if self._at != self._stop:
+            raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
+
+    def abort(self) -> None:
+        """From any thread: nothing more is written, `run` ends as soon as its body lets it."""
+        self.aborted = True
+        if self._body is not None:
+            self._body.close()
+
+    @property
+    def _path(self) -> str:
+        return self._origin.path.decode(errors="replace")
+
+    def _take(self, chunk: memoryview) -> None:
+        if self.aborted:
+            raise Interrupted("the worker is closing")
+        self.origin_bytes += len(chunk)
+        if self._at + len(chunk) > self._stop:
+            raise BadBody("the body is longer than was asked for", path=self._path)
+        self._write(chunk)
+        start = 0
+        while start < len(chunk):
+            page_end = min((self.next_page + 1) * PAGE_BYTES, self._stop)
+            stop = min(len(chunk), start + page_end - self._at)
+            self._at += stop - start
+            self._digest(chunk[start:stop], whole=self._at == page_end)
+            start = stop
+
+    def _write(self, chunk: memoryview) -> None:
+        """Short writes are gone on with: a full disk shows itself at the next one."""
+        at, done = self._at - self._base, 0
+        try:
+            while done < len(chunk):
+                done += os.pwrite(self._fd, chunk[done:] if done else chunk, at + done)
+        except OSError as err:
+            raise DiskFault(err) from err
+
+    def _digest(self, part: memoryview, *, whole: bool) -> None:
+        self._hash.update(part)
+        if whole:
+            page, checksum = self.next_page, self._hash.intdigest()
+            self._hash.reset()
+            self.next_page += 1
+            self._on_page(page, checksum)
+
+
+PIECE_PAGES: Final = 8  # of one request
+
+
+def verify(fd: int, size_bytes: int, checksums: dict[int, int]) -> list[int]:
+    """The pages whose bytes do not have the recorded checksum (or cannot be read)."""
+    buffer = memoryview(bytearray(min(PAGE_BYTES, max(1, size_bytes))))
+    bad = []
+    for page, checksum in checksums.items():
+        length = range_bytes(size_bytes, page, page + 1)
+        part = buffer[:length]
+        try:
+            right = os.preadv(fd, [part], page * PAGE_BYTES) == length
+        except OSError:
+            right = False
+        if not right or xxhash.xxh3_64_intdigest(part) != checksum:
+            bad.append(page)
+    return bad

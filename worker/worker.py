@@ -1,0 +1,346 @@
+"""The node's worker: the cache of one tier, as the node socket and loads use it.
+
+All methods belong to the event loop in which `Worker.start` ran. Bytes never pass through here:
+callers get descriptors and read themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachefs.core.errors import ProtocolError, Unavailable
+from cachefs.core.messages import Ensured
+from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
+from cachefs.core.services import MetadataService
+from connectors.base import Connector
+from worker.catalog import Catalog, FreedCounts
+from worker.config import Clocks, WorkerConfig
+from worker.entry import Entry, Handle
+from worker.fill import Filler
+from worker.housekeeping import Housekeeping
+from worker.leftovers import Leftovers
+from worker.parts import Parts
+from worker.provide import GRANT_BYTES, Provider
+from worker.segments import Segments
+from worker.space import Space
+from worker.state.accounting import Ledger, allocation
+from worker.state.pages import page_count, range_bytes
+from worker.status import status
+from worker.store.filesystem import reopen
+from worker.store.tier import Tier
+from worker.store.writer import Writer
+from worker.threads import Threads, Wake
+from worker.transfer import DiskFault
+
+__all__ = ["Clocks", "FetchResult", "FreedCounts", "Grant", "Worker", "WorkerConfig"]
+
+log = logging.getLogger(__name__)
+
+CLOSE_WAIT_S: Final = 5.0  # for threads that are in a request
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An open file. `fd` is read-only and the receiver's to close: `complete`, every byte is in it;
+    else it is the partial cache file (read what `ensure` granted), or None."""
+
+    handle: int
+    size: int
+    complete: bool
+    fd: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """`fetched_bytes` came from the origin while the caller waited (0: it was cached)."""
+
+    size: int
+    fetched_bytes: int
+
+
+class Worker:
+    """See the module. Made by `start`, ended by `close`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._leftovers = Leftovers(parts)
+        self._catalog = Catalog(parts, self._leftovers)
+        self._space = Space(parts, self._catalog, self._leftovers)
+        self._segments = Segments(parts)
+        self._filler = Filler(parts, self._catalog, self._space, self._segments)
+        self._provider = Provider(parts, self._catalog, self._space, self._segments, self._filler)
+        self.housekeeping = Housekeeping(parts, self._catalog, self._space, self._leftovers)
+        self._handles: dict[int, Handle] = {}
+        self._next_handle = itertools.count(1)
+        self._listeners: dict[bytes, list[Callable[[int], None]]] = {}
+        self._filler.on_bytes = self._heard
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        config: WorkerConfig,
+        metadata: Callable[[NamespaceId], MetadataService],
+        connector_for: Callable[[NamespaceId, str], Connector],
+        clocks: Clocks | None = None,
+    ) -> Worker:
+        """Takes the cache directory over, without reading its data. `metadata` raises NotFound for
+        a namespace that is not attached. Raises InUse (naming the owner), AccessDenied, BadConfig,
+        NoSpace."""
+        order = config.order()
+        _allow_many_descriptors()
+        loop = asyncio.get_running_loop()
+        tier = await loop.run_in_executor(None, Tier.take, config.cache_dir)
+        wake = Wake(loop)
+        ledger = Ledger(config.limit_bytes)
+        ledger.cached_bytes = tier.index.totals().allocated_bytes
+        parts = Parts(
+            config=config,
+            clocks=clocks or Clocks(),
+            tier=tier,
+            writer=Writer(tier.index),
+            ledger=ledger,
+            order=order,
+            wake=wake,
+            fetchers=Threads("fetch", config.fetch_threads, wake),
+            disk=Threads("disk", config.disk_threads, wake),
+            metadata=metadata,
+            connector_for=connector_for,
+            epoch=tier.header.epoch,
+        )
+        worker = cls(parts)
+        await worker.housekeeping.measure_overhead()
+        parts.tasks.start(worker.housekeeping.run())
+        return worker
+
+    @property
+    def pub_fd(self) -> int:
+        """The directory of published files; owned by the worker."""
+        return self._parts.tier.pub_fd
+
+    # ---- reads ----
+
+    async def open(self, namespace: NamespaceId, ino: int) -> Grant:
+        """Opens a file; small ones wait until they are whole. Raises Stale, IsADirectory, and what
+        the origin answers. Cancelled: nothing stays open, the fill goes on for others."""
+        origin = await self._parts.metadata(namespace).locate(ino)
+        key = bytes.fromhex(origin.content.name)
+        if origin.size == 0:
+            return Grant(self._new_handle(Handle(0)), 0, True, None)
+        if self._catalog.live(key) is None and (fd := await self._published(origin)) is not None:
+            self._hit(key)
+            return Grant(self._new_handle(Handle(origin.size)), origin.size, True, fd)
+        entry = await self._catalog.open(origin, key)
+        try:
+            return await self._open_entry(entry)
+        finally:
+            self._catalog.leave(entry)
+
+    async def _published(self, origin: Origin) -> int | None:
+        tier = self._parts.tier
+        try:
+            return await self._parts.disk.run(
+                tier.open_published, origin.content.name, origin.size, discard=_close_if_open
+            )
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return None
+
+    async def _open_entry(self, entry: Entry) -> Grant:
+        if entry.complete:
+            self._hit(entry.key)
+            return self._grant_whole(entry.size, reopen(entry.fd))
+        self._parts.counters.misses += 1
+        if entry.small:
+            fd = await self._provider.small(entry)
+            if fd is not None:
+                return self._grant_whole(entry.size, fd)
+        else:
+            await self._make_file(entry)
+        return self._grant_partial(entry)
+
+    def _grant_whole(self, size: int, fd: int) -> Grant:
+        return Grant(self._new_handle(Handle(size)), size, True, fd)
+
+    def _grant_partial(self, entry: Entry) -> Grant:
+        fd = reopen(entry.fd) if entry.fd >= 0 else None
+        handle = Handle(entry.size, entry, has_file=fd is not None)
+        entry.users += 1
+        self._provider.streaming_handles += 1
+        return Grant(self._new_handle(handle), entry.size, False, fd)
+
+    async def _make_file(self, entry: Entry) -> None:
+        """A big file that the cache would take has its sparse cache file from the start."""
+        if entry.fd >= 0 or not self._space.may_fit(allocation(PAGE_BYTES)):
+            return
+        try:
+            await self._parts.disk.run(self._filler.make_file, entry)
+        except DiskFault as fault:
+            self._catalog.disk_fault(fault.error)
+
+    def _new_handle(self, handle: Handle) -> int:
+        number = next(self._next_handle)
+        self._handles[number] = handle
+        return number
+
+    def _hit(self, key: bytes) -> None:
+        self._parts.counters.hits += 1
+        self.housekeeping.touch(key)
+
+    async def ensure(self, handle: int, offset: int, size: int) -> tuple[Ensured, int | None]:
+        """Makes at least the bytes [offset, offset + size) readable as far as they lie in the file
+        (at most 8 MiB of them) and says from what: see `Ensured`. A descriptor is the receiver's to
+        close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
+        Cancelled: the fill goes on."""
+        known = self._handles.get(handle)
+        if known is None or offset < 0:
+            raise ProtocolError(f"no handle {handle}, or an offset below 0")
+        entry = known.entry
+        if entry is None or offset >= known.size:
+            end = max(offset, min(offset + size + GRANT_BYTES, known.size))
+            return Ensured(offset, end, complete=entry is None or entry.complete), None
+        return await self._provider.ensure(known, offset, size)
+
+    def release(self, handle: int) -> None:
+        """Ends a handle. Unknown ones are ignored."""
+        known = self._handles.pop(handle, None)
+        if known is not None and known.entry is not None:
+            self._provider.streaming_handles -= 1
+            self._catalog.leave(known.entry)
+
+    def used(self, names: Sequence[str], hit_bytes: int) -> None:
+        """Clients opened these published files without asking. Names that mean nothing here are
+        ignored."""
+        self._parts.counters.hits += len(names)
+        self._parts.counters.hit_bytes += max(0, hit_bytes)
+        for name in names:
+            try:
+                key = bytes.fromhex(name)
+            except ValueError:
+                continue
+            if key in self._parts.order:
+                self.housekeeping.touch(key)
+
+    # ---- operators ----
+
+    async def fetch(
+        self,
+        namespace: NamespaceId,
+        ino: int,
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> FetchResult:
+        """Makes a file complete and published here. `on_bytes` hears of bytes from the origin as
+        requests end. Raises NoSpace when the cache does not take it, Stale, and what the origin
+        answers. Cancelled: pieces in flight go on."""
+        origin = await self._parts.metadata(namespace).locate(ino)
+        key = bytes.fromhex(origin.content.name)
+        if origin.size == 0 or await self._is_published(origin, key):
+            return FetchResult(origin.size, 0)
+        fetched = [0]
+
+        def heard(size: int) -> None:
+            fetched[0] += size
+            if on_bytes is not None:
+                on_bytes(size)
+
+        entry = await self._catalog.open(origin, key)
+        self._listeners.setdefault(key, []).append(heard)
+        try:
+            await self._provider.whole(entry)
+        finally:
+            self._stop_listening(key, heard)
+            self._catalog.leave(entry)
+        return FetchResult(origin.size, fetched[0])
+
+    async def _is_published(self, origin: Origin, key: bytes) -> bool:
+        if self._catalog.live(key) is not None:
+            return False
+        fd = await self._published(origin)
+        _close_if_open(fd)
+        return fd is not None
+
+    def _heard(self, entry: Entry, size: int) -> None:
+        for listener in self._listeners.get(entry.key, ()):
+            listener(size)
+
+    def _stop_listening(self, key: bytes, listener: Callable[[int], None]) -> None:
+        listeners = self._listeners[key]
+        listeners.remove(listener)
+        if not listeners:
+            del self._listeners[key]
+
+    def cached_bytes(self, content: ContentId) -> int:
+        """How many of a file's bytes are cached."""
+        key = bytes.fromhex(content.name)
+        entry = self._catalog.live(key)
+        if entry is not None and entry.looking is None:
+            return entry.pages.present_bytes
+        index = self._parts.tier.index
+        record = index.get(key)
+        if record is None or record.complete:
+            return record.size if record is not None else 0
+        bits, last = index.bits(key, record.size), page_count(record.size) - 1
+        short = PAGE_BYTES - range_bytes(record.size, last, last + 1)
+        return bits.bit_count() * PAGE_BYTES - (short if bits >> last & 1 else 0)
+
+    async def free(self, contents: Iterable[ContentId]) -> FreedCounts:
+        """Drops the cached bytes of these files. Those that are open read on from unlinked files
+        (`busy_files`). Raises Unavailable when the index cannot be written."""
+        keys = [*dict.fromkeys(bytes.fromhex(content.name) for content in contents)]
+        try:
+            counts = await self._catalog.drop(keys)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            raise Unavailable(f"the cache disk failed: {err.strerror or err}") from err
+        self._segments.drop_content(keys)
+        return counts
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for `cachefs status`; see docs/operations.md."""
+        return status(self._parts, self._catalog, self._segments, self._leftovers)
+
+    # ---- the end ----
+
+    async def close(self) -> None:
+        """Ends all fills, commits what is complete, gives the directory back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        parts = self._parts
+        self._filler.abort()
+        await parts.tasks.close()
+        loop = asyncio.get_running_loop()
+        ended = await loop.run_in_executor(None, parts.fetchers.close, CLOSE_WAIT_S)
+        self.housekeeping.write_touches()
+        await loop.run_in_executor(None, parts.writer.close)
+        await asyncio.sleep(0)  # what was committed is told first
+        ended &= await loop.run_in_executor(None, parts.disk.close, CLOSE_WAIT_S)
+        if ended:
+            self._catalog.close()
+            self._leftovers.close()
+            self._segments.close()
+        else:
+            # A thread in a request may still write to a descriptor: those stay open until the
+            # process ends, so that none of them comes to mean another file.
+            log.warning("closed with requests in flight")
+        await loop.run_in_executor(None, parts.tier.close)
+
+
+def _close_if_open(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _allow_many_descriptors() -> None:
+    """A descriptor per partial file and per segment: as many as the process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
