@@ -21,6 +21,7 @@ from bench.origin import REPOSITORY, Origin
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
+LOG_TAIL = 1200
 RCLONE_FLAGS = [
     "--vfs-cache-mode",
     "full",
@@ -115,6 +116,12 @@ class CacheFS:
         found: list[dict[str, Any]] = mount["processes"]
         return found
 
+    def log_tail(self) -> str:
+        """The end of every log, for a message: the logs go with the lab."""
+        logs = sorted(self.home.glob(".cache/cachefs/sources/*/log/*"))
+        texts = ((path.name, path.read_text(errors="replace").strip()) for path in logs)
+        return "".join(f"\n--- {name}\n{text[-LOG_TAIL:]}" for name, text in texts if text)
+
     @contextlib.contextmanager
     def mount(self, source: str, cache: Path, *flags: str) -> Iterator[Mounted]:
         """Mounted with its cache in `cache`; all its processes have ended after the block."""
@@ -126,6 +133,8 @@ class CacheFS:
             pids = [process["pid"] for process in self.processes(path)]
             yield Mounted("cachefs", path, pids)
             self.run("umount", path)
+        except BenchFailed as err:
+            raise BenchFailed(f"{err}{self.log_tail()}") from err
         finally:
             unmount(path)
             _end(pids)
