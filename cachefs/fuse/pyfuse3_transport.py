@@ -41,6 +41,7 @@ from cachefs.fuse.vfs import Vfs
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 2048  # served at once; cold opens wait for the origin, each in one of them
+IDLE_WORKERS: Final = 64  # kept: starting and ending them costs more than they hold
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -268,7 +269,7 @@ class Session:
         """Answers requests until the mount is gone or this is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.interrupts.watch)
-            await pyfuse3.main(min_tasks=4, max_tasks=MAX_REQUESTS)
+            await pyfuse3.main(min_tasks=IDLE_WORKERS, max_tasks=MAX_REQUESTS)
             nursery.cancel_scope.cancel()
 
     def close(self) -> None:

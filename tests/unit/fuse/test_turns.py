@@ -43,7 +43,7 @@ class Pyfuse3:
 
     async def worker(self, nursery: object) -> None:
         while not self.exited:
-            if self.readers > 4 or not await self.readable():
+            if self.readers > 64 or not await self.readable():
                 return
             request = self.sock.recv(1)
             if not self.readers:
@@ -77,12 +77,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def test_one_worker_answers_what_can_be_answered_at_once() -> None:
+def test_few_workers_answer_what_can_be_answered_at_once() -> None:
     async def test(session: Pyfuse3, kernel: socket.socket) -> None:
         for _ in range(50):
             kernel.send(b"aaa")
         await until(lambda: len(session.answered) == 150)
-        assert session.workers == 2, "the second is started by the first request, and parked"
+        assert session.workers <= REQUESTS_PER_ROUND + 1, "started before they could run, parked"
 
     run(test)
 
