@@ -55,11 +55,13 @@ class BenchFailed(Exception):
 
 @dataclass
 class Mounted:
-    """A file system under test. `pids` are all its processes, the origin's not among them."""
+    """A file system under test. `pids` are all its processes, the origin's not among them;
+    `ready_s` is how long its mount command took, where that goes to the background."""
 
     name: str
     path: Path
     pids: list[int]
+    ready_s: float = 0.0
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
@@ -129,9 +131,11 @@ class CacheFS:
         path.mkdir(exist_ok=True)
         pids: list[int] = []
         try:
+            started = time.monotonic()
             self.run("mount", source, path, "--cache-dir", cache, *flags)
+            ready_s = time.monotonic() - started
             pids = [process["pid"] for process in self.processes(path)]
-            yield Mounted("cachefs", path, pids)
+            yield Mounted("cachefs", path, pids, ready_s)
             self.run("umount", path)
         except BenchFailed as err:
             raise BenchFailed(f"{err}{self.log_tail()}") from err
