@@ -16,6 +16,31 @@ import trio
 
 REQUESTS_PER_ROUND: Final = 16  # answered in a row; then other tasks get their turn
 LOOKS: Final = 80  # for the next request, about 40 us: less than to sleep and to be woken costs
+MAX_CREDIT: Final = 8
+REFUSALS_PER_TRIAL: Final = 100
+
+
+class Patience:
+    """How long to look for the next request: while looking pays, which on a machine with more to do
+    than cores it does not. Tries again every now and then. Pure."""
+
+    def __init__(self) -> None:
+        self._credit = MAX_CREDIT
+        self._refused = 0
+
+    def looks(self) -> int:
+        return LOOKS if self._credit else 1
+
+    def learn(self, found: bool) -> None:
+        """What came of the last looks."""
+        if found:
+            self._credit = min(self._credit + 1, MAX_CREDIT)
+        elif self._credit:
+            self._credit -= 1
+        else:
+            self._refused += 1
+            if self._refused >= REFUSALS_PER_TRIAL:
+                self._credit, self._refused = 1, 0
 
 
 class Turns:
@@ -26,6 +51,7 @@ class Turns:
         self._taken = False
         self._in_a_row = 0
         self._poll: select.poll | None = None
+        self._patience = Patience()
 
     def wake(self) -> None:
         """A handler is about to wait: somebody else must read the next request."""
@@ -55,7 +81,9 @@ class Turns:
             self._poll = select.poll()
             self._poll.register(fd, select.POLLIN)
         look = self._poll.poll
-        return any(look(0) for _ in range(LOOKS))
+        found = any(look(0) for _ in range(self._patience.looks()))
+        self._patience.learn(found)
+        return found
 
     def worker_ended(self) -> None:
         """The others find out why."""

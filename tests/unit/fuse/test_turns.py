@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from cachefs.fuse.turns import REQUESTS_PER_ROUND, TrioForPyfuse3, Turns
+from cachefs.fuse.turns import (
+    LOOKS,
+    REFUSALS_PER_TRIAL,
+    REQUESTS_PER_ROUND,
+    Patience,
+    TrioForPyfuse3,
+    Turns,
+)
 
 
 class Pyfuse3:
@@ -111,3 +118,16 @@ def test_other_tasks_get_their_turn() -> None:
         assert len(session.answered) - before <= 2 * REQUESTS_PER_ROUND
 
     run(test)
+
+
+def test_looking_is_given_up_where_it_does_not_pay_and_tried_again() -> None:
+    patience = Patience()
+    for _ in range(20):
+        patience.learn(found=False)
+    assert patience.looks() == 1
+    for _ in range(REFUSALS_PER_TRIAL):
+        patience.learn(found=False)
+    assert patience.looks() in (1, LOOKS)
+    patience.learn(found=True)
+    patience.learn(found=True)
+    assert patience.looks() == LOOKS
