@@ -18,7 +18,7 @@ from typing import Any
 from demo import readers
 from demo.dataset import Dataset, make_dataset
 from demo.readers import Rates, WrongBytes
-from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
+from demo.sandbox import END_LIMIT_S, MARK, Sandbox, is_running, wait_until
 from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, upload
 from tests.services.s3_server import S3Server
 
@@ -37,10 +37,15 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
+def short(text: str) -> str:
+    """Shows the demo's own folder as $D."""
+    return text.replace(os.environ[MARK], "$D")
+
+
 def cachefs(*arguments: str, quiet: bool = False) -> str:
     """Runs one command, shown as it is typed, and shows its answer."""
     if not quiet:
-        say(f"\n$ cachefs {' '.join(arguments)}")
+        say(short(f"\n$ cachefs {' '.join(arguments)}"))
     done = subprocess.run(
         [CACHEFS, *arguments],
         text=True,
@@ -51,7 +56,7 @@ def cachefs(*arguments: str, quiet: bool = False) -> str:
     if done.returncode:
         raise DemoFailed(f"cachefs {arguments[0]}: {done.stderr.strip() or done.stdout.strip()}")
     if not quiet:
-        say((done.stdout + done.stderr).rstrip())
+        say(short((done.stdout + done.stderr).rstrip()))
     return done.stdout
 
 
@@ -168,8 +173,8 @@ def play(box: Sandbox, real_server: bool) -> None:
         upload(server, dataset)
         os.environ.update(server.credentials())
         say(
-            f"A bucket on {name}, 127.0.0.1:{server.port}: {len(dataset.images)} images of about"
-            f" 110 KiB and a shard of 128 MiB. All files are in {box.folder.parent}."
+            f"A bucket on {name}: {len(dataset.images)} images of about 110 KiB and a shard of"
+            f" 128 MiB.\nD={box.folder} holds all files of this demo."
         )
         demo = Demo(box, dataset, server)
         demo.mount()
