@@ -19,6 +19,7 @@ from connectors.decorator import Decorator
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+CHECK_DEADLINE_S: Final = 5.0  # of `check`: somebody waits at a terminal for it
 
 
 def pause_s(attempt: int, jitter: float) -> float:
@@ -47,7 +48,10 @@ class Retry(Decorator):
         self._rng = rng or SystemRandom().random
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
-        ends = self._clock() + self._deadline_s
+        patience_s = self._deadline_s
+        if verb == "check":
+            patience_s = min(patience_s, CHECK_DEADLINE_S)
+        ends = self._clock() + patience_s
         attempt = 0
         while True:
             try:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
 from tests.services.versitygw import versitygw
 
@@ -171,6 +172,13 @@ class Node:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that keeps every key and checks no signature."""
+    with moto_s3(tmp_path_factory.mktemp("moto")) as server:
         yield server
 
 

@@ -27,6 +27,7 @@ from tests.services.proxy import (
     status,
     wrong_etag,
 )
+from tests.services.s3_server import S3Server
 
 MIB = 1 << 20
 DEADLINE = ("--origin-deadline", "3s")
@@ -83,7 +84,7 @@ def test_an_open_file_never_mixes_versions(node: Node, bucket: Bucket) -> None:
     old, new = body(1, 40 * MIB), body(2, 40 * MIB)
     bucket.put("big", old)
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s")
-    node.allowed_log.append("another version|stale")
+    node.allowed_log.append("changed at its origin")
     with (mounted / "big").open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), 4096, 0) == old[:4096]
         bucket.put("big", new)
@@ -104,7 +105,7 @@ def test_changed_between_lookup_and_open(node: Node, bucket: Bucket) -> None:
     kernel looks up again by itself."""
     bucket.put("a", b"old bytes")
     mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
-    node.allowed_log.append("another version|stale")
+    node.allowed_log.append("changed at its origin")
     assert (mounted / "a").stat().st_size == 9
     bucket.put("a", b"new and longer bytes")
     assert (mounted / "a").read_bytes() == b"new and longer bytes"
@@ -171,14 +172,21 @@ def _reads(path: Path, data: bytes) -> bool:
         return False
 
 
-def test_a_server_that_ignores_if_match(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
-    bucket.put("a", b"old bytes")
-    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
-    node.allowed_log.append("another version|stale")
-    assert (mounted / "a").stat().st_size == 9
-    bucket.put("a", b"new bytes")  # the same length
-    proxy.script(ignore_if_match(), times=None)
-    assert (mounted / "a").read_bytes() == b"new bytes"
+def test_a_server_that_ignores_if_match(node: Node, moto: S3Server) -> None:
+    """moto checks no signatures, so the proxy may take headers away."""
+    bucket = Bucket(moto, "ignores-if-match")
+    node.environment.update(moto.credentials())
+    with FaultProxy(bucket.endpoint_url) as proxy:
+        bucket.endpoint_url = proxy.endpoint_url
+        bucket.put("a", b"old bytes")
+        mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+        node.allowed_log.append("changed at its origin")
+        assert (mounted / "a").stat().st_size == 9
+        bucket.put("a", b"new bytes")  # the same length
+        armed = proxy.script(ignore_if_match(), method="GET", key="^a$", times=None)
+        assert (mounted / "a").read_bytes() == b"new bytes"
+        assert armed.hits >= 1
+        node.umount(mounted)
 
 
 def test_access_denied_is_eacces_and_expired_credentials_say_so(
@@ -260,7 +268,7 @@ def test_an_interrupt_ends_a_cold_open_and_not_the_fill(
         assert not other.done()
         gate.set()
         assert other.result(10) == data
-    assert proxy.counters().requests_by_key["a"] == 1 + proxy.counters().requests["HEAD"]
+    assert proxy.counters().requests_by_key["a"] == 1
 
 
 INTERRUPTED_READER = """
