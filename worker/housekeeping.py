@@ -132,7 +132,8 @@ class Housekeeping:
         if parts.writer.commits == self._commits_at_sync:
             return
         self._commits_at_sync = parts.writer.commits
-        epoch, parts.epoch = parts.epoch, parts.epoch + 1
+        epoch = parts.tier.header.epoch
+        parts.epoch = epoch + 1  # no further, also when the last sync failed: see `next_start`
         try:
             await parts.disk.run(parts.writer.write, [])
             await parts.disk.run(parts.tier.sync, epoch)

@@ -9,17 +9,19 @@ sync are verified anyway; half as many waits for the disk are worth that.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import lmdb
+import msgspec
 
 from worker.state.pages import page_count
 from worker.store.records import (
     BLOCK_PAGES,
     FORMAT,
-    KEY_BYTES,
     META_KEY,
     BlockRecord,
     FileRecord,
@@ -56,8 +58,7 @@ class IndexWriter:
         self._allocated = meta.allocated_bytes
 
     def get(self, key: bytes) -> FileRecord | None:
-        data = self._txn.get(key, db=self._files)
-        return None if data is None else decode_file(data)
+        return _decoded(self._txn.get(key, db=self._files))
 
     def put(self, key: bytes, record: FileRecord) -> None:
         known = self.get(key)
@@ -129,7 +130,7 @@ class Index:
                 raise
         except lmdb.DiskError as err:
             raise OSError(f"the index cannot be opened: {err}") from err
-        except lmdb.Error as err:
+        except (lmdb.Error, msgspec.DecodeError) as err:
             raise IndexDamaged(str(err)) from err
 
     def _claim(self, tier: bytes) -> None:
@@ -143,14 +144,22 @@ class Index:
         if meta.tier != tier or meta.format != FORMAT:
             raise IndexDamaged(f"of another tier, or of format {meta.format}")
 
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        try:
+            with self._env.begin() as txn:
+                yield txn
+        except lmdb.Error as err:
+            raise OSError(errno.EIO, f"the index cannot be read: {err}") from err
+
     def totals(self) -> IndexMeta:
-        with self._env.begin() as txn:
+        with self._reading() as txn:
             return decode_meta(txn.get(META_KEY, db=self.meta) or b"")
 
     def get(self, key: bytes) -> FileRecord | None:
-        with self._env.begin() as txn:
-            data = txn.get(key, db=self.files)
-            return None if data is None else decode_file(data)
+        """Raises OSError, as all reads do. A record that cannot be understood is none."""
+        with self._reading() as txn:
+            return _decoded(txn.get(key, db=self.files))
 
     def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
         """The bitmap of present pages and the checksum of each of them."""
@@ -172,7 +181,7 @@ class Index:
         return found
 
     def _blocks(self, key: bytes, size_bytes: int) -> Iterator[tuple[int, BlockRecord]]:
-        with self._env.begin() as txn, txn.cursor(self.pages) as cursor:
+        with self._reading() as txn, txn.cursor(self.pages) as cursor:
             found = cursor.set_range(key)
             while found and cursor.key().startswith(key):
                 number = block_of_key(cursor.key())
@@ -186,10 +195,12 @@ class Index:
     def scan(self, after: bytes, limit: int) -> list[tuple[bytes, FileRecord]]:
         """Up to `limit` records in key order whose key is greater than `after`."""
         found: list[tuple[bytes, FileRecord]] = []
-        with self._env.begin() as txn, txn.cursor(self.files) as cursor:
+        with self._reading() as txn, txn.cursor(self.files) as cursor:
             more = cursor.set_range(after + b"\0") if after else cursor.first()
             while more and len(found) < limit:
-                found.append((cursor.key(), decode_file(cursor.value())))
+                record = _decoded(cursor.value())
+                if record is not None:
+                    found.append((cursor.key(), record))
                 more = cursor.next()
         return found
 
@@ -215,6 +226,13 @@ class Index:
         self._env.close()
 
 
+def _decoded(data: Any) -> FileRecord | None:
+    try:
+        return None if data is None else decode_file(data)
+    except msgspec.DecodeError:
+        return None
+
+
 def _open_environment(path: str) -> lmdb.Environment:
     map_bytes = MAP_BYTES
     while True:
@@ -233,6 +251,3 @@ def _open_environment(path: str) -> lmdb.Environment:
             map_bytes //= 4
             if map_bytes < MIN_MAP_BYTES:
                 raise
-
-
-assert KEY_BYTES == 36

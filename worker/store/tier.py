@@ -84,10 +84,7 @@ class Tier:
                 remedy="give a directory of a local disk or of tmpfs as --cache-dir",
                 path=self.path,
             )
-        known = self._read_header()
-        if known is None:
-            self._refuse_strangers()
-            known = Header(uuid.uuid4().bytes, boot)
+        known = self._known_header() or Header(uuid.uuid4().bytes, boot)
         self.header = next_start(known, boot)
         self._write_header()
         for name in (*_FOLDERS, "index"):
@@ -100,19 +97,33 @@ class Tier:
         for name in ("files", "pub", "scratch"):
             self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
 
+    def _known_header(self) -> Header | None:
+        """None for a tier that starts empty: a new one, or one whose header is damaged."""
+        data = self._read_header()
+        if data is None:
+            self._refuse_strangers()
+            return None
+        header = decode_header(data)
+        if header is None:
+            log.warning("%s: the tier's header is damaged; the cache starts empty", self.path)
+            self._forget_everything()
+        return header
+
     def _refuse_strangers(self) -> None:
         """A directory without a header must not have anything where our files would go."""
         for name in (*_FOLDERS, "index"):
             try:
-                if os.listdir(fd := os.open(name, _DIR, dir_fd=self._dir_fd)):
-                    raise BadConfig(
-                        f"is no cache directory, and has a directory {name!r} of its own",
-                        remedy=_ANOTHER,
-                        path=self.path,
-                    )
-                os.close(fd)
+                fd = os.open(name, _DIR, dir_fd=self._dir_fd)
             except FileNotFoundError:
                 continue
+            names = os.listdir(fd)
+            os.close(fd)
+            if names:
+                raise BadConfig(
+                    f"is no cache directory, and has a directory {name!r} of its own",
+                    remedy=_ANOTHER,
+                    path=self.path,
+                )
 
     def _make_folder(self, name: str) -> None:
         try:
@@ -140,17 +151,13 @@ class Tier:
 
     # ---- header ----
 
-    def _read_header(self) -> Header | None:
+    def _read_header(self) -> bytes | None:
         try:
             fd = os.open("TIER", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir_fd)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
-            header = decode_header(file.read(1 << 16))
-        if header is None:
-            log.warning("%s: the tier's header is damaged; the cache starts empty", self.path)
-            self._forget_everything()
-        return header
+            return file.read(1 << 16)
 
     def _forget_everything(self) -> None:
         for name in ("trash", "index", "pub"):

@@ -1,0 +1,200 @@
+"""A worker on a tier of its own, an origin in memory and a namespace of a test's making."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cachefs.core.errors import NotFound, Stale
+from cachefs.core.messages import Ensured
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.services import Permission
+from connectors.memory import MemoryConnector
+from worker.worker import Clocks, Grant, Worker, WorkerConfig
+
+NAMESPACE = NamespaceId(b"n" * 16)
+MIB = 1 << 20
+LIMIT_S = 30.0
+
+
+class Namespace:
+    """The part of a `MetadataService` that a worker uses. `protected`: names that may not go."""
+
+    namespace = NAMESPACE
+
+    def __init__(self) -> None:
+        self.origins: dict[int, Origin] = {}
+        self.changed: list[int] = []
+        self.protected: set[str] = set()
+        self.asked: list[list[str]] = []
+        self.answers = True
+        self.valid_for_s = 10.0
+
+    async def locate(self, ino: int) -> Origin:
+        if ino not in self.origins:
+            raise Stale(f"inode {ino} is gone")
+        return self.origins[ino]
+
+    async def report_changed(self, ino: int) -> None:
+        self.changed.append(ino)
+
+    async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
+        names = [content.name for content in contents]
+        self.asked.append(names)
+        if not self.answers:
+            raise NotFound("the master does not answer")
+        return Permission(frozenset(names) - self.protected, self.valid_for_s)
+
+
+class Rig:
+    """One tier directory over the life of several workers. `wall_s` is their wall clock."""
+
+    def __init__(self, directory: Path, limit_bytes: int, seed: int = 0, **config: Any) -> None:
+        self.config = WorkerConfig(
+            str(directory / "tier"), limit_bytes, **{"origin_deadline_s": 5.0, **config}
+        )
+        self.tier = directory / "tier"
+        self.origin = MemoryConnector()
+        self.space = Namespace()
+        self.random = random.Random(seed)
+        self.data: dict[int, bytes] = {}
+        self.wall_s = 1_700_000_000.0
+        self.attached = True
+
+    def put(self, ino: int, data: bytes | int) -> int:
+        """A file at the origin, of these bytes or of so many random ones; the namespace knows
+        it."""
+        content = self.random.randbytes(data) if isinstance(data, int) else data
+        path = b"dir/%d" % ino
+        found = self.origin.put(path, content)
+        id = ContentId(NAMESPACE, ino, 0, self.random.getrandbits(64))
+        self.space.origins[ino] = Origin(id, "u", path, found.etag, found.size, found.mtime_ns)
+        self.data[ino] = content
+        return ino
+
+    def content(self, ino: int) -> ContentId:
+        return self.space.origins[ino].content
+
+    def name(self, ino: int) -> str:
+        return self.content(ino).name
+
+    def published(self) -> set[str]:
+        return set(os.listdir(self.tier / "pub"))
+
+    def disk_bytes(self) -> int:
+        """What the tier takes on disk, as `du` counts it, without directories."""
+        seen: dict[int, int] = {}
+        for folder, _, names in os.walk(self.tier):
+            for name in names:
+                info = os.lstat(os.path.join(folder, name))
+                seen[info.st_ino] = info.st_blocks * 512
+        return sum(seen.values())
+
+    def _service(self, namespace: NamespaceId) -> Any:
+        if namespace != NAMESPACE or not self.attached:
+            raise NotFound("no such namespace here")
+        return self.space
+
+    @asynccontextmanager
+    async def worker(self, **changes: Any) -> AsyncIterator[Worker]:
+        import dataclasses
+
+        config = dataclasses.replace(self.config, **changes)
+        clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
+        worker = await Worker.start(config, self._service, lambda ns, key: self.origin, clocks)
+        await asyncio.wait_for(worker._space.order_loaded.wait(), LIMIT_S)
+        try:
+            yield worker
+        finally:
+            await worker.close()
+
+
+def run(script: Awaitable[None]) -> None:
+    """Runs one test's coroutine, bounded; no descriptor may be left behind."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(script, LIMIT_S)
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(bounded())
+    assert len(os.listdir("/proc/self/fd")) == before, "descriptors were left open"
+
+
+async def ensure(worker: Worker, handle: int, offset: int, size: int) -> tuple[Ensured, int | None]:
+    return await asyncio.wait_for(worker.ensure(handle, offset, size), LIMIT_S)
+
+
+class Reader:
+    """Reads an open file as the FUSE client does, by grants."""
+
+    def __init__(self, worker: Worker, grant: Grant) -> None:
+        self.worker = worker
+        self.grant = grant
+        self.segments = 0
+
+    async def at(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes at `offset`, as far as the file goes."""
+        found = bytearray()
+        end = min(offset + size, self.grant.size)
+        while offset < end:
+            found += (part := await self._part(offset, end - offset))
+            offset += len(part)
+        return bytes(found)
+
+    async def _part(self, offset: int, size: int) -> bytes:
+        if self.grant.complete:
+            assert self.grant.fd is not None
+            return os.pread(self.grant.fd, size, offset)
+        ensured, fd = await ensure(self.worker, self.grant.handle, offset, size)
+        assert ensured.start == offset
+        assert ensured.end > offset
+        size = min(size, ensured.end - offset)
+        if fd is None:
+            assert not ensured.segment
+            assert self.grant.fd is not None
+            return _pread(self.grant.fd, size, offset)
+        try:
+            self.segments += 1
+            return _pread(fd, size, offset - ensured.base)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self.grant.fd is not None:
+            os.close(self.grant.fd)
+        self.worker.release(self.grant.handle)
+
+
+def _pread(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    assert len(data) == size
+    return data
+
+
+async def open_reader(worker: Worker, ino: int) -> Reader:
+    return Reader(worker, await asyncio.wait_for(worker.open(NAMESPACE, ino), LIMIT_S))
+
+
+async def read(worker: Worker, ino: int, step: int = 128 << 10) -> bytes:
+    """A whole file, from the beginning to the end."""
+    reader = await open_reader(worker, ino)
+    try:
+        parts = [
+            await reader.at(offset, step) for offset in range(0, max(1, reader.grant.size), step)
+        ]
+    finally:
+        reader.close()
+    return b"".join(parts)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits, bounded, for something that threads bring about."""
+    deadline = asyncio.get_running_loop().time() + LIMIT_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never happened"
+        await asyncio.sleep(0.002)

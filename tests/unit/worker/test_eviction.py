@@ -1,0 +1,192 @@
+"""SIEVE and LRU against naive models that keep lists."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from worker.state.eviction import NEVER_S, EvictionOrder, LruOrder, SieveOrder, eviction_order
+
+KEYS = st.integers(0, 11).map(lambda n: b"key%d" % n)
+
+
+class _Model:
+    """The obvious implementation: a list from the oldest to the newest."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.use_s: dict[bytes, int] = {}
+
+    def insert(self, key: bytes, now_s: int) -> None:
+        if key in self.use_s:
+            return self.hit(key, now_s)
+        self.keys.append(key)
+        self.use_s[key] = now_s
+
+    def insert_oldest(self, key: bytes, now_s: int) -> None:
+        if key not in self.use_s:
+            self.keys.insert(0, key)
+            self.use_s[key] = now_s
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        if key in self.use_s:
+            self.use_s[key] = now_s
+            self.defer(key)
+
+    def defer(self, key: bytes) -> None:
+        raise NotImplementedError
+
+    def remove(self, key: bytes) -> None:
+        if key in self.use_s:
+            self.keys.remove(key)
+            del self.use_s[key]
+
+    def candidates(self, count: int, idle_before_s: int) -> list[bytes]:
+        raise NotImplementedError
+
+
+class _Lru(_Model):
+    def defer(self, key: bytes) -> None:
+        if key in self.use_s:
+            self.keys.remove(key)
+            self.keys.append(key)
+
+    def candidates(self, count: int, idle_before_s: int) -> list[bytes]:
+        return [key for key in self.keys if self.use_s[key] <= idle_before_s][:count]
+
+
+class _Sieve(_Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.visited: set[bytes] = set()
+        self.hand: bytes | None = None
+
+    def defer(self, key: bytes) -> None:
+        if key in self.use_s:
+            self.visited.add(key)
+
+    def remove(self, key: bytes) -> None:
+        if key == self.hand:
+            self.hand = self._after(key)
+        super().remove(key)
+        self.visited.discard(key)
+
+    def _after(self, key: bytes) -> bytes | None:
+        place = self.keys.index(key) + 1
+        return self.keys[place] if place < len(self.keys) else None
+
+    def candidates(self, count: int, idle_before_s: int) -> list[bytes]:
+        found: list[bytes] = []
+        for _ in range(2 * len(self.keys)):
+            key = self.hand if self.hand is not None else self.keys[0]
+            if len(found) == count or key in found:
+                break
+            self.hand = self._after(key)
+            if idle_before_s != NEVER_S:
+                take = self.use_s[key] <= idle_before_s
+            else:
+                take = key not in self.visited
+                self.visited.discard(key)
+            if take:
+                found.append(key)
+        return found
+
+
+class _Machine(RuleBasedStateMachine):
+    real: EvictionOrder
+    model: _Model
+    now_s = 1000
+
+    @rule(key=KEYS)
+    def insert(self, key: bytes) -> None:
+        self.now_s += 1
+        self.real.insert(key, self.now_s)
+        self.model.insert(key, self.now_s)
+
+    @rule(key=KEYS)
+    def insert_oldest(self, key: bytes) -> None:
+        self.real.insert_oldest(key, 500)
+        self.model.insert_oldest(key, 500)
+
+    @rule(key=KEYS)
+    def hit(self, key: bytes) -> None:
+        self.now_s += 1
+        self.real.hit(key, self.now_s)
+        self.model.hit(key, self.now_s)
+
+    @rule(key=KEYS)
+    def defer(self, key: bytes) -> None:
+        self.real.defer(key)
+        self.model.defer(key)
+
+    @rule(key=KEYS)
+    def remove(self, key: bytes) -> None:
+        self.real.remove(key)
+        self.model.remove(key)
+
+    @precondition(lambda self: len(self.model.keys) > 0)
+    @rule(count=st.integers(1, 5), idle=st.one_of(st.just(NEVER_S), st.integers(400, 1040)))
+    def evict(self, count: int, idle: int) -> None:
+        named = self.real.candidates(count, idle)
+        assert named == self.model.candidates(count, idle)
+        assert len(set(named)) == len(named)
+        for key in named[::2]:
+            self.real.remove(key)
+            self.model.remove(key)
+
+    @invariant()
+    def same(self) -> None:
+        assert len(self.real) == len(self.model.keys)
+        assert all(key in self.real for key in self.model.keys)
+        assert all(self.real.last_use_s(key) == use for key, use in self.model.use_s.items())
+        assert self.real.oldest_use_s() == min(self.model.use_s.values(), default=NEVER_S)
+
+
+class SieveMachine(_Machine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.model = SieveOrder(), _Sieve()
+
+
+class LruMachine(_Machine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.model = LruOrder(), _Lru()
+
+
+for machine in (SieveMachine, LruMachine):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSieve = SieveMachine.TestCase
+TestLru = LruMachine.TestCase
+
+
+def test_a_scan_does_not_flush_what_sieve_was_asked_for_twice() -> None:
+    order = eviction_order("sieve")
+    for n in range(10):
+        order.insert(b"hot%d" % n, 1)
+        order.hit(b"hot%d" % n, 2)
+    for n in range(100):
+        order.insert(b"scan%d" % n, 3)
+        if len(order) > 20:
+            (victim,) = order.candidates(1)
+            assert victim.startswith(b"scan")
+            order.remove(victim)
+
+
+def test_memory_per_file_is_small() -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    order = SieveOrder()
+    for n in range(20_000):
+        order.insert(n.to_bytes(36, "big"), n)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / 20_000 < 260, "bytes per file, its key of 36 bytes included"
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(ValueError):
+        eviction_order("fifo")

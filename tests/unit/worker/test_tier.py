@@ -1,0 +1,293 @@
+"""The tier's directory on a real file system: ownership, published files, boots, eviction."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import BadConfig, InUse
+from cachefs.core.model import ContentId, NamespaceId
+from worker.store import filesystem
+from worker.store.changes import DropFile, PutFile, TouchFile
+from worker.store.records import FileRecord
+from worker.store.removal import drop, evict
+from worker.store.tier import Tier
+from worker.store.writer import Writer
+
+BOOT, OTHER_BOOT = b"a" * 16, b"b" * 16
+SIZE = 100_000
+
+
+def name_of(number: int) -> str:
+    return ContentId(NamespaceId(b"n" * 16), number, 0, number * 0x9E3779B97F4A7C15 % 2**64).name
+
+
+class Shelf:
+    """A tier and its writer."""
+
+    def __init__(self, path: Path, boot: bytes = BOOT) -> None:
+        self.tier = Tier.take(str(path), boot)
+        self.writer = Writer(self.tier.index)
+
+    def put(self, number: int, data: bytes = b"x" * SIZE, epoch: int = 1) -> str:
+        name = name_of(number)
+        fd = self.tier.create(name, len(data))
+        os.pwrite(fd, data, 0)
+        allocated = filesystem.allocated_bytes(fd)
+        os.close(fd)
+        record = FileRecord(len(data), "e", epoch, allocated, True, 5)
+        self.writer.write([PutFile(bytes.fromhex(name), record, {0: 1})])
+        self.tier.publish(name)
+        return name
+
+    def published(self, name: str) -> int | None:
+        return self.tier.open_published(name, SIZE)
+
+    def close(self) -> None:
+        self.writer.close()
+        self.tier.close()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    before = len(os.listdir("/proc/self/fd"))
+    shelf = Shelf(tmp_path / "tier")
+    yield shelf
+    shelf.close()
+    assert len(os.listdir("/proc/self/fd")) == before, "descriptors were left open"
+
+
+def test_everything_is_private(shelf: Shelf, tmp_path: Path) -> None:
+    name = shelf.put(1)
+    for path in (tmp_path / "tier").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.parent.name == "index", path
+    assert (tmp_path / "tier" / "files" / name[-2:] / name).stat().st_nlink == 2
+
+
+def test_a_second_owner_is_told_who_has_it(shelf: Shelf, tmp_path: Path) -> None:
+    with pytest.raises(InUse, match=str(os.getpid())):
+        Tier.take(str(tmp_path / "tier"))
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "thesis.txt").write_text("mine")
+    with pytest.raises(BadConfig, match="no cache directory"):
+        Tier.take(str(tmp_path))
+    assert (tmp_path / "files" / "thesis.txt").read_text() == "mine"
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(BadConfig):
+        Tier.take(str(tmp_path / "link"))
+
+
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "kind_of_mount", lambda fd: "nfs4")
+    with pytest.raises(BadConfig, match="nfs4"):
+        Tier.take(str(tmp_path / "tier"))
+
+
+def test_published_files_survive_a_restart_and_not_a_boot(tmp_path: Path) -> None:
+    path = tmp_path / "tier"
+    first = Shelf(path)
+    name = first.put(1)
+    first.close()
+    again = Shelf(path)
+    fd = again.published(name)
+    assert fd is not None
+    os.close(fd)
+    totals = again.tier.index.totals()
+    assert (totals.files, totals.allocated_bytes) == (1, 102_400)
+    assert again.tier.header.trusts(1)
+    again.close()
+    rebooted = Shelf(path, OTHER_BOOT)
+    assert rebooted.published(name) is None
+    assert rebooted.tier.index.get(bytes.fromhex(name)) is not None
+    assert not rebooted.tier.header.trusts(1)
+    assert rebooted.tier.index.totals().files == 1
+    rebooted.close()
+
+
+def test_what_was_synced_is_trusted_after_a_boot(tmp_path: Path) -> None:
+    first = Shelf(tmp_path / "tier")
+    epoch = first.tier.header.epoch
+    first.put(1, epoch=epoch)
+    first.tier.sync(epoch)
+    first.close()
+    rebooted = Shelf(tmp_path / "tier", OTHER_BOOT)
+    assert rebooted.tier.header.trusts(epoch)
+    assert not rebooted.tier.header.trusts(epoch + 1)
+    rebooted.close()
+
+
+@pytest.mark.parametrize("damage", ["header", "index"])
+def test_a_damaged_tier_starts_empty(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tier"
+    first = Shelf(path)
+    name = first.put(1)
+    first.close()
+    victim = path / "TIER" if damage == "header" else path / "index" / "data.mdb"
+    victim.write_bytes(b"\xff" * 20_000)
+    again = Shelf(path)
+    assert "starts empty" in caplog.text
+    assert again.published(name) is None
+    assert again.tier.index.totals().files == 0
+    again.tier.empty_trash()
+    again.put(1)
+    again.close()
+    assert os.listdir(path / "trash") == []
+
+
+def test_a_published_file_must_be_whole(shelf: Shelf) -> None:
+    name = shelf.put(1)
+    assert shelf.tier.open_published(name, SIZE + 1) is None
+    os.unlink(Path(shelf.tier.path) / "files" / name[-2:] / name)
+    assert shelf.published(name) is None, "the only link is the one in pub/"
+    assert shelf.published(name_of(2)) is None
+
+
+def test_create_replaces_what_has_no_record(shelf: Shelf) -> None:
+    os.close(shelf.tier.create(name_of(1), 10))
+    fd = shelf.tier.create(name_of(1), 20)
+    assert os.fstat(fd).st_size == 20
+    os.close(fd)
+
+
+def test_eviction_takes_what_nobody_has(shelf: Shelf) -> None:
+    names = [shelf.put(number) for number in range(6)]
+    opened = os.open(f"/proc/self/fd/{shelf.tier.pub_fd}/{names[1]}", os.O_RDONLY)
+    fd = os.open(f"/proc/self/fd/{shelf.tier.pub_fd}/{names[2]}", os.O_RDONLY)
+    with mmap.mmap(fd, SIZE, prot=mmap.PROT_READ) as mapped:
+        os.close(fd)
+        result = evict(shelf.tier, shelf.writer, names, 2 * SIZE, lambda: True)
+        assert mapped[:2] == b"xx"
+    assert result.busy == [names[1], names[2]]
+    assert sorted(result.gone) == sorted([names[0], names[3]])
+    assert set(result.gone.values()) == {102_400}
+    assert os.pread(opened, 10, 0) == b"x" * 10
+    os.close(opened)
+    left = {names[n] for n in (1, 2, 4, 5)}
+    assert set(os.listdir(f"/proc/self/fd/{shelf.tier.pub_fd}")) == left
+    totals = shelf.tier.index.totals()
+    assert (totals.files, totals.allocated_bytes) == (4, 4 * 102_400)
+
+
+def test_eviction_ends_with_its_permission(shelf: Shelf) -> None:
+    names = [shelf.put(number) for number in range(4)]
+    answers = iter([True, True, False])
+    result = evict(shelf.tier, shelf.writer, names, 100 * SIZE, lambda: next(answers))
+    assert sorted(result.gone) == sorted(names[:2])
+
+
+def test_dropping_leaves_readers_their_bytes(shelf: Shelf) -> None:
+    names = [shelf.put(number) for number in range(2)]
+    fd = shelf.published(names[0])
+    assert fd is not None
+    dropped = drop(shelf.tier, shelf.writer, [*names, name_of(9)])
+    assert os.pread(fd, 10, 0) == b"x" * 10
+    held = dropped[names[0]]
+    assert (held.recorded_bytes, held.allocated_bytes) == (102_400, 102_400)
+    assert held.fd >= 0
+    assert not filesystem.is_unused(held.fd)
+    os.close(fd)
+    assert filesystem.is_unused(held.fd)
+    os.close(held.fd)
+    assert dropped[names[1]].fd == -1
+    assert shelf.tier.index.totals().files == 0
+    assert shelf.tier.fans() != []
+    assert [name for fan in shelf.tier.fans() for name in shelf.tier.names(fan)] == []
+
+
+_LEASE = """
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lease_of_another_process_reads_as_absent(shelf: Shelf) -> None:
+    name = shelf.put(1)
+    place = Path(shelf.tier.path) / "files" / name[-2:] / name
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _LEASE, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert shelf.published(name) is None
+        assert evict(shelf.tier, shelf.writer, [name], SIZE, lambda: True).busy == [name]
+        holder.kill()
+
+
+def test_scratch_files_have_no_name(shelf: Shelf) -> None:
+    fd = shelf.tier.scratch_file(1 << 20)
+    assert os.fstat(fd).st_nlink == 0
+    os.pwrite(fd, b"abc", 5)
+    reader = filesystem.reopen(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(reader, b"no")
+    assert os.pread(reader, 3, 5) == b"abc"
+    assert not filesystem.is_unused(fd)
+    os.close(reader)
+    assert filesystem.is_unused(fd)
+    os.close(fd)
+
+
+def test_totals_follow_every_change(shelf: Shelf) -> None:
+    key = bytes.fromhex(name_of(1))
+    record = FileRecord(3 << 20, "", 1, 4096, False, 5)
+    shelf.writer.write([PutFile(key, record, {0: 7, 2: 9}), TouchFile(key, 9, 8192)])
+    assert shelf.tier.index.totals().allocated_bytes == 8192
+    assert shelf.tier.index.bits(key, record.size) == 0b101
+    assert shelf.tier.index.checksums(key, record.size) == (0b101, {0: 7, 2: 9})
+    touched = shelf.tier.index.get(key)
+    assert touched is not None
+    assert touched.last_use_s == 9
+    shelf.writer.write([DropFile(key), TouchFile(key, 50), DropFile(key)])
+    totals = shelf.tier.index.totals()
+    assert (totals.files, totals.allocated_bytes) == (0, 0)
+    assert shelf.tier.index.bits(key, record.size) == 0
+    assert shelf.tier.index.get(key) is None
+
+
+def test_pages_of_large_files_are_kept_by_blocks(shelf: Shelf) -> None:
+    key, other = bytes.fromhex(name_of(1)), bytes.fromhex(name_of(2))
+    size = 700 << 20
+    record = FileRecord(size, "", 1, 4096, False, 5)
+    sums = {page: page + 1 for page in (0, 255, 256, 511, 512, 699)}
+    shelf.writer.write([PutFile(key, record, sums), PutFile(other, record, {3: 3})])
+    assert shelf.tier.index.checksums(key, size) == (sum(1 << page for page in sums), sums)
+    shelf.writer.write([DropFile(key)])
+    assert shelf.tier.index.bits(key, size) == 0
+    assert shelf.tier.index.bits(other, size) == 0b1000
+
+
+def test_a_commit_that_fails_publishes_nothing(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(changes: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(shelf.tier.index, "write", broken)
+    published = []
+    with pytest.raises(OSError, match="no space"):
+        shelf.writer.write([DropFile(b"k" * 36)])
+    shelf.writer.submit([DropFile(b"k" * 36)], lambda err: None, lambda: published.append(1))
+    with pytest.raises(OSError, match="no space"):
+        shelf.writer.write([DropFile(b"k" * 36)])
+    assert published == []
