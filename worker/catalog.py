@@ -20,7 +20,6 @@ from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.state.pages import PageMap
 from worker.store.changes import PutFile, TouchFile
-from worker.store.filesystem import allocated_bytes
 from worker.store.look import Looked, look
 from worker.store.records import FileRecord
 from worker.store.removal import Dropped, drop
@@ -44,6 +43,7 @@ class Catalog:
         self._parts = parts
         self._leftovers = leftovers
         self._live: dict[bytes, Entry] = {}
+        self._detached: set[Entry] = set()  # those that still have a descriptor
         self._fences: dict[bytes, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -115,26 +115,29 @@ class Catalog:
         if entry.users or entry.uncommitted or entry.busy_pieces or entry.looking is not None:
             return
         if entry.detached:
+            self._detached.discard(entry)
             fd, entry.fd = entry.fd, -1
             if fd >= 0:
                 self._leftovers.add(fd, entry.allocated_bytes)
         elif self._live.get(entry.key) is entry:
-            del self._live[entry.key]
             if entry.fd >= 0 and not entry.recorded:
+                self._detach(entry)
                 self._parts.tasks.start(self._discard(entry))
-            elif entry.fd >= 0:
+                return
+            del self._live[entry.key]
+            if entry.fd >= 0:
                 self._parts.disk.run(os.close, entry.fd)
                 entry.fd = -1
 
     async def _discard(self, entry: Entry) -> None:
-        """A file without a record is nobody's."""
-        self._detach(entry)
+        """A file without a record is nobody's. The entry is detached."""
+        entry.users += 1
         try:
-            await self._remove([entry.key])
+            _close_all(await self._remove([entry.key]))
         except OSError:  # the index takes nothing; a record without a file does no harm
             with contextlib.suppress(OSError):
                 await self._parts.disk.run(self._parts.tier.unlink, entry.name)
-        self.retire_if_unused(entry)
+        self.leave(entry)
 
     @contextlib.contextmanager
     def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
@@ -184,6 +187,7 @@ class Catalog:
         if entry.detached:
             return
         entry.detached = True
+        self._detached.add(entry)
         entry.unrecorded.clear()
         if self._live.get(entry.key) is entry:
             del self._live[entry.key]
@@ -196,7 +200,9 @@ class Catalog:
         parts = self._parts
         with self.removing(keys):
             names = [key.hex() for key in keys]
-            dropped = await parts.disk.run(drop, parts.tier, parts.writer, names)
+            dropped = await parts.disk.run(
+                drop, parts.tier, parts.writer, names, discard=_close_all
+            )
         for key in keys:
             parts.order.remove(key)
         return dropped
@@ -314,12 +320,15 @@ class Catalog:
             )
 
     def close(self) -> None:
-        for entry in self._live.values():
+        for entry in (*self._live.values(), *self._detached):
             if entry.fd >= 0:
                 os.close(entry.fd)
+                entry.fd = -1
         self._live.clear()
+        self._detached.clear()
 
 
-def real_bytes(entry: Entry) -> int:
-    """What the entry's file takes on disk now. Blocking."""
-    return allocated_bytes(entry.fd)
+def _close_all(dropped: dict[str, Dropped]) -> None:
+    for one in dropped.values():
+        if one.fd >= 0:
+            os.close(one.fd)

@@ -66,20 +66,16 @@ class Entry:
         return page_count(self.origin.size)
 
     def claim(self, first: int, end: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Marks pages as being brought; they are neither here nor claimed."""
+        """Marks pages as being brought; none is claimed already."""
         for page in range(first, end):
             assert page not in self.inflight, f"page {page} is claimed twice"
             self.inflight[page] = loop.create_future()
         self.inflight_bits |= (1 << end) - (1 << first)
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
-        """Ends a claim. A page that is not claimed is ignored."""
-        future = self.inflight.pop(page, None)
-        if future is None:
-            return
+        """Ends a claim; only who made it may, once."""
+        future = self.inflight.pop(page)
         self.inflight_bits &= ~(1 << page)
-        if future.done():
-            return
         if error is None:
             future.set_result(None)
         else:

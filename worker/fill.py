@@ -38,19 +38,26 @@ class Piece:
 
     __slots__ = (
         "allocated_bytes", "background", "cache_only", "end", "entry", "first", "last",
-        "room_bytes", "whole",
+        "room_bytes", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
         self.entry = entry
         self.first = first
         self.end = end
+        self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
         self.room_bytes = 0
         self.background = False  # nobody waits for it (yet)
         self.cache_only = False  # refused by the cache, it is given up
         self.whole = False  # a segment is of use only with all pages
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
         self.allocated_bytes = -1  # of the file, when the last transfer ended
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Tells who waits for the page. The first word counts."""
+        if page in self.unsettled:
+            self.unsettled.discard(page)
+            self.entry.settle(page, error)
 
 
 OnBytes = Callable[[Entry, int], None]
@@ -115,8 +122,8 @@ class Filler:
 
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:
         entry = piece.entry
-        for page in range(piece.first, piece.end):
-            entry.settle(page, error)
+        for page in [*piece.unsettled]:
+            piece.settle(page, error)
         self._background -= piece.background
         self._parts.counters.fills_in_flight -= 1
         if piece.room_bytes:
@@ -199,7 +206,7 @@ class Filler:
         self._have_page(piece, page, checksum)
         if not entry.pages.complete:
             self._catalog.record(entry)
-        entry.settle(page)
+        piece.settle(page)
 
     def _have_page(self, piece: Piece, page: int, checksum: int) -> None:
         entry = piece.entry
@@ -219,7 +226,7 @@ class Filler:
         self._catalog.record(entry)
         if self._parts.health.well():
             log.info("the cache disk takes writes again")
-        entry.settle(piece.end - 1)
+        piece.settle(piece.end - 1)
 
     def _correct_allocation(self, piece: Piece) -> bool:
         """From what was counted to what the disk says, once no other piece writes the file. True
@@ -260,7 +267,7 @@ class Filler:
             self._segments.use_memory(segment)
 
         def on_page(page: int, checksum: int) -> None:
-            self._parts.wake.call(self._segment_page, entry, segment, page)
+            self._parts.wake.call(self._segment_page, piece, segment, page)
 
         def run(transfer: Transfer, connector: Connector) -> None:
             self._make_segment_file(entry, segment)
@@ -285,9 +292,9 @@ class Filler:
         except OSError as err:
             raise DiskFault(err) from err
 
-    def _segment_page(self, entry: Entry, segment: Segment, page: int) -> None:
+    def _segment_page(self, piece: Piece, segment: Segment, page: int) -> None:
         segment.ready_end = page + 1
-        entry.settle(page)
+        piece.settle(page)
 
     # ---- transfers ----
 

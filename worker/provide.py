@@ -48,10 +48,10 @@ class Provider:
         assert entry is not None
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
         first, end = page_span(offset, size_bytes)
-        known = self._here(entry, first, end)
+        known = self._here(entry, first)
         ahead = handle.readahead.plan(offset, size_bytes, self._most_window(entry))
         self._bring(entry, first, end, page_count(min(ahead, entry.size)))
-        await self._wait(entry, first, end)
+        await self._wait(entry, first)
         ensured, fd = self._grant(handle, offset, size_bytes)
         if known:
             self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
@@ -59,16 +59,8 @@ class Provider:
         self._complete_behind(entry)
         return ensured, fd
 
-    def _here(self, entry: Entry, first: int, end: int) -> bool:
-        return self._first_missing(entry, first, end) is None
-
-    def _first_missing(self, entry: Entry, first: int, end: int) -> int | None:
-        page = entry.pages.run_end(first)
-        while page < end:
-            if self._segments.find(entry.key, page) is None:
-                return page
-            page = entry.pages.run_end(page + 1)
-        return None
+    def _here(self, entry: Entry, page: int) -> bool:
+        return entry.pages.has(page) or self._segments.find(entry.key, page) is not None
 
     def _most_window(self, entry: Entry) -> int:
         """How far ahead to fetch at most: as far as the cache, or else the scratch area, has room
@@ -95,18 +87,16 @@ class Provider:
             return PIECE_PAGES
         return self._segments.piece_pages(self.streaming_handles)
 
-    async def _wait(self, entry: Entry, first: int, end: int) -> None:
-        """Until the pages are readable. Raises the error of their fill. Cancelled: the fill goes
-        on."""
+    async def _wait(self, entry: Entry, page: int) -> None:
+        """Until the page is readable. Raises the error of its fill. Cancelled: the fill goes on."""
         for _ in range(ATTEMPTS):
-            page = self._first_missing(entry, first, end)
-            if page is None:
+            if self._here(entry, page):
                 return
             future = entry.inflight.get(page)
             if future is None:
                 if entry.failed is not None:
                     raise entry.failed
-                self._bring(entry, page, end, end)
+                self._filler.claim(entry, page, page + 1)
                 future = entry.inflight[page]
             await asyncio.shield(future)
         raise NoSpace("there is not enough scratch room to read this file")

@@ -105,10 +105,10 @@ class Space:
         )
 
     def _look_for_the_oldest(self) -> None:
-        """Last uses only grow, so an old answer stays a lower bound."""
+        """Last uses only grow and what comes is used now, so an old answer stays a lower bound."""
         now = self._parts.clocks.monotonic()
         if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
-            self._oldest_use_s = self._parts.order.oldest_use_s()
+            self._oldest_use_s = min(self._parts.order.oldest_use_s(), self._parts.wall_s())
             self._oldest_known_at_s = now
 
     # ---- eviction ----
