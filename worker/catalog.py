@@ -48,13 +48,17 @@ class Catalog:
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._live) + len(self._detached)
 
     def live(self, key: bytes) -> Entry | None:
         return self._live.get(key)
 
     def is_live(self, key: bytes) -> bool:
         return key in self._live or key in self._fences
+
+    def is_absent(self, key: bytes) -> bool:
+        """Known without a look at the disk: nothing of it is cached."""
+        return self._parts.order_known and not self.is_live(key) and key not in self._parts.order
 
     # ---- coming ----
 
@@ -65,8 +69,10 @@ class Catalog:
             await asyncio.shield(fence)
         entry = self._live.get(key)
         if entry is None:
+            absent = self.is_absent(key)
             entry = self._live[key] = Entry(origin, key)
-            entry.looking = self._parts.tasks.start(self._look(entry))
+            if not absent:
+                entry.looking = self._parts.tasks.start(self._look(entry))
         entry.users += 1
         try:
             if entry.looking is not None:
@@ -80,7 +86,7 @@ class Catalog:
         parts = self._parts
         arguments = (parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
         try:
-            looked = await parts.disk.run(look, *arguments, discard=Looked.close)
+            looked = await parts.disk.call(look, *arguments, discard=Looked.close)
         except OSError as err:
             self.disk_fault(err)
             looked = Looked()
@@ -119,24 +125,26 @@ class Catalog:
             fd, entry.fd = entry.fd, -1
             if fd >= 0:
                 self._leftovers.add(fd, entry.allocated_bytes)
+        elif entry.fd >= 0 and not entry.recorded:
+            fence = contextlib.ExitStack()
+            fence.enter_context(self.removing([entry.key]))
+            self._detach(entry)
+            self._parts.tasks.start(self._discard(entry, fence))
         elif self._live.get(entry.key) is entry:
-            if entry.fd >= 0 and not entry.recorded:
-                self._detach(entry)
-                self._parts.tasks.start(self._discard(entry))
-                return
             del self._live[entry.key]
             if entry.fd >= 0:
                 self._parts.disk.run(os.close, entry.fd)
                 entry.fd = -1
 
-    async def _discard(self, entry: Entry) -> None:
-        """A file without a record is nobody's. The entry is detached."""
+    async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
+        """A file without a record is nobody's. The entry is detached and fenced."""
         entry.users += 1
-        try:
-            _close_all(await self._remove([entry.key]))
-        except OSError:  # the index takes nothing; a record without a file does no harm
-            with contextlib.suppress(OSError):
-                await self._parts.disk.run(self._parts.tier.unlink, entry.name)
+        with fence:
+            try:
+                _close_all(await self._remove([entry.key]))
+            except OSError:  # the index takes nothing; a record without a file does no harm
+                with contextlib.suppress(OSError):
+                    await self._parts.disk.run(self._parts.tier.unlink, entry.name)
         self.leave(entry)
 
     @contextlib.contextmanager
@@ -155,24 +163,31 @@ class Catalog:
     async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
         """Drops what is cached of these, in use or not. Raises OSError when the index cannot be
         written; nothing is unlinked then."""
+        keys = [*dict.fromkeys(keys)]
         await self._until_free_to_drop(keys)
-        detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
-        for entry in detached:
-            await self._detach_safely(entry)
-        busy = {entry.name for entry in detached if entry.users}
-        held = {entry.name: entry.allocated_bytes for entry in detached}
-        dropped = await self._remove([*dict.fromkeys(keys)])
+        with self.removing(keys):
+            detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
+            for entry in detached:
+                await self._detach_safely(entry)
+            busy = {entry.name for entry in detached if entry.users}
+            held = {entry.name: entry.allocated_bytes for entry in detached}
+            dropped = await self._remove(keys)
+        counts = self._count(dropped, held, busy)
         for entry in detached:
             self.retire_if_unused(entry)
-        return self._count(dropped, held, busy)
+        return counts
 
     async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            while (fence := self._fences.get(key)) is not None:
-                await asyncio.shield(fence)
-            entry = self._live.get(key)
-            if entry is not None and entry.looking is not None:
-                await asyncio.wait([entry.looking])
+        """Until none of the keys is fenced or being looked up, all at the same moment."""
+        while True:
+            waits: list[asyncio.Future[None]] = []
+            for key in keys:
+                entry = self._live.get(key)
+                waits += [self._fences[key]] if key in self._fences else []
+                waits += [entry.looking] if entry is not None and entry.looking is not None else []
+            if not waits:
+                return
+            await asyncio.wait(waits)
 
     async def _detach_safely(self, entry: Entry) -> None:
         """Not while a thread makes its file: that takes microseconds."""
@@ -196,13 +211,10 @@ class Catalog:
         entry.committed()
 
     async def _remove(self, keys: Sequence[bytes]) -> dict[str, Dropped]:
-        """Removes the files and records; accounts for those that were not live."""
+        """Removes the files and records of fenced contents."""
         parts = self._parts
-        with self.removing(keys):
-            names = [key.hex() for key in keys]
-            dropped = await parts.disk.run(
-                drop, parts.tier, parts.writer, names, discard=_close_all
-            )
+        names = [key.hex() for key in keys]
+        dropped = await parts.disk.call(drop, parts.tier, parts.writer, names, discard=_close_all)
         for key in keys:
             parts.order.remove(key)
         return dropped

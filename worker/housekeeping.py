@@ -77,8 +77,10 @@ class Housekeeping:
     # ---- start ----
 
     async def load_order(self) -> None:
-        """The eviction order of what an earlier process left; evictions wait for it."""
+        """The eviction order of what an earlier process left; evictions wait for it. The trash goes
+        first: links in it would keep the bytes of evicted files."""
         parts = self._parts
+        await parts.disk.run(parts.tier.empty_trash)
         found: list[tuple[int, bytes]] = []
         after = b""
         while True:
@@ -93,17 +95,16 @@ class Housekeeping:
                 last_use_s, key = found.pop()
                 parts.order.insert_oldest(key, last_use_s)
             await asyncio.sleep(0)
+        parts.order_known = True
         self._space.order_loaded.set()
 
     async def sweep(self) -> None:
-        """Removes cache files without a record and records without a file, corrects the accounts of
-        partial files, empties the trash."""
+        """Removes cache files without a record, corrects the accounts of partial files."""
         parts = self._parts
         for fan in await parts.disk.run(parts.tier.fans):
             names = await parts.disk.run(parts.tier.names, fan)
             for start in range(0, len(names), SCAN_FILES):
                 await self._sweep_some(names[start : start + SCAN_FILES])
-        await parts.disk.run(parts.tier.empty_trash)
 
     async def _sweep_some(self, names: Sequence[str]) -> None:
         parts = self._parts

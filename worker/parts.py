@@ -90,7 +90,8 @@ class Signal:
 
 @dataclass(slots=True)
 class Parts:
-    """`epoch` is the sync epoch in which records are written now."""
+    """`epoch` is the sync epoch in which records are written now. `order_known`: `order` has every
+    content with a record."""
 
     config: WorkerConfig
     clocks: Clocks
@@ -104,6 +105,7 @@ class Parts:
     metadata: Callable[[NamespaceId], MetadataService]
     connector_for: Callable[[NamespaceId, str], Connector]
     epoch: int
+    order_known: bool = False
     health: Health = field(default_factory=Health)
     counters: Counters = field(default_factory=Counters)
     tasks: Tasks = field(default_factory=Tasks)

@@ -83,11 +83,22 @@ class Threads:
         self._idle = 0
         self._lock = threading.Lock()
 
+    async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
+        """As `run`, for results that own something: `discard` (which closes descriptors) gets the
+        result when the caller is cancelled, at whatever moment."""
+        future = self.run(function, *args, discard=discard)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                discard(future.result())
+            raise
+
     def run(
         self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = _keep
     ) -> asyncio.Future[T]:
         """Runs the call in a thread. Cancelling the future does not stop the call; its result then
-        goes to `discard` (which closes descriptors)."""
+        goes to `discard`."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put(_Call(function, args, future, discard))
         with self._lock:

@@ -134,19 +134,22 @@ class Worker:
         key = bytes.fromhex(origin.content.name)
         if origin.size == 0:
             return Grant(self._new_handle(Handle(0)), 0, True, None)
-        if self._catalog.live(key) is None and (fd := await self._published(origin)) is not None:
+        if self._may_be_published(key) and (fd := await self._published(origin)) is not None:
             self._hit(key)
-            return Grant(self._new_handle(Handle(origin.size)), origin.size, True, fd)
+            return self._grant_whole(origin.size, fd)
         entry = await self._catalog.open(origin, key)
         try:
             return await self._open_entry(entry)
         finally:
             self._catalog.leave(entry)
 
+    def _may_be_published(self, key: bytes) -> bool:
+        return self._catalog.live(key) is None and not self._catalog.is_absent(key)
+
     async def _published(self, origin: Origin) -> int | None:
         tier = self._parts.tier
         try:
-            return await self._parts.disk.run(
+            return await self._parts.disk.call(
                 tier.open_published, origin.content.name, origin.size, discard=_close_if_open
             )
         except OSError as err:
@@ -261,7 +264,7 @@ class Worker:
         return FetchResult(origin.size, fetched[0])
 
     async def _is_published(self, origin: Origin, key: bytes) -> bool:
-        if self._catalog.live(key) is not None:
+        if not self._may_be_published(key):
             return False
         fd = await self._published(origin)
         _close_if_open(fd)

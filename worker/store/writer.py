@@ -1,5 +1,6 @@
 """The writer thread of the index: queued changes, many in one transaction, one commit.
 
+A job waits up to `GATHER_S` for others to share its commit, unless somebody waits for it (`write`).
 Jobs are applied in the order of submission. After the commit that holds a job its `after` runs in
 the writer thread (publishing), then `done` is called there with None; with the error when the
 commit failed, and `after` did not run. Callers bound what they submit: files in flight, batches of
@@ -22,6 +23,7 @@ from worker.store.index import Change, Index
 log = logging.getLogger(__name__)
 
 MOST_JOBS: Final = 1024  # of one commit
+GATHER_S: Final = 0.01
 
 Done = Callable[[OSError | None], None]
 
@@ -44,6 +46,7 @@ class Writer:
         self._index = index
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
+        self._urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
         self._thread.start()
 
@@ -64,16 +67,20 @@ class Writer:
             committed.set()
 
         self.submit(changes, done)
+        self._urgent.set()
         committed.wait()
         if failed:
             raise failed[0]
 
     def close(self) -> None:
         self._jobs.put(None)
+        self._urgent.set()
         self._thread.join()
 
     def _run(self) -> None:
         while (first := self._jobs.get()) is not None:
+            self._urgent.wait(GATHER_S)
+            self._urgent.clear()
             jobs, ended = self._gather(first)
             self._commit(jobs)
             if ended:
