@@ -22,9 +22,9 @@ class Entry:
     segment, or fails with the typed error; it may also be done without either: look again."""
 
     __slots__ = (
-        "allocated_bytes", "busy_pieces", "commit_waiters", "completing", "creation", "detached",
-        "failed", "fd", "inflight", "inflight_bits", "key", "looking", "name", "origin", "pages",
-        "published", "recorded", "uncommitted", "unrecorded", "users",
+        "ahead", "allocated_bytes", "busy_pieces", "commit_waiters", "completing", "creation",
+        "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking", "name", "origin",
+        "pages", "published", "recorded", "uncommitted", "unrecorded", "users",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
@@ -42,6 +42,7 @@ class Entry:
         self.inflight: dict[int, asyncio.Future[None]] = {}
         self.inflight_bits = 0
         self.busy_pieces = 0
+        self.ahead = (0, 0)  # pages [first, end) that read-ahead wants, started a few at a time
         self.users = 0
         self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
         self.completing = False

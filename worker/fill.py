@@ -75,6 +75,7 @@ class Filler:
         self._background = 0
         self._running: set[Transfer] = set()
         self.on_bytes: OnBytes = lambda entry, size: None
+        self.on_piece_end: Callable[[Entry], None] = lambda entry: None
 
     @property
     def background_room(self) -> bool:
@@ -129,7 +130,13 @@ class Filler:
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
         entry.busy_pieces -= 1
+        if self.is_here(entry, piece.end - 1):  # else room is short: no more for now
+            self.on_piece_end(entry)
         self._catalog.retire_if_unused(entry)
+
+    def is_here(self, entry: Entry, page: int) -> bool:
+        """Can the page be read, from the cache file or from a segment?"""
+        return entry.pages.has(page) or self._segments.find(entry.key, page) is not None
 
     async def _into_cache_or_segments(self, piece: Piece) -> None:
         entry = piece.entry

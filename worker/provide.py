@@ -23,6 +23,9 @@ from worker.transfer import PIECE_PAGES
 GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
 ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
 FETCH_PIECES: Final = 4  # of one file at a time in the background
+# Pieces ahead of a reader in flight at once. All in flight share the line: with the whole window in
+# flight they would end together, and the line would stand still while the reader catches up.
+AHEAD_PIECES: Final = 4
 
 
 class Provider:
@@ -36,6 +39,7 @@ class Provider:
         self._space = space
         self._segments = segments
         self._filler = filler
+        filler.on_piece_end = self._bring_ahead
         self.streaming_handles = 0  # big files that are open: they share the scratch area
 
     # ---- reads ----
@@ -48,7 +52,7 @@ class Provider:
         assert entry is not None
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
         first, end = page_span(offset, size_bytes)
-        known = self._here(entry, first)
+        known = self._filler.is_here(entry, first)
         ahead = handle.readahead.plan(offset, size_bytes, self._most_window(entry))
         self._bring(entry, first, end, page_count(min(ahead, entry.size)))
         await self._wait(entry, first)
@@ -59,9 +63,6 @@ class Provider:
         self._complete_behind(entry)
         return ensured, fd
 
-    def _here(self, entry: Entry, page: int) -> bool:
-        return entry.pages.has(page) or self._segments.find(entry.key, page) is not None
-
     def _most_window(self, entry: Entry) -> int:
         """How far ahead to fetch at most: as far as the cache, or else the scratch area, has room
         for."""
@@ -70,16 +71,28 @@ class Provider:
         return self._segments.window_bytes(self.streaming_handles)
 
     def _bring(self, entry: Entry, first: int, end: int, ahead: int) -> None:
-        """Claims what is missing of [first, end) and, in the background, of [end, ahead)."""
+        """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
         if entry.failed is not None:
             return
-        here = entry.inflight_bits | self._segments.bits(entry.key, first, max(end, ahead))
-        for run_first, run_end in entry.pages.missing(first, max(end, ahead), here):
+        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
+        for run_first, run_end in entry.pages.missing(first, end, here):
             for piece_first, piece_end in split(run_first, run_end, self._piece_pages(entry)):
-                background = piece_first >= end
-                if background and not self._filler.background_room:
+                self._filler.claim(entry, piece_first, piece_end)
+        if ahead > end:
+            entry.ahead = (end, ahead)
+            self._bring_ahead(entry)
+
+    def _bring_ahead(self, entry: Entry) -> None:
+        """Starts the next pieces that read-ahead wants; called again when a piece ends."""
+        first, end = entry.ahead
+        if first >= end or entry.failed is not None or not entry.users:
+            return
+        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
+        for run_first, run_end in entry.pages.missing(first, end, here):
+            for piece_first, piece_end in split(run_first, run_end, self._piece_pages(entry)):
+                if entry.busy_pieces >= AHEAD_PIECES or not self._filler.background_room:
                     return
-                self._filler.claim(entry, piece_first, piece_end, background=background)
+                self._filler.claim(entry, piece_first, piece_end, background=True)
 
     def _piece_pages(self, entry: Entry) -> int:
         left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
@@ -90,7 +103,7 @@ class Provider:
     async def _wait(self, entry: Entry, page: int) -> None:
         """Until the page is readable. Raises the error of its fill. Cancelled: the fill goes on."""
         for _ in range(ATTEMPTS):
-            if self._here(entry, page):
+            if self._filler.is_here(entry, page):
                 return
             future = entry.inflight.get(page)
             if future is None:
