@@ -22,7 +22,7 @@ from worker.store.filesystem import is_unused, reopen
 from worker.transfer import PIECE_PAGES
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
-FRESH_S: Final = 5.0  # what was fetched ahead and not yet read is kept so long from other prefetch
+FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
 MEMORY_BYTES: Final = 64 << 20
 MOST_SEGMENTS: Final = 2048  # one descriptor each
 
@@ -31,8 +31,8 @@ class Segment:
     """`ready_end`: pages [first, ready_end) are written. `fd` is -1 until its file is made."""
 
     __slots__ = (
-        "allocated_bytes", "dropped", "end", "fd", "filling", "first", "granted", "in_memory",
-        "key", "made_at_s", "ready_end",
+        "allocated_bytes", "demanded", "dropped", "end", "fd", "filling", "first", "granted",
+        "in_memory", "key", "made_at_s", "ready_end",
     )  # fmt: skip
 
     def __init__(self, key: bytes, pages: PageRange, allocated_bytes: int, now: float) -> None:
@@ -43,6 +43,7 @@ class Segment:
         self.made_at_s = now
         self.fd = -1
         self.filling = True
+        self.demanded = False  # somebody waits for it: it stays until that reader got it
         self.granted = False
         self.dropped = False
         self.in_memory = False
@@ -99,12 +100,13 @@ class Segments:
         self, key: bytes, size_bytes: int, pages: PageRange, *, wait_s: float, whole: bool = False
     ) -> Segment:
         """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
-        not enough (unless `whole`). With `wait_s` 0 it takes nothing that was fetched for others
-        and not read yet. Raises NoSpace after `wait_s`."""
+        not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
+        that was fetched for others and not read yet. Raises NoSpace after `wait_s`."""
         until = self._parts.clocks.monotonic() + wait_s
         while True:
             segment = self._try(key, size_bytes, pages, gentle=wait_s == 0, whole=whole)
             if segment is not None:
+                segment.demanded = wait_s > 0
                 return segment
             left_s = until - self._parts.clocks.monotonic()
             if left_s <= 0:
@@ -155,8 +157,9 @@ class Segments:
         for segment in [*self._order.values()]:
             if need_bytes <= ledger.free_for_scratch and len(self._order) < MOST_SEGMENTS:
                 return
-            waited_for = gentle and not segment.granted and segment.made_at_s > fresh_after
-            if not segment.filling and not waited_for and is_unused(segment.fd):
+            unread = not segment.granted and segment.made_at_s > fresh_after
+            kept = unread and (gentle or segment.demanded)
+            if not segment.filling and not kept and is_unused(segment.fd):
                 self.drop(segment)
 
     def drop(self, segment: Segment) -> None:

@@ -183,10 +183,17 @@ class Worker:
         """A big file that the cache would take has its sparse cache file from the start."""
         if entry.fd >= 0 or not self._space.may_fit(allocation(PAGE_BYTES)):
             return
-        try:
-            await self._parts.disk.run(self._filler.make_file, entry)
-        except DiskFault as fault:
-            self._catalog.disk_fault(fault.error)
+        entry.users += 1  # for the thread, which goes on when we are cancelled
+        making = self._parts.disk.run(self._filler.make_file, entry)
+
+        def made(future: asyncio.Future[None]) -> None:
+            fault = future.exception() if not future.cancelled() else None
+            if isinstance(fault, DiskFault):
+                self._catalog.disk_fault(fault.error)
+            self._catalog.leave(entry)
+
+        making.add_done_callback(made)
+        await asyncio.wait([making])
 
     def _new_handle(self, handle: Handle) -> int:
         number = next(self._next_handle)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ class Rig:
         seen: dict[int, int] = {}
         for folder, _, names in os.walk(self.tier):
             for name in names:
-                info = os.lstat(os.path.join(folder, name))
-                seen[info.st_ino] = info.st_blocks * 512
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.lstat(os.path.join(folder, name))
+                    seen[info.st_ino] = info.st_blocks * 512
         return sum(seen.values())
 
     def _service(self, namespace: NamespaceId) -> Any:
@@ -100,10 +102,8 @@ class Rig:
             raise NotFound("no such namespace here")
         return self.space
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def worker(self, **changes: Any) -> AsyncIterator[Worker]:
-        import dataclasses
-
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
         worker = await Worker.start(config, self._service, lambda ns, key: self.origin, clocks)
@@ -120,9 +120,19 @@ def run(script: Awaitable[None]) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(script, LIMIT_S)
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     asyncio.run(bounded())
-    assert len(os.listdir("/proc/self/fd")) == before, "descriptors were left open"
+    left = sorted(descriptors() - before)
+    assert not left, f"descriptors were left open: {left}"
+
+
+def descriptors() -> set[str]:
+    """What this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+    return found
 
 
 async def ensure(worker: Worker, handle: int, offset: int, size: int) -> tuple[Ensured, int | None]:
