@@ -17,10 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from connectors.compose import open_connector
-from connectors.meter import Meter
-from master.namespace import Master
-from worker.worker import Worker, WorkerConfig
 
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, InUse, NotFound
@@ -32,8 +28,12 @@ from cachefs.launcher.logs import log_to
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
+from connectors.compose import open_connector
+from connectors.meter import Meter
+from master.namespace import Master
 from worker.loads import LoadTable
 from worker.server.server import NodeServer
+from worker.worker import Worker, WorkerConfig
 
 log = logging.getLogger("cachefs.server")
 
