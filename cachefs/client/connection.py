@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-import outcome
 import trio
 
 from cachefs.client.sockets import close_fd, connect_socket, receive
+from cachefs.client.waits import Wait, Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
 
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
+DEADLINE_LOOKS_S: Final = 0.25  # between looks for calls whose deadline has passed
 HELLO_DEADLINE_S: Final = 10.0
 ATTACH_DEADLINE_S: Final = 120.0
 RECONNECT_WAIT_S: Final = 30.0  # of a caller; the connection itself is tried for ever
@@ -44,16 +46,26 @@ class ConnectionLost(Unreachable):
     for the next connection."""
 
 
+class Caller(NamedTuple):
+    """Who waits for an answer, and until when."""
+
+    wait: Wait
+    deadline: float
+
+
 class Connection:
     """See the module. Made by `connect`; `run` must be running for calls to be answered."""
 
-    def __init__(self, sock: socket.socket, hello: m.Hello, reconnect: Dial) -> None:
+    def __init__(
+        self, sock: socket.socket, hello: m.Hello, reconnect: Dial, waits: Waits | None = None
+    ) -> None:
         self.epoch = 1  # one more after each reconnect: server-side handles belong to an epoch
         self.published_fd = -1  # of the tier's `pub/`, -1 where we are not trusted
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
         self._hello = hello
+        self._waits = waits or Waits()
         self._attach: m.Attach | None = None
         self._reconnect = reconnect
         self._sock: socket.socket | None = sock
@@ -61,23 +73,28 @@ class Connection:
         self._connected.set()
         self._failed: CacheFSError | None = None
         self._last_id = 0
-        self._callers: dict[int, trio.lowlevel.Task] = {}
+        self._callers: dict[int, Caller] = {}
         self._room = trio.lowlevel.ParkingLot()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._outbox_filled = trio.Event()
 
     @classmethod
     async def connect(
-        cls, path: str, hello: m.Hello, *, reconnect: Dial | None = None
+        cls,
+        path: str,
+        hello: m.Hello,
+        *,
+        reconnect: Dial | None = None,
+        waits: Waits | None = None,
     ) -> Connection:
         """Connects and says Hello. `reconnect` gives a connected socket, or raises a typed error
-        when that try failed; the default connects to `path` again. Raises Unreachable,
-        DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
+        when that try failed; the default connects to `path` again. `waits` is how calls wait.
+        Raises Unreachable, DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
 
         async def dial() -> socket.socket:
             return connect_socket(path)
 
-        conn = cls(connect_socket(path), hello, reconnect or dial)
+        conn = cls(connect_socket(path), hello, reconnect or dial, waits)
         assert conn._sock is not None
         try:
             await conn._greet(conn._sock)
@@ -100,19 +117,18 @@ class Connection:
 
         Waits, `RECONNECT_WAIT_S` at most, while the connection is being made anew. Raises the typed
         error of a Failure, ConnectionLost when the connection broke meanwhile, Unreachable when it
-        did not come back, DeadlineExceeded. Cancellation sends Cancel and leaves nothing behind.
+        did not come back, DeadlineExceeded `deadline_s` after it was sent (checked every
+        `DEADLINE_LOOKS_S`). Cancellation sends Cancel and leaves nothing behind.
         """
-        with trio.move_on_after(deadline_s):
-            while True:
-                if self._failed is not None:
-                    raise Unreachable(self._failed.cause) from self._failed
-                if not self._connected.is_set():
-                    await self._wait_connected()
-                elif len(self._callers) >= MAX_IN_FLIGHT:
-                    await self._room.park()
-                else:
-                    return await self._exchange(body)
-        raise DeadlineExceeded(f"no answer from the server within {deadline_s:g} s")
+        while True:
+            if self._failed is not None:
+                raise Unreachable(self._failed.cause) from self._failed
+            if not self._connected.is_set():
+                await self._waits.in_task(self._wait_connected)
+            elif len(self._callers) >= MAX_IN_FLIGHT:
+                await self._waits.in_task(self._room.park)
+            else:
+                return await self._exchange(body, deadline_s)
 
     def post(self, body: m.Message) -> None:
         """Sends what has no answer (Release, Used). Dropped when there is no connection: a session
@@ -140,23 +156,32 @@ class Connection:
 
     # ---- one exchange ----
 
-    async def _exchange(self, body: m.Message) -> Answer:
+    async def _exchange(self, body: m.Message, deadline_s: float) -> Answer:
         self._last_id += 1
         id = self._last_id
-        self._callers[id] = trio.lowlevel.current_task()
+        wait = self._waits.new(functools.partial(self._abandon, id))
+        self._callers[id] = Caller(wait, trio.current_time() + deadline_s)
         self._send(m.encode(id, body))
-
-        def abort(_: Callable[[], Any]) -> trio.lowlevel.Abort:
-            if self._callers.pop(id, None) is not None:
-                self.post(m.Cancel(id))
-                self._room.unpark()
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        answer: Answer = await trio.lowlevel.wait_task_rescheduled(abort)
+        answer: Answer = await wait
         if isinstance(answer[0], m.Failure):
             close_fd(answer[1])
             raise m.error_of(answer[0])
         return answer
+
+    def _abandon(self, id: int) -> None:
+        """Nobody waits for this answer any more."""
+        if self._callers.pop(id, None) is not None:
+            self.post(m.Cancel(id))
+            self._room.unpark()
+
+    async def _end_overdue(self) -> None:
+        while True:
+            await trio.sleep(DEADLINE_LOOKS_S)
+            now = trio.current_time()
+            for id, caller in list(self._callers.items()):
+                if caller.deadline <= now and id in self._callers:
+                    self._abandon(id)
+                    caller.wait.fail(DeadlineExceeded("no answer from the server in time"))
 
     def _frame(self, data: bytes, fd: int | None) -> None:
         try:
@@ -164,12 +189,11 @@ class Connection:
         except ProtocolError:
             close_fd(fd)
             raise
-        task = self._callers.pop(frame.id, None)
-        if task is not None:
-            trio.lowlevel.reschedule(task, outcome.Value((frame.body, fd)))
+        caller = self._callers.pop(frame.id, None)
+        if caller is not None:
             if self._room:
                 self._room.unpark()
-            return
+            return caller.wait.resume((frame.body, fd))
         close_fd(fd)
         if frame.id == 0:
             self.on_event(frame.body)
@@ -184,6 +208,7 @@ class Connection:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
+            nursery.start_soon(self._end_overdue)
             await self._read(self._sock)
             nursery.cancel_scope.cancel()
 
@@ -254,10 +279,9 @@ class Connection:
         self._outbox.clear()
         self._outbox_filled.set()  # ends the writer
         callers, self._callers = self._callers, {}
-        for task in callers.values():
-            error = ConnectionLost(f"the connection to the server was lost: {cause}")
-            trio.lowlevel.reschedule(task, outcome.Error(error))
         self._room.unpark_all()
+        for caller in callers.values():
+            caller.wait.fail(ConnectionLost(f"the connection to the server was lost: {cause}"))
 
     # ---- the next connection ----
 

@@ -14,6 +14,9 @@ from cachefs.core.messages import MAX_FRAME_BYTES
 
 _MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them must be closed
 _FD_BYTES: Final = array.array("i").itemsize
+_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # plain, as enums are slow
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
+_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def connect_socket(path: str) -> socket.socket:
@@ -47,13 +50,11 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     Raises OSError as the socket does, and ProtocolError for a frame that was cut off or carries
     more than one descriptor; no descriptor stays open then.
     """
-    data, ancillary, flags, _ = sock.recvmsg(
-        MAX_FRAME_BYTES, socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
-    )
-    if not ancillary and not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
+    if not ancillary and not flags & _CUT_OFF:
         return data, None
     fds = _descriptors(ancillary)
-    if len(fds) > 1 or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if len(fds) > 1 or flags & _CUT_OFF:
         for fd in fds:
             os.close(fd)
         raise ProtocolError("a frame of the server was cut off")

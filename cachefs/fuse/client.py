@@ -31,6 +31,7 @@ from cachefs.core.specs import ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.vfs import Vfs
+from cachefs.fuse.workers import Workers
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import MountRecord, StateHome
@@ -49,6 +50,7 @@ class Client:
         self._spec = spec
         self._ready = ready
         self._stopping = trio.Event()
+        self._workers = Workers()
         self._home = StateHome(spec.home)
 
     async def run(self) -> None:
@@ -60,7 +62,9 @@ class Client:
             version=cachefs.__version__,
             mountpoint=self._spec.mountpoint,
         )
-        conn = await Connection.connect(self._spec.socket, hello, reconnect=self._reconnect)
+        conn = await Connection.connect(
+            self._spec.socket, hello, reconnect=self._reconnect, waits=self._workers
+        )
         conn.on_event = self._early_event
         async with trio.open_nursery() as nursery:
             nursery.start_soon(conn.run)
@@ -71,7 +75,7 @@ class Client:
         spec = self._spec
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
-        vfs = Vfs(conn, attached, _defaults(spec))
+        vfs = Vfs(conn, attached, _defaults(spec), waits=self._workers)
         conn.on_reconnected = vfs.on_reconnected
         conn.on_event = lambda event: self._event(vfs, event)
         try:
@@ -86,7 +90,8 @@ class Client:
         spec = self._spec
         with _libfuse_says() as said:
             try:
-                session = Session(vfs, spec.mountpoint, mounting.mount_options(spec))
+                options = mounting.mount_options(spec)
+                session = Session(vfs, self._workers, spec.mountpoint, options)
             except RuntimeError as err:
                 raise cannot_mount(spec.mountpoint, said()) from err
         device = mounting.device_at(spec.mountpoint)

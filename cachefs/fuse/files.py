@@ -7,6 +7,7 @@ from typing import Final
 
 from cachefs.client.connection import ConnectionLost
 from cachefs.client.sockets import close_fd
+from cachefs.client.waits import Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError, Stale
 from cachefs.core.model import ContentId, Inode, NamespaceId
@@ -23,11 +24,11 @@ Bytes = bytes | memoryview
 class Files:
     """All open files of one mount."""
 
-    def __init__(self, node: Node, namespace: NamespaceId) -> None:
+    def __init__(self, node: Node, namespace: NamespaceId, waits: Waits) -> None:
         self.namespace = namespace
         self.table = HandleTable()
         self._node = node
-        self._reader = FileReader()
+        self._reader = FileReader(waits)
         self._uses: list[str] = []
         self._hit_bytes = 0
 

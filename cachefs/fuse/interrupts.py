@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -58,49 +58,62 @@ def read_status(pid: int) -> bytes:
         return b""
 
 
+class LongWait(NamedTuple):
+    """Who waits, and what ends that (the error is raised in the wait)."""
+
+    pid: int
+    interrupt: Callable[[Interrupted], None]
+
+
 class Interrupts:
     """The waits of one mount. `watch` must be running for any of them to be interrupted."""
 
     def __init__(self, status_of: Callable[[int], bytes] = read_status) -> None:
         self._status_of = status_of
-        self._waits: dict[trio.CancelScope, int] = {}  # -> pid
+        self._waits: dict[int, LongWait] = {}  # the oldest first
+        self._last = 0
         self._some = trio.Event()
 
-    async def run(self, pid: int, work: Callable[[], Awaitable[Result]]) -> Result:
-        """The result of `work()`. Raises Interrupted when the caller got a signal; then
-        `work` was cancelled. pid 0: nobody to watch."""
+    async def run(
+        self,
+        pid: int,
+        interrupt: Callable[[Interrupted], None],
+        work: Callable[[], Awaitable[Result]],
+    ) -> Result:
+        """The result of `work()`. When the caller gets a signal, `interrupt` is called, which
+        raises its argument where `work` waits. pid 0: nobody to watch."""
         if not pid:
             return await work()
-        with trio.CancelScope() as scope:
-            self._waits[scope] = pid
-            self._some.set()
-            try:
-                return await work()
-            finally:
-                del self._waits[scope]
-        raise Interrupted("the caller got a signal")
+        self._last += 1
+        number = self._last
+        self._waits[number] = LongWait(pid, interrupt)
+        self._some.set()
+        try:
+            return await work()
+        finally:
+            del self._waits[number]
 
     async def watch(self) -> None:
         """Looks at long waits, until cancelled."""
-        seen: set[trio.CancelScope] = set()
+        last_seen = 0
         while True:
             if not self._waits:
                 self._some = trio.Event()
                 await self._some.wait()
             await trio.sleep(PATIENCE_S)
-            self.look(seen)
-            seen = set(self._waits)
+            self.look(last_seen)
+            last_seen = self._last
 
-    def look(self, long_waits: set[trio.CancelScope]) -> None:
-        """Cancels those of `long_waits` still there whose callers got a signal; the oldest
+    def look(self, last: int) -> None:
+        """Interrupts those waits up to the `last` one whose callers got a signal; of the oldest
         `MAX_PIDS_PER_LOOK` callers at a time."""
         signalled: dict[int, bool] = {}
-        for scope, pid in list(self._waits.items()):
-            if scope not in long_waits:
-                continue
+        for number, (pid, interrupt) in list(self._waits.items()):
+            if number > last:
+                return
             if pid not in signalled:
                 if len(signalled) >= MAX_PIDS_PER_LOOK:
                     continue
                 signalled[pid] = has_signal(self._status_of(pid))
-            if signalled[pid]:
-                scope.cancel()
+            if signalled[pid] and number in self._waits:
+                interrupt(Interrupted("the caller got a signal"))

@@ -8,11 +8,13 @@ returned is valid until the next await.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from typing import Final
 
 import trio
 
+from cachefs.client.waits import Waits
 from cachefs.core.errors import BadBody
 
 BUFFER_BYTES: Final = 1 << 20
@@ -25,7 +27,8 @@ _THREADS: Final = 16
 class FileReader:
     """Reads of one mount. Belongs to the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._flags_of_device: dict[int, int] = {}
@@ -57,9 +60,9 @@ class FileReader:
     async def read(self, fd: int, offset: int, size: int) -> bytes:
         """Exactly `size` bytes, read by a thread. Raises BadBody when the file has fewer. The
         caller keeps `fd` open; cancellation abandons the thread, whose result nobody sees."""
-        return await trio.to_thread.run_sync(
-            _read_all, fd, offset, size, limiter=self._limiter, abandon_on_cancel=True
-        )
+        in_thread = functools.partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+        read = functools.partial(in_thread, _read_all, fd, offset, size, limiter=self._limiter)
+        return await self._waits.in_task(read)
 
 
 def _read_all(fd: int, offset: int, size: int) -> bytes:

@@ -35,8 +35,8 @@ from cachefs.fuse.attributes import (
 from cachefs.fuse.interrupts import Interrupts
 from cachefs.fuse.kernel_cache import INC_EPOCH, KernelCache
 from cachefs.fuse.node import MUST_WAIT
-from cachefs.fuse.turns import TrioForPyfuse3, Turns
 from cachefs.fuse.vfs import Vfs
+from cachefs.fuse.workers import TrioForPyfuse3, Workers
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = False
 
-    def __init__(self, vfs: Vfs, interrupts: Interrupts, turns: Turns) -> None:
+    def __init__(self, vfs: Vfs, interrupts: Interrupts, workers: Workers) -> None:
         super().__init__()
-        self._turns = turns
+        self._workers = workers
         self.ready = trio.Event()
         self.vfs = vfs
         self._interrupts = interrupts
@@ -212,8 +212,9 @@ class Operations(pyfuse3.Operations):
 
     async def _wait(self, pid: int, work: Callable[[], Awaitable[T]]) -> T:
         """The result of what cannot be answered at once; others are served meanwhile."""
-        self._turns.wake()
-        return await self._interrupts.run(pid, work)
+        worker = self._workers.running
+        assert worker is not None, "handlers are run by workers"
+        return await self._interrupts.run(pid, worker.interrupt, work)
 
     def _fill(self, inode: Inode, valid_for_s: float) -> EntryAttributes:
         """The one attribute object, valid until the next await."""
@@ -252,13 +253,13 @@ class Operations(pyfuse3.Operations):
 class Session:
     """One mounted pyfuse3 session: made mounted, ended by `close`."""
 
-    def __init__(self, vfs: Vfs, mountpoint: str, options: Sequence[str]) -> None:
-        """Mounts; raises RuntimeError when libfuse could not (it says why on standard error)."""
+    def __init__(self, vfs: Vfs, workers: Workers, mountpoint: str, options: Sequence[str]) -> None:
+        """Mounts; `workers` is how `vfs` waits. Raises RuntimeError when libfuse could not (it says
+        why on standard error)."""
         self.interrupts = Interrupts()
-        turns = Turns()
-        self.operations = Operations(vfs, self.interrupts, turns)
+        self.operations = Operations(vfs, self.interrupts, workers)
         before = _fuse_descriptors()
-        vars(pyfuse3)["trio"] = TrioForPyfuse3(turns)  # see `cachefs.fuse.turns`
+        vars(pyfuse3)["trio"] = TrioForPyfuse3(workers)
         pyfuse3.init(self.operations, mountpoint, set(options))
         self._fds = _fuse_descriptors() - before
         self._kernel_cache = KernelCache(pyfuse3.invalidate_entry, self._distrust_all)

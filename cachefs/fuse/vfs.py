@@ -17,6 +17,7 @@ from typing import Final, Never
 import msgspec
 import trio
 
+from cachefs.client.waits import Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import (
     CacheFSError,
@@ -62,8 +63,9 @@ Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
 
 
 class Vfs:
-    """See the module. `clock` gives seconds; `on_invalidated(entries, everything)` is called for
-    what the kernel must forget; with `everything`, `entries` are the names known here."""
+    """See the module. `clock` gives seconds; `waits` is how reads wait for a thread;
+    `on_invalidated(entries, everything)` is called for what the kernel must forget; with
+    `everything`, `entries` are the names known here."""
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Vfs:
         *,
         clock: Callable[[], float] = trio.current_time,
         max_inodes: int = DEFAULT_INODES,
+        waits: Waits | None = None,
     ) -> None:
         self.namespace: NamespaceId = attached.namespace
         self.defaults = defaults
@@ -80,7 +83,7 @@ class Vfs:
         self._clock = clock
         self._node = Node(caller)
         self._cache = MetadataCache(max_inodes)
-        self._files = Files(self._node, attached.namespace)
+        self._files = Files(self._node, attached.namespace, waits or Waits())
         self._directories = DirectoryTable()
         self._put(attached.root, clock())
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from cachefs.core.errors import Interrupted
-from cachefs.fuse.interrupts import Interrupts, has_signal
+from cachefs.fuse.interrupts import PATIENCE_S, Interrupts, has_signal
 
 
 def status(pending: int = 0, shared: int = 0, blocked: int = 0, ignored: int = 0) -> bytes:
@@ -48,10 +48,15 @@ def test_only_the_signalled_caller_is_interrupted() -> None:
         gate = trio.Event()
 
         async def wait(pid: int) -> None:
-            try:
-                await interrupts.run(pid, gate.wait)
+            with trio.CancelScope() as scope:
+
+                def interrupt(error: Interrupted) -> None:
+                    assert "signal" in error.cause
+                    scope.cancel()
+
+                await interrupts.run(pid, interrupt, gate.wait)
                 ended[pid] = "done"
-            except Interrupted:
+            if scope.cancelled_caught:
                 ended[pid] = "interrupted"
 
         async with trio.open_nursery() as nursery:
@@ -77,6 +82,28 @@ def test_errors_of_the_work_come_through() -> None:
 
     async def main() -> None:
         with pytest.raises(KeyError):
-            await Interrupts(lambda _: b"").run(5, fail)
+            await Interrupts(lambda _: b"").run(5, lambda _: None, fail)
 
     trio.run(main)
+
+
+def test_nobody_is_looked_at_before_a_while() -> None:
+    """Answers within milliseconds cost no look at /proc."""
+    looked_at: list[int] = []
+
+    def status_of(pid: int) -> bytes:
+        looked_at.append(pid)
+        return b""
+
+    async def main() -> None:
+        interrupts = Interrupts(status_of)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(interrupts.watch)
+            for pid in range(1, 40):
+                await interrupts.run(pid, lambda _: None, lambda: trio.sleep(PATIENCE_S / 2))
+            assert looked_at == []
+            await interrupts.run(40, lambda _: None, lambda: trio.sleep(3 * PATIENCE_S))
+            assert set(looked_at) == {40}
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
