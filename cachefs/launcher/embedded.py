@@ -24,6 +24,7 @@ from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
+from cachefs.launcher import gil_home
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import Pointer, StateHome, remove_pointer, write_pointer
@@ -230,9 +231,11 @@ async def _serve(
     write_pointer(Path(spec.cache_dir), pointer)
     log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
     ready.say(Started(os.getpid(), warning=warning))
+    together = asyncio.ensure_future(gil_home.keep_together())
     try:
         await server.serve()
     finally:
+        together.cancel()
         # Nobody may find a server that is ending: pointers go first, then the sessions.
         remove_pointer(Path(spec.cache_dir), os.getpid())
         remove_pointer(socket_path.parent, os.getpid())

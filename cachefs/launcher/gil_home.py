@@ -1,0 +1,60 @@
+"""Keeps the threads of this process that share the GIL on one CPU, and leaves the others free.
+
+Only one of them runs Python at a time, so a second CPU brings them nothing but wake-ups across CPUs
+each time the GIL changes hands: a cold small file costs a third more CPU then (`bench/cold_small.py`
+shows the CPU per file). Threads that run no Python (obstore's, which move the bytes) may run
+anywhere. Which CPU is home is the scheduler's choice: the loop's thread is let free for a moment
+now and then, and the others follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+FOLLOW_S: Final = 1.0  # how soon new threads are taken in
+CHOOSE_S: Final = 15.0  # between two choices of a home
+FREE_S: Final = 0.05  # for the scheduler to place the loop's thread
+_PROCESSOR_FIELD: Final = 36  # of /proc/self/task/TID/stat behind the name, see proc(5)
+
+
+def assign(
+    threads: set[int], python: set[int], home: int, allowed: set[int]
+) -> dict[int, set[int]]:
+    """Which CPUs each thread may use. Pure."""
+    return {tid: {home} if tid in python else allowed for tid in threads}
+
+
+async def keep_together() -> None:
+    """Until cancelled. Belongs into the task of the thread that runs the loop."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        return
+    loop = asyncio.get_running_loop()
+    home, chosen_at_s = -1, float("-inf")
+    while True:
+        if loop.time() - chosen_at_s >= CHOOSE_S:
+            os.sched_setaffinity(0, allowed)
+            await asyncio.sleep(FREE_S)
+            home, chosen_at_s = _cpu_of(threading.get_native_id()), loop.time()
+        _apply(home, allowed)
+        await asyncio.sleep(FOLLOW_S)
+
+
+def _apply(home: int, allowed: set[int]) -> None:
+    threads = {int(name) for name in os.listdir("/proc/self/task")}
+    python = {thread.native_id for thread in threading.enumerate() if thread.native_id}
+    for tid, cpus in assign(threads, python, home, allowed).items():
+        try:
+            os.sched_setaffinity(tid, cpus)
+        except ProcessLookupError:
+            continue  # it has just ended
+
+
+def _cpu_of(tid: int) -> int:
+    """The CPU on which a thread of this process ran last."""
+    stat = Path(f"/proc/self/task/{tid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[_PROCESSOR_FIELD])
