@@ -1,4 +1,4 @@
-"""The threads that share the GIL stay on one CPU; the others, and a machine with one CPU, do not."""
+"""The threads that share the GIL stay on one CPU; other threads may run anywhere."""
 
 from __future__ import annotations
 
