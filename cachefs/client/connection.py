@@ -197,7 +197,7 @@ class Connection:
         close_fd(fd)
         if frame.id == 0:
             self.on_event(frame.body)
-        elif isinstance(frame.body, m.Opened):
+        elif isinstance(frame.body, m.Opened) and frame.body.handle:
             self.post(m.Release(frame.body.handle))
 
     # ---- the socket ----

@@ -161,14 +161,17 @@ class Invalidate(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Open a file that the client did not find published. Waits for small files to be whole."""
+    """Open a file that the client did not find published. Waits for small files to be whole.
+    `complete_needs_no_release`: the server may answer a complete file with handle 0."""
 
     namespace: NamespaceId
     ino: int
+    complete_needs_no_release: bool = False
 
 
 class Opened(Message, frozen=True):
-    """`handle` names the open in Ensure and Release. The descriptor, if any, is read-only:
+    """`handle` names the open in Ensure and Release; 0: nothing is kept, nothing is to be released
+    (only complete files, and only where the client said so). The descriptor, if any, is read-only:
     complete: every byte of the file is in it. Otherwise it is the partial cache file: read only
     what Ensure granted from it (a hole reads as zeros). None where the cache refused the file."""
 

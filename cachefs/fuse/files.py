@@ -62,29 +62,34 @@ class Files:
         """Raises NotFound for what is not open."""
         handle = self.table.remove(fh)
         handle.close()
-        if handle.server_handle and handle.epoch == self._node.epoch:
-            self._node.post(m.Release(handle.server_handle))
+        if handle.epoch == self._node.epoch:
+            self._release(handle.server_handle)
 
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens or, in a new session, opens again."""
-        reply, fd = await self._node.ask_fd(m.Open(self.namespace, handle.ino), m.Opened)
+        question = m.Open(self.namespace, handle.ino, complete_needs_no_release=True)
+        reply, fd = await self._node.ask_fd(question, m.Opened)
         epoch = self._node.epoch
         if handle.complete or handle.epoch == epoch:  # another read was faster
             close_fd(fd)
-            return self._node.post(m.Release(reply.handle))
+            return self._release(reply.handle)
         if handle.size not in (-1, reply.size):
             close_fd(fd)
-            self._node.post(m.Release(reply.handle))
+            self._release(reply.handle)
             raise Stale("the file has another size than when it was opened")
         handle.size = reply.size
         if reply.complete and (fd is not None or not reply.size):
-            self._node.post(m.Release(reply.handle))  # the descriptor is all that is needed
+            self._release(reply.handle)  # the descriptor is all that is needed
             if fd is not None:
                 return handle.use_complete(self._descriptor(fd))
             handle.complete = True
         else:
             descriptor = self._descriptor(fd) if fd is not None else None
             handle.use_partial(descriptor, reply.handle, epoch)
+
+    def _release(self, server_handle: int) -> None:
+        if server_handle:
+            self._node.post(m.Release(server_handle))
 
     def _descriptor(self, fd: int) -> Descriptor:
         return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev))

@@ -54,6 +54,7 @@ class FakeNode:
         self.pub.mkdir(parents=True)
         self.cache.mkdir()
         self.valid_for_s = 60.0
+        self.keeps_complete = True  # as servers did that know no `complete_needs_no_release`
         self.inodes: dict[int, Inode] = {ROOT_INO: Inode(ROOT_INO, Kind.DIRECTORY, nonce=1)}
         self.children: dict[int, list[tuple[bytes, bytes, int]]] = {ROOT_INO: []}
         self.contents: dict[int, bytes] = {}
@@ -249,7 +250,7 @@ class FakeNode:
             case m.ListDir():
                 return self._list(body), None
             case m.Open():
-                return self._open(body.ino)
+                return self._open(body)
             case m.Ensure():
                 end = min(body.offset + body.size, len(self.contents[self._handle(body.handle)]))
                 return m.Ensured(body.offset, end), None
@@ -279,10 +280,12 @@ class FakeNode:
         more = start + body.limit < len(rows)
         return m.Listing(entries, page[-1][0] if more else b"", self.valid_for_s)
 
-    def _open(self, ino: int) -> Answer:
+    def _open(self, body: m.Open) -> Answer:
         """Small ones whole, others partial."""
-        inode = self._inode(ino)
-        self._last_handle += 1
-        self.open_handles[self._last_handle] = ino
+        inode = self._inode(body.ino)
         complete = inode.size <= 8 << 20
-        return m.Opened(self._last_handle, inode.size, complete, True), self.open_cache_file(ino)
+        handle = 0
+        if self.keeps_complete or not (complete and body.complete_needs_no_release):
+            self._last_handle = handle = self._last_handle + 1
+            self.open_handles[handle] = body.ino
+        return m.Opened(handle, inode.size, complete, True), self.open_cache_file(body.ino)

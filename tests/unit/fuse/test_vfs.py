@@ -546,6 +546,22 @@ def test_an_interrupted_read_leaves_the_handle_usable(
     run(test)
 
 
+def test_what_the_server_does_not_keep_is_not_released(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    node.keeps_complete = False
+
+    async def test(vfs: Vfs) -> None:
+        cold, big = await open_file(vfs, "d/cold"), await open_file(vfs, "d/big")
+        assert await read(vfs, cold, 0, 100) == b"cold bytes"
+        vfs.release(cold)
+        vfs.release(big)
+        await trio.to_thread.run_sync(node.wait_asked, m.Release)
+        assert node.asked(m.Release) == [m.Release(1)], "the partial one"
+
+    run(test)
+
+
 def test_a_new_session_opens_partial_files_again(
     node: FakeNode, run: Callable[[Test], None]
 ) -> None:
