@@ -116,6 +116,7 @@ class Client:
         if not answering.is_set():
             raise CannotMount("the kernel did not start the session", path=self._spec.mountpoint)
         mounting.raise_read_ahead(device)
+        mounting.raise_background(device)
         self._home.write_mount(MountRecord.of(self._spec, os.getpid()))
         log.info("%s is ready at %s", self._spec.source.url, self._spec.mountpoint)
         self._ready.say(Started(os.getpid(), warning=warning))

@@ -22,6 +22,7 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, Started
+from cachefs.fuse import mounting
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode
 
 LIMIT_S = 20.0
@@ -177,6 +178,18 @@ def test_statfs_and_mount_table(mounted: Mounted) -> None:
     assert " fuse.cachefs s3://bucket/pre,fix ro," in line
     device = line.split()[2]
     assert int(Path(f"/sys/class/bdi/{device}/read_ahead_kb").read_text()) >= 1024
+
+
+def test_read_ahead_of_many_readers_is_not_dropped(mounted: Mounted) -> None:
+    """The kernel's own limit is a dozen; beyond it, files are asked for page by page."""
+    minor = os.minor((mounted.path).stat().st_dev)
+    control = mounting.control_file_system()
+    try:
+        for name in ("max_background", "congestion_threshold"):
+            with open(os.open(f"{minor}/{name}", os.O_RDONLY, dir_fd=control)) as file:
+                assert int(file.read()) == mounting.MAX_BACKGROUND
+    finally:
+        os.close(control)
 
 
 def test_a_large_directory_and_seeking_in_it(idle: Mounted) -> None:
