@@ -99,6 +99,7 @@ class Client:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_on_signals)
                 nursery.start_soon(vfs.report_uses)
+                nursery.start_soon(vfs.read_names_ahead)
                 nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
                 nursery.start_soon(self._announce, session.operations.ready, device, warning)
                 await session.serve()

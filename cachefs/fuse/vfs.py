@@ -9,6 +9,7 @@ belong to one trio loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from cachefs.fuse.attributes import Defaults, kernel_time
 from cachefs.fuse.dentries import DEFAULT_INODES, NO_INO, MetadataCache, encode_inode
 from cachefs.fuse.directories import (
     DOTS,
+    FIRST,
     HASH_BITS,
     DirectoryHandle,
     DirectoryTable,
@@ -49,6 +51,7 @@ from cachefs.fuse.directories import (
     cookie_of,
 )
 from cachefs.fuse.files import Bytes, Files
+from cachefs.fuse.names_ahead import PAGES, NamesAhead
 from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,7 @@ log = logging.getLogger(__name__)
 REPORT_USES_S: Final = 1.0
 OPEN_STALE_S: Final = 1.0  # attributes of an open file whose name is something else now
 MAX_PAGES_PER_SEEK: Final = 1 << 16
+MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
 
@@ -85,6 +89,8 @@ class Vfs:
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self._directories = DirectoryTable()
+        self._ahead = NamesAhead()
+        self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._put(attached.root, clock())
 
     # ---- names and attributes ----
@@ -104,7 +110,11 @@ class Vfs:
         valid_for_s = kernel_time(found.valid_for_s)
         if self._cache.noted.is_outdated(asked_at, directory, name):
             valid_for_s = 0.0  # it changed while the answer was under way
-        self._put_found(directory, name, found.inode, self._clock() + valid_for_s)
+        now = self._clock()
+        self._put_found(directory, name, found.inode, now + valid_for_s)
+        if self._ahead.missed(directory, now, now + valid_for_s):
+            with contextlib.suppress(trio.WouldBlock):
+                self._to_read.send_nowait(directory)
         return m.Found(found.inode, valid_for_s)
 
     def getattr_nowait(self, nodeid: int) -> m.Found | MustWait:
@@ -299,6 +309,19 @@ class Vfs:
         while True:
             await trio.sleep(REPORT_USES_S)
             self._files.report_uses()
+
+    async def read_names_ahead(self) -> None:
+        """Reads directories whose names are asked for one by one, until cancelled."""
+        async for ino in self._reading:
+            try:
+                mark = FIRST
+                for _ in range(PAGES):
+                    page = await self._page(ino, mark)
+                    if not page.next:
+                        break
+                    mark = Mark(page.end, page.next)
+            except CacheFSError as err:  # who asks for a name hears of it
+                log.debug("names of inode %d were not read ahead: %s", ino, err.one_line())
 
     def close(self) -> None:
         """Closes every descriptor of open files."""
