@@ -82,7 +82,7 @@ class Session:
         self._reply(id, body, fd)
 
     def _reply(self, id: int, body: m.Message, fd: int | None = None) -> None:
-        if isinstance(body, m.Opened):
+        if isinstance(body, m.Opened) and body.handle:
             if self._channel.closed:  # nobody will ever release it
                 self.server.worker.release(body.handle)
             else:
@@ -183,7 +183,11 @@ class Session:
 
     async def _open(self, body: m.Open) -> Answer:
         grant = await self.server.worker.open(body.namespace, body.ino)
-        opened = m.Opened(grant.handle, grant.size, grant.complete, grant.fd is not None)
+        handle = grant.handle
+        if grant.complete and body.complete_needs_no_release:  # the descriptor is all it needs
+            self.server.worker.release(handle)
+            handle = 0
+        opened = m.Opened(handle, grant.size, grant.complete, grant.fd is not None)
         return opened, grant.fd
 
     async def _ensure(self, body: m.Ensure) -> Answer:

@@ -184,6 +184,17 @@ def test_an_open_carries_a_descriptor_and_ends_with_its_session(tmp_path: Path) 
     serve(tmp_path, script)
 
 
+def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        opened = await peer.call(3, m.Open(NAMESPACE, 5, complete_needs_no_release=True))
+        assert opened == m.Opened(0, 15, True, True)
+        assert worker.released == [50]
+        peer.sock.close()
+
+    assert serve(tmp_path, script).released == [50]
+
+
 def test_cancel_answers_the_caller_and_nobody_else(tmp_path: Path) -> None:
     async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
         peer = await fuse(path)
