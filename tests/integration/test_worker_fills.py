@@ -382,6 +382,7 @@ def test_data_that_is_idle_for_long_yields(tmp_path: Path) -> None:
             for n in range(1, 21):
                 await read(worker, n)
             first = {n for n in range(1, 21) if worker.cached_bytes(rig.content(n))}
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             rig.wall_s += 4000
             used = sorted(first)[:3]
             worker.used([rig.name(n) for n in used], 3 * 3 * MIB)

@@ -8,9 +8,10 @@ All figures are bytes really allocated (`st_blocks`), or promised to a fill in f
     scratch     segments, and dropped segments that somebody still has open
     overhead    the index and the tier's directories
 
-Their sum stays at or below `limit_bytes`: room is promised before it is used. A part of the limit
-(`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always be
-read.
+Their sum stays at or below `limit_bytes`: room is promised before it is used. The index grows with
+what is filled and is measured now and then: `headroom_bytes` are promised to nobody. A part of the
+limit (`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always
+be read.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Ledger:
         self.scratch_floor_bytes = (
             scratch_floor(limit_bytes) if scratch_floor_bytes is None else scratch_floor_bytes
         )
+        self.headroom_bytes = min(MIB, limit_bytes // 64)
         self.cached_bytes = 0
         self.reserved_bytes = 0
         self.unlinked_bytes = 0
@@ -64,21 +66,16 @@ class Ledger:
         return self.cached_bytes + self.unlinked_bytes + self.scratch_bytes + self.overhead_bytes
 
     @property
-    def files_limit_bytes(self) -> int:
-        """What cached files may take when nothing else is there."""
-        return self.limit_bytes - self.scratch_floor_bytes - self.overhead_bytes
+    def _free_bytes(self) -> int:
+        return self.limit_bytes - self.headroom_bytes - self.used_bytes - self.reserved_bytes
 
     @property
     def free_for_files(self) -> int:
-        kept = max(0, self.scratch_floor_bytes - self.scratch_bytes)
-        return self.limit_bytes - self.used_bytes - self.reserved_bytes - kept
+        return self._free_bytes - max(0, self.scratch_floor_bytes - self.scratch_bytes)
 
     @property
     def free_for_scratch(self) -> int:
-        return min(
-            self.limit_bytes - self.used_bytes - self.reserved_bytes,
-            self.scratch_limit_bytes - self.scratch_bytes,
-        )
+        return min(self._free_bytes, self.scratch_limit_bytes - self.scratch_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
         """Promises room for a fill; False (and nothing changed) when there is none."""
