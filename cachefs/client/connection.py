@@ -59,7 +59,9 @@ class Connection:
     def __init__(
         self, sock: socket.socket, hello: m.Hello, reconnect: Dial, waits: Waits | None = None
     ) -> None:
-        self.epoch = 1  # one more after each reconnect: server-side handles belong to an epoch
+        # One more at each loss: handles of the server belong to an epoch. It grows before anybody
+        # hears of the loss, so that who tries again cannot take its old handle for a new one.
+        self.epoch = 1
         self.published_fd = -1  # of the tier's `pub/`, -1 where we are not trusted
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
@@ -115,14 +117,18 @@ class Connection:
     async def call(self, body: m.Message, *, deadline_s: float = CALL_DEADLINE_S) -> Answer:
         """The answer and its descriptor, which the caller owns.
 
-        Waits, `RECONNECT_WAIT_S` at most, while the connection is being made anew. Raises the typed
-        error of a Failure, ConnectionLost when the connection broke meanwhile, Unreachable when it
-        did not come back, DeadlineExceeded `deadline_s` after it was sent (checked every
+        Waits, `RECONNECT_WAIT_S` at most, while the connection is being made anew. It is asked and
+        answered in the epoch in which this was called, or ConnectionLost is raised. Raises the
+        typed error of a Failure, ConnectionLost when the connection broke meanwhile, Unreachable
+        when it did not come back, DeadlineExceeded `deadline_s` after it was sent (checked every
         `DEADLINE_LOOKS_S`). Cancellation sends Cancel and leaves nothing behind.
         """
+        epoch = self.epoch
         while True:
             if self._failed is not None:
                 raise Unreachable(self._failed.cause) from self._failed
+            if self.epoch != epoch:
+                raise ConnectionLost("the connection to the server was lost")
             if not self._connected.is_set():
                 await self._waits.in_task(self._wait_connected)
             elif len(self._callers) >= MAX_IN_FLIGHT:
@@ -275,6 +281,7 @@ class Connection:
             log.warning("the connection to the server is lost: %s", cause)
         trio.lowlevel.notify_closing(sock)
         sock.close()
+        self.epoch += 1
         self._connected = trio.Event()
         self._outbox.clear()
         self._outbox_filled.set()  # ends the writer
@@ -311,7 +318,6 @@ class Connection:
             sock.close()
             raise
         self._sock = sock
-        self.epoch += 1
         self._outbox_filled = trio.Event()
         if attached is not None:
             self.attached = attached

@@ -55,6 +55,7 @@ class Files:
     async def open(self, ino: int, pid: int) -> int:
         """A file handle from the server. Raises its typed errors; Stale when the ino is gone."""
         handle = FileHandle(ino, -1, pid)
+        handle.namespace = self.namespace
         await self._open_at_server(handle)
         return self.table.add(handle)
 
@@ -62,24 +63,24 @@ class Files:
         """Raises NotFound for what is not open."""
         handle = self.table.remove(fh)
         handle.close()
-        if handle.epoch == self._node.epoch:
-            self._release(handle.server_handle)
+        self._release(handle.server_handle, handle.epoch)
 
     async def _open_at_server(self, handle: FileHandle) -> None:
-        """Opens or, in a new session, opens again."""
-        question = m.Open(self.namespace, handle.ino, complete_needs_no_release=True)
-        reply, fd = await self._node.ask_fd(question, m.Opened)
-        epoch = self._node.epoch
-        if handle.complete or handle.epoch == epoch:  # another read was faster
+        """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""
+        if handle.namespace != self.namespace:
+            raise Stale("the server lost the namespace of this file")
+        question = m.Open(handle.namespace, handle.ino, complete_needs_no_release=True)
+        reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
+        if handle.complete or handle.epoch >= epoch:  # another read was faster
             close_fd(fd)
-            return self._release(reply.handle)
+            return self._release(reply.handle, epoch)
         if handle.size not in (-1, reply.size):
             close_fd(fd)
-            self._release(reply.handle)
+            self._release(reply.handle, epoch)
             raise Stale("the file has another size than when it was opened")
         handle.size = reply.size
         if reply.complete and (fd is not None or not reply.size):
-            self._release(reply.handle)  # the descriptor is all that is needed
+            self._release(reply.handle, epoch)  # the descriptor is all that is needed
             if fd is not None:
                 return handle.use_complete(self._descriptor(fd))
             handle.complete = True
@@ -87,8 +88,9 @@ class Files:
             descriptor = self._descriptor(fd) if fd is not None else None
             handle.use_partial(descriptor, reply.handle, epoch)
 
-    def _release(self, server_handle: int) -> None:
-        if server_handle:
+    def _release(self, server_handle: int, epoch: int) -> None:
+        """A session that ended has released everything; its numbers mean others in the next."""
+        if server_handle and epoch == self._node.epoch:
             self._node.post(m.Release(server_handle))
 
     def _descriptor(self, fd: int) -> Descriptor:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachefs.core.errors import NotFound
+from cachefs.core.model import NamespaceId
 from cachefs.fuse.intervals import Intervals
 
 MAX_SEGMENTS: Final = 3  # of one handle: forward reads, and a reader beside them
@@ -67,6 +68,7 @@ class FileHandle:
         "descriptor",
         "epoch",
         "ino",
+        "namespace",
         "pid",
         "present",
         "segments",
@@ -77,6 +79,7 @@ class FileHandle:
 
     def __init__(self, ino: int, size: int, pid: int) -> None:
         self.ino = ino
+        self.namespace = NamespaceId(b"")  # in which the server knows `ino`; warm ones need none
         self.size = size
         self.pid = pid  # who opened it: whose signals interrupt reads
         self.complete = size == 0

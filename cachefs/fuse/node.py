@@ -57,12 +57,21 @@ class Node:
 
     async def ask_fd(self, body: m.Message, expected: type[Reply]) -> tuple[Reply, int | None]:
         """The answer and its descriptor, which the caller owns."""
+        reply, fd, _ = await self.ask_in_epoch(body, expected)
+        return reply, fd
+
+    async def ask_in_epoch(
+        self, body: m.Message, expected: type[Reply]
+    ) -> tuple[Reply, int | None, int]:
+        """As `ask_fd`, with the epoch of the connection that gave the answer."""
         for _ in range(TRIES - 1):
+            epoch = self.epoch
             try:
-                return await self.ask_once(body, expected)
+                return *await self.ask_once(body, expected), epoch
             except ConnectionLost:
                 continue
-        return await self.ask_once(body, expected)
+        epoch = self.epoch
+        return *await self.ask_once(body, expected), epoch
 
     async def ask_once(self, body: m.Message, expected: type[Reply]) -> tuple[Reply, int | None]:
         """As `ask_fd`, raising ConnectionLost at the first loss."""

@@ -590,6 +590,49 @@ def test_a_new_session_opens_partial_files_again(
     run(test)
 
 
+def test_a_read_that_is_cut_off_never_uses_its_old_handle_in_the_next_session(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    """A server that starts again counts its handles from 1: the old number is another file's."""
+
+    async def test(vfs: Vfs) -> None:
+        big = await open_file(vfs, "d/big")
+        gate = node.hold(m.Ensure)
+
+        async def check() -> None:
+            assert await read(vfs, big, MIB, 10) == BIG[MIB : MIB + 10]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(check)
+            await trio.to_thread.run_sync(node.wait_asked, m.Ensure)
+            asked = len(node.requests)
+            node.cut()
+            gate.set()
+        after = [type(body) for body in node.requests[asked:]]
+        assert after.index(m.Open) < after.index(m.Ensure), after
+        vfs.release(big)
+
+    run(test)
+
+
+def test_files_of_a_lost_namespace_end(node: FakeNode, run: Callable[[Test], None]) -> None:
+    """In another namespace the same ino is another file: nothing of it is read as the old one."""
+
+    async def test(vfs: Vfs) -> None:
+        big = await open_file(vfs, "d/big")
+        assert await read(vfs, big, 0, 10) == BIG[:10]
+        ino = node.find("d/big")
+        node.scripts[m.Attach] = lambda _: (m.Attached(b"n" * 16, node.inodes[ROOT_INO]), None)
+        node.scripts[m.Open] = lambda body: node.default(m.Open(NAMESPACE, ino))
+        node.cut()
+        await trio.to_thread.run_sync(node.wait_asked, m.Attach, 2)
+        with pytest.raises(Stale):
+            await read(vfs, big, 5 * MIB, 10)
+        vfs.release(big)
+
+    run(test)
+
+
 def test_a_request_under_way_when_the_server_dies_is_made_again(
     node: FakeNode, run: Callable[[Test], None]
 ) -> None:
