@@ -11,7 +11,7 @@ import re
 import msgspec
 
 _MAGIC = re.compile(rb"[*?\[]")
-_TOKEN = re.compile(rb"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
+_TOKEN = re.compile(rb"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -44,8 +44,21 @@ def _regex(token: bytes) -> bytes:
     if token in fixed:
         return fixed[token]
     if len(token) > 2 and token.startswith(b"["):
-        negated = token[1:2] == b"!"
-        inner = token[2 if negated else 1 : -1].replace(b"\\", rb"\\").replace(b"[", rb"\[")
-        inner = inner.replace(b"]", rb"\]")
-        return b"[" + (b"^/" if negated else b"") + inner + b"]"
+        negated = token[1:2] in (b"!", b"^")
+        return _class(token[2 if negated else 1 : -1], negated=negated)
     return re.escape(token)
+
+
+def _class(inner: bytes, *, negated: bool) -> bytes:
+    """One byte in (or not in) the ranges of a class; never a slash. A range that runs backwards
+    holds nothing."""
+    items, at = [], 0
+    while at < len(inner):
+        is_range = inner[at + 1 : at + 2] == b"-" and at + 2 < len(inner)
+        low, high = inner[at : at + 1], inner[at + 2 : at + 3] if is_range else inner[at : at + 1]
+        if low <= high:
+            items.append(re.escape(low) + b"-" + re.escape(high))
+        at += 3 if is_range else 1
+    if not items:
+        return rb"[^/]" if negated else rb"(?!)"
+    return rb"(?!/)[" + (b"^" if negated else b"") + b"".join(items) + b"]"

@@ -16,6 +16,13 @@ from cachefs.core.globs import select
         (b"**/val", b"", [b"val", b"a/b/val", b"a/val/x"], [b"a/xval", b"value"]),
         (b"a/[!0-3]?", b"a", [b"a/42"], [b"a/12", b"a/4", b"a//x"]),
         (b"a/[bc].d", b"a", [b"a/b.d"], [b"a/d.d", b"a/bxd"]),
+        (b"a[^b]c", b"", [b"axc"], [b"abc", b"a/c"]),
+        (b"a[!-0]c", b"", [b"axc"], [b"a/c", b"a0c", b"a-c"]),
+        (b"a[+-9]c", b"", [b"a0c"], [b"a/c"]),
+        (b"[z-a]x", b"", [], [b"zx", b"ax", b"-x"]),
+        (b"[!z-a]x", b"", [b"zx"], [b"/x"]),
+        (b"[a&&b--c]", b"", [b"a", b"&", b"c"], [b"d", b"b"]),
+        (b"[]a]x", b"", [b"]x", b"ax"], [b"bx"]),
     ],
 )
 def test_selection(glob: bytes, base: bytes, yes: list[bytes], no: list[bytes]) -> None:
