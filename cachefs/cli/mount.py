@@ -25,6 +25,7 @@ from connectors.urls import OPTIONS, check_options, normalise
 
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
+JOIN_TRIES: Final = 3
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -144,13 +145,14 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
 
 
 def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
-    server = processes.ensure_server(request.server)
-    try:
-        return server, _start_client(request, server, foreground)
-    except Unreachable:
-        if server.started:
-            raise
-    # The server that we joined was just ending with its last mount: start another.
+    for _ in range(JOIN_TRIES):
+        server = processes.ensure_server(request.server)
+        try:
+            return server, _start_client(request, server, foreground)
+        except Unreachable:
+            if server.started:
+                raise
+        # The server that we joined was just ending with its last mount: join or start another.
     server = processes.ensure_server(request.server)
     return server, _start_client(request, server, foreground)
 

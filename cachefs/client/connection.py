@@ -326,7 +326,10 @@ class Connection:
         self._connected.set()
 
     async def _greet(self, sock: socket.socket) -> None:
-        reply, fd = await self._direct(sock, self._hello, HELLO_DEADLINE_S)
+        try:
+            reply, fd = await self._direct(sock, self._hello, HELLO_DEADLINE_S)
+        except OSError as err:  # a server that ends resets who it has not accepted yet
+            raise Unreachable(f"the server cut the connection: {err.strerror}") from err
         if not isinstance(reply, m.Welcome):
             close_fd(fd)
             raise ProtocolError(f"the server greets with {type(reply).__name__}")

@@ -58,9 +58,9 @@ class Source:
     async def open(self, sync_interval_s: float) -> None:
         """Takes the state directory and opens the namespace. Raises InUse, or why a source that was
         never mounted before cannot be read; nothing stays open then."""
-        self.lock_fd = await _lock(self.directory / "server.lock")
         self.sync_interval_s = sync_interval_s
         try:
+            self.lock_fd = await _lock(self.directory / "server.lock")
             self.master = await asyncio.to_thread(
                 Master.open,
                 self.directory / "namespace",
@@ -74,14 +74,18 @@ class Source:
                 await self.master.close()
                 raise
         except BaseException:
-            self.connector.close()
-            os.close(self.lock_fd)
+            self._give_back()
             raise
 
     async def close(self) -> None:
         await self.master.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
         self.connector.close()
-        os.close(self.lock_fd)
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
 
     def status(self) -> dict[str, Any]:
         return {
@@ -119,18 +123,24 @@ class EmbeddedSources:
         if task is None:
             task = asyncio.ensure_future(self._open_source(spec, sync_interval_s))
             self._by_key[spec.key] = task
-        try:
-            return await asyncio.shield(task)
-        except CacheFSError:
-            self._by_key.pop(spec.key, None)
-            raise
+            task.add_done_callback(functools.partial(self._opened, spec.key))
+        return await asyncio.shield(task)
+
+    def _opened(self, key: str, task: asyncio.Task[Source]) -> None:
+        """The next attach of a source that could not be opened tries anew."""
+        if task.cancelled() or task.exception() is not None:
+            del self._by_key[key]
 
     async def _open_source(self, spec: UfsSpec, sync_interval_s: float) -> Source:
         directory = self._home.source_dir(spec)
         source = await asyncio.to_thread(Source, spec, directory, self._deadline_s)
         await source.open(sync_interval_s)
+        try:
+            write_pointer(directory, self._pointer)
+        except BaseException:
+            await source.close()
+            raise
         self._open[source.master.namespace] = source
-        write_pointer(directory, self._pointer)
         if source.warning:
             log.warning("%s", source.warning)
         return source
@@ -155,6 +165,10 @@ class EmbeddedSources:
         return [source.status() for source in self._open.values()]
 
     async def close(self) -> None:
+        """Ends all sources; one that is just being opened is not waited for."""
+        for task in self._by_key.values():
+            task.cancel()
+        await asyncio.gather(*self._by_key.values(), return_exceptions=True)
         for source in self._open.values():
             remove_pointer(source.directory, os.getpid())
             await source.close()
@@ -164,17 +178,20 @@ class EmbeddedSources:
 async def _lock(path: Path) -> int:
     """An exclusive flock on `path`, waiting a bounded time for a predecessor. Raises InUse."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    for _ in range(int(LOCK_WAIT_S / 0.05)):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            await asyncio.sleep(0.05)
-    os.close(fd)
-    raise InUse(
-        f"{path.parent} is held by another server",
-        remedy="unmount what uses it, or end that server (`cachefs status` names its pid)",
-    )
+    try:
+        for _ in range(int(LOCK_WAIT_S / 0.05)):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+        raise InUse(
+            f"{path.parent} is held by another server",
+            remedy="unmount what uses it, or end that server (`cachefs status` names its pid)",
+        )
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import cachefs
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound
+from cachefs.core.errors import NotFound, Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.loads import LoadTable
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 FIRST_MOUNT_GRACE_S = 30.0
 LAST_MOUNT_GRACE_S = 0.3
 BACKLOG = 64
+ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
 
 
 class Sources(Protocol):
@@ -99,6 +100,10 @@ class NodeServer:
     # ---- called by sessions ----
 
     def joined(self, session: Session) -> None:
+        """A session said who it is. Raises Unreachable for a mount that comes too late: it finds,
+        or starts, the next server."""
+        if session.role == "fuse" and self._stop.is_set():
+            raise Unreachable("the server is ending", remedy="mount again")
         if session.role == "fuse" and self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -153,12 +158,23 @@ class NodeServer:
             return
         except OSError as err:  # EMFILE and its like: the backlog waits, existing sessions go on
             log.warning("cannot accept a session: %s", err.strerror)
-            return
+            return self._pause_accepting()
         if _peer_uid(sock) not in (0, os.geteuid()):
             log.warning("refused a session of uid %d", _peer_uid(sock))
             sock.close()
             return
         self._sessions.add(Session(self, sock))
+
+    def _pause_accepting(self) -> None:
+        """What waits in the backlog would wake the loop for ever."""
+        assert self._listener is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
 
 def _peer_uid(sock: socket.socket) -> int:

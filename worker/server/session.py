@@ -140,7 +140,11 @@ class Session:
                 remedy="install the same version of cachefs on both sides and mount again",
             )
         self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
-        self.server.joined(self)
+        try:
+            self.server.joined(self)
+        except CacheFSError:
+            self.role = ""  # it is nobody's mount
+            raise
         welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=True)
         return welcome, os.dup(self.server.worker.pub_fd)
 

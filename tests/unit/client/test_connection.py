@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from cachefs.client.blocking import BlockingClient
 from cachefs.client.connection import Connection, ConnectionLost
@@ -193,6 +194,25 @@ def test_many_posts_to_a_slow_reader_arrive_in_order(node: FakeNode, tmp_path: P
         assert node.asked(m.Release) == [m.Release(number) for number in range(20_000)]
 
     with_connection(tmp_path / "node.sock", test)
+
+
+def test_a_server_that_ends_before_it_accepts(tmp_path: Path) -> None:
+    """The kernel resets who was in its backlog: a typed error, as the mount tries again then."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "node.sock"))
+    listener.listen()
+
+    async def end_it(_: object) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        listener.close()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_it, None)
+            with pytest.raises(Unreachable):
+                await Connection.connect(str(tmp_path / "node.sock"), HELLO)
+
+    trio.run(main)
 
 
 def test_a_server_that_does_not_greet(tmp_path: Path) -> None:

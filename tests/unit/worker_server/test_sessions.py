@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound, Stale
+from cachefs.core.errors import NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from worker.loads import LoadTable
 from worker.server.server import NodeServer
@@ -248,6 +248,46 @@ def test_events_reach_the_client(tmp_path: Path) -> None:
         bodies = {type((await peer.receive())[1]) for _ in range(2)}
         assert bodies == {m.Detach, m.Done}
         await server.serve()
+        peer.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_a_mount_that_comes_when_the_server_ends_is_sent_away(tmp_path: Path) -> None:
+    """It was in the backlog, or connected, when the last mount's end was noticed."""
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        late = Peer(path)
+        cli = Peer(path)
+        assert isinstance(await cli.call(1, m.Hello("cli", 1)), m.Welcome)
+        server.request_stop("no mount left")
+        failure = await late.call(1, m.Hello("fuse", 1, mountpoint="/m"))
+        assert isinstance(m.error_of(failure), Unreachable)
+        assert server.status()["mounts"] == []
+        late.sock.close()
+        cli.sock.close()
+
+    serve(tmp_path, script)
+
+
+def test_no_descriptor_for_a_session_does_not_spin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        accept, full = socket.socket.accept, asyncio.Event()
+
+        def no_descriptor(sock: socket.socket) -> Any:
+            full.set()
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(socket.socket, "accept", no_descriptor)
+        peer = Peer(path)
+        await full.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        assert isinstance(await peer.call(1, m.Hello("fuse", 1)), m.Welcome)
         peer.sock.close()
 
     serve(tmp_path, script)
