@@ -57,6 +57,11 @@ def parse_options(options: Mapping[str, str]) -> S3Options:
 
 def _endpoint(url: str) -> str:
     scheme, separator, rest = url.partition("://")
+    if "@" in rest.partition("/")[0]:  # it would show in messages, logs and records
+        raise BadConfig(
+            "an endpoint URL holds no user and password",
+            remedy="give the keys to the AWS credentials chain, by a profile or the environment",
+        )
     if url and (not separator or scheme not in ("http", "https") or not rest.strip("/")):
         raise BadConfig(f"bad endpoint URL {url!r}", remedy="write it as https://host[:port]")
     return url.rstrip("/")

@@ -46,6 +46,7 @@ class Catalog:
         self._detached: set[Entry] = set()  # those that still have a descriptor
         self._fences: dict[bytes, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
+        self._frozen = False
 
     def __len__(self) -> int:
         return len(self._live) + len(self._detached)
@@ -119,6 +120,8 @@ class Catalog:
     def retire_if_unused(self, entry: Entry) -> None:
         """An entry that nobody needs any more leaves, and its descriptor is closed."""
         if entry.users or entry.uncommitted or entry.busy_pieces or entry.looking is not None:
+            return
+        if self._frozen:
             return
         if entry.detached:
             self._detached.discard(entry)
@@ -330,6 +333,11 @@ class Catalog:
                 "what it does not have is read past it",
                 error.strerror or error,
             )
+
+    def freeze(self) -> None:
+        """From now on no descriptor is closed but by `close`: threads of fills that were given up
+        may still write to theirs. What has no record yet is swept at the next start."""
+        self._frozen = True
 
     def close(self) -> None:
         for entry in (*self._live.values(), *self._detached):

@@ -326,6 +326,7 @@ class Worker:
         self._closed = True
         parts = self._parts
         self._filler.abort()
+        self._catalog.freeze()
         await parts.tasks.close()
         loop = asyncio.get_running_loop()
         ended = await loop.run_in_executor(None, parts.fetchers.close, CLOSE_WAIT_S)

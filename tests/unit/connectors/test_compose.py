@@ -77,6 +77,7 @@ def test_any_text_is_a_source_or_one_error(url: str) -> None:
     [
         ({"endpoint": "http://x"}, "did you mean endpoint_url"),
         ({"endpoint_url": "minio:9000"}, "bad endpoint URL"),
+        ({"endpoint_url": "http://me:secret@minio:9000"}, "an endpoint URL holds no user and pass"),
         ({"requester_pays": "maybe"}, "write true or false"),
         ({"addressing_style": "dns"}, "auto, path, virtual"),
         ({"ca_bundle": "/nowhere/ca.pem"}, "no such file"),
