@@ -279,4 +279,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # All is closed and committed. A thread that is stuck in a request to an origin that hangs would
+    # keep the interpreter, and who unmounts, waiting.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
