@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import select
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
@@ -25,7 +24,6 @@ from cachefs.client.waits import Abandon, Wait, Waits
 
 REQUESTS_PER_ROUND: Final = 16  # answered in a row; then other tasks get their turn
 LOOKS: Final = 80  # for the next request, about 40 us: less than to sleep and to be woken costs
-LOOKS_LIMIT_S: Final = 0.0005  # looks that took longer were not ours alone: the CPU was shared
 MAX_CREDIT: Final = 8
 REFUSALS_PER_TRIAL: Final = 100
 
@@ -43,12 +41,9 @@ class Patience:
     def looks(self) -> int:
         return LOOKS if self._credit else 1
 
-    def learn(self, found: bool, took_s: float) -> None:
-        """What came of the last looks. Whoever is taken off the CPU while it looks has spent what
-        would have let it run at once when it is woken."""
-        if took_s > LOOKS_LIMIT_S:
-            self._credit = 0
-        elif found:
+    def learn(self, found: bool) -> None:
+        """What came of the last looks."""
+        if found:
             self._credit = min(self._credit + 1, MAX_CREDIT)
         elif self._credit:
             self._credit -= 1
@@ -220,9 +215,8 @@ class Workers(Waits):
         look = self._poll.poll
         if not answered:
             return bool(look(0))
-        started = time.monotonic()
         found = any(look(0) for _ in range(self._patience.looks()))
-        self._patience.learn(found, time.monotonic() - started)
+        self._patience.learn(found)
         return found
 
     def _take_idle(self) -> list[Worker]:
