@@ -201,10 +201,6 @@ class Value(msgspec.Struct, frozen=True):
     value: Scalar
     source: str
 
-    @property
-    def is_default(self) -> bool:
-        return self.source == DEFAULT
-
     def text(self) -> str:
         """The value as a person writes it; URLs without their password."""
         return format_value(self.setting, self.value)

@@ -145,21 +145,19 @@ class EmbeddedSources:
             log.warning("%s", source.warning)
         return source
 
-    def service(self, namespace: NamespaceId) -> MetadataService | None:
-        source = self._open.get(namespace)
-        return source.master if source is not None else None
+    def service(self, namespace: NamespaceId) -> MetadataService:
+        """Raises NotFound."""
+        return self._attached(namespace).master
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
+        """Raises NotFound. A source here has one UFS."""
+        return self._attached(namespace).connector
+
+    def _attached(self, namespace: NamespaceId) -> Source:
         source = self._open.get(namespace)
         if source is None:
-            raise NotFound(f"no source for {ufs}")
-        return source.connector
-
-    def required_service(self, namespace: NamespaceId) -> MetadataService:
-        service = self.service(namespace)
-        if service is None:
-            raise NotFound("no such namespace here")
-        return service
+            raise NotFound("no such namespace here", remedy="attach its source first")
+        return source
 
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
@@ -205,10 +203,10 @@ async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:
     )
     for _ in range(int(LOCK_WAIT_S / 0.05)):  # a predecessor with another source may be ending
         try:
-            return await Worker.start(config, sources.required_service, sources.connector)
+            return await Worker.start(config, sources.service, sources.connector)
         except InUse:
             await asyncio.sleep(0.05)
-    return await Worker.start(config, sources.required_service, sources.connector)
+    return await Worker.start(config, sources.service, sources.connector)
 
 
 async def run(spec: ServerSpec, ready: ReadyPipe) -> None:

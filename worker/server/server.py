@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import cachefs
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound, Unreachable
+from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.loads import LoadTable
@@ -38,7 +38,7 @@ class Sources(Protocol):
     """Who knows the namespaces: the embedded server, or a node's connection to its masters."""
 
     async def attach(self, body: m.Attach) -> m.Attached: ...
-    def service(self, namespace: NamespaceId) -> MetadataService | None: ...
+    def service(self, namespace: NamespaceId) -> MetadataService: ...
     def status(self) -> list[dict[str, Any]]: ...
 
 
@@ -117,10 +117,8 @@ class NodeServer:
         return await self._sources.attach(body)
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        service = self._sources.service(namespace)
-        if service is None:
-            raise NotFound("no such namespace here", remedy="attach its source first")
-        return service
+        """Raises NotFound for a namespace that is not attached."""
+        return self._sources.service(namespace)
 
     def status(self) -> dict[str, Any]:
         mounts = self._mounts()

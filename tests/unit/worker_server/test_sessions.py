@@ -83,7 +83,9 @@ class FakeSources:
         return m.Attached(NAMESPACE, Inode(1, Kind.DIRECTORY))
 
     def service(self, namespace: NamespaceId) -> Any:
-        return self.known if namespace == NAMESPACE else None
+        if namespace != NAMESPACE:
+            raise NotFound("no such namespace here")
+        return self.known
 
     def status(self) -> list[dict[str, Any]]:
         return [{"source": "s3://b"}]
