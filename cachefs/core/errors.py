@@ -138,6 +138,13 @@ class NoSpace(CacheFSError):
     errno = errno.ENOSPC
 
 
+class TooManyOpenFiles(CacheFSError):
+    """A bounded table of open files is full."""
+
+    code = "too-many-open-files"
+    errno = errno.ENFILE
+
+
 class NameTooLong(CacheFSError):
     code = "name-too-long"
     errno = errno.ENAMETOOLONG

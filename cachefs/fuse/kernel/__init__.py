@@ -1,0 +1,1 @@
+"""The transport `kernel`: our own session on /dev/fuse, with passthrough and takeover."""

@@ -1,0 +1,105 @@
+"""What this file system and the kernel agree on at INIT, which comes once per mount. Pure.
+
+The values are kept for as long as the mount lives: a successor of the process that answered never
+sees an INIT.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import Unsupported
+from cachefs.fuse.kernel import codec
+from cachefs.fuse.kernel.codec import Init
+
+OUR_MINOR: Final = 41
+MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
+PAGE_BYTES: Final = 4096
+MAX_PAGES: Final = 1024  # of one request: 4 MiB, more than a reader's window gains from
+STACK_DEPTH: Final = 2  # the backing file may lie on overlayfs
+MAX_BACKGROUND: Final = 256  # see `cachefs.fuse.mounting`
+TIME_GRANULARITY_NS: Final = 1
+_WANTED: Final = (
+    Init.ASYNC_READ
+    | Init.BIG_WRITES
+    | Init.DO_READDIRPLUS
+    | Init.READDIRPLUS_AUTO
+    | Init.PARALLEL_DIROPS
+    | Init.MAX_PAGES
+    | Init.CACHE_SYMLINKS  # an ino's target never changes
+    | Init.EXPLICIT_INVAL_DATA
+    | Init.INIT_EXT
+    | Init.HAS_EXPIRE_ONLY
+    | Init.HAS_RESEND
+)
+
+
+class Negotiated(msgspec.Struct, frozen=True):
+    """`why_not`: one line why there is no passthrough, "" when there is. `resend`: a successor can
+    have requests sent again, so the mount can outlive who serves it."""
+
+    minor: int
+    flags: int
+    max_write: int  # bytes; /dev/fuse is read into a buffer of `buffer_bytes`
+    max_pages: int
+    passthrough: bool
+    resend: bool
+    why_not: str = ""
+
+    @property
+    def buffer_bytes(self) -> int:
+        return max(codec.MIN_BUFFER_BYTES, self.max_write + PAGE_BYTES)
+
+
+def negotiate(
+    request: bytes | bytearray, *, may_passthrough: str, pages_limit: int
+) -> tuple[Negotiated, bytes]:
+    """The values, and the reply to write. `may_passthrough` is "" when passthrough may be used,
+    else why not; `pages_limit` is fs.fuse.max_pages_limit.
+
+    Raises ProtocolError for what is no INIT, Unsupported for a kernel that is too old.
+    """
+    header = codec.parse(request, len(request))
+    asked = codec.parse_init(request, header)
+    if header.opcode != codec.Op.INIT or (asked.major, asked.minor) < (codec.MAJOR, MIN_MINOR):
+        raise Unsupported(
+            f"the kernel's FUSE protocol {asked.major}.{asked.minor} is too old",
+            remedy="use Linux 5.4 or later, or --transport pyfuse3",
+        )
+    why_not = may_passthrough
+    if not why_not and not asked.flags & Init.PASSTHROUGH:
+        why_not = "the kernel has no FUSE passthrough (Linux 6.9 has)"
+    wanted = _WANTED if why_not else _WANTED | Init.PASSTHROUGH
+    flags = asked.flags & wanted
+    max_pages = min(MAX_PAGES, pages_limit) if flags & Init.MAX_PAGES else 32
+    values = Negotiated(
+        minor=min(asked.minor, OUR_MINOR),
+        flags=flags,
+        max_write=max_pages * PAGE_BYTES,
+        max_pages=max_pages,
+        passthrough=bool(flags & Init.PASSTHROUGH),
+        resend=bool(flags & Init.HAS_RESEND),
+        why_not=why_not,
+    )
+    return values, _reply(header.unique, values, asked.max_readahead)
+
+
+def _reply(unique: int, values: Negotiated, max_readahead: int) -> bytes:
+    body = codec.INIT_OUT.pack(
+        codec.MAJOR,
+        values.minor,
+        max(max_readahead, values.max_write),
+        values.flags & 0xFFFFFFFF,
+        MAX_BACKGROUND,
+        MAX_BACKGROUND * 3 // 4,
+        values.max_write,
+        TIME_GRANULARITY_NS,
+        values.max_pages,
+        0,
+        values.flags >> 32,
+        STACK_DEPTH if values.passthrough else 0,
+        0,
+    )
+    return codec.data_header(unique, len(body)) + body

@@ -1,0 +1,167 @@
+"""The takeover table: which files the kernel has open, in memory that outlives who serves the mount.
+
+A memfd of a header and fixed slots, one per open handle. A slot's state is written last and cleared
+first, so that whenever its writer dies every slot that counts is whole. Order at an open: slot ->
+backing id registered with the kernel -> id written -> reply; at the last release of a nodeid: slot
+closing -> id given back -> slot free. One writer at a time: the process that serves.
+
+    header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 used (slots ever used), u32 last id
+    slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, u8 flags, u8 unused, u8 state
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import TooManyOpenFiles, Unsupported
+
+VERSION: Final = 1
+MAGIC: Final = b"cachefs\0"
+SLOTS: Final = 1 << 20  # 32 MiB of address space; memory only for those that were used
+_HEADER: Final = struct.Struct("<8sIIIII")
+_USED: Final = struct.Struct("<I")
+_USED_AT: Final = 20
+_LAST_ID_AT: Final = 24
+_FIRST_SLOT_AT: Final = 4096
+_SLOT: Final = struct.Struct("<QQQiBBBB")
+_ID: Final = struct.Struct("<i")
+_ID_AT: Final = 24
+_STATE_AT: Final = _SLOT.size - 1
+_FREE, _TAKEN, _CLOSING = 0, 1, 2
+
+
+class Mode(enum.IntEnum):
+    """How the kernel reads a nodeid: by asking us, or from the cache file itself."""
+
+    CACHED = 1
+    PASSTHROUGH = 2
+
+
+class Slot(NamedTuple):
+    """One open handle. `backing_id` 0: none, or not registered yet."""
+
+    fh: int
+    nodeid: int
+    size: int
+    backing_id: int
+    mode: int
+    flags: int
+
+
+class TakeoverTable:
+    """See the module. `fd` is the memfd, for whoever takes over; `close` unmaps and closes it."""
+
+    def __init__(self, fd: int) -> None:
+        """Maps a table. Raises Unsupported for one of another version."""
+        self.fd = fd
+        self._map = mmap.mmap(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
+        magic, version, slot_bytes, slots, used, _ = _HEADER.unpack_from(self._map)
+        if (magic, version, slot_bytes, slots) != (MAGIC, VERSION, _SLOT.size, SLOTS):
+            self._map.close()
+            raise Unsupported(f"a takeover table of version {version}, this is {VERSION}")
+        self._used: int = used
+        self._numbers: dict[int, int] = {}  # fh -> number of its slot
+        self._free: list[int] = []
+        self._closing: list[tuple[int, int]] = []  # (slot number, backing id)
+        for number in range(used):
+            self._adopt(number, *self._read(number))
+
+    @classmethod
+    def create(cls) -> TakeoverTable:
+        """A new, empty one."""
+        fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
+        os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
+        return cls(fd)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, fh: int) -> bool:
+        return fh in self._numbers
+
+    def slots(self) -> Iterator[Slot]:
+        """Every open handle."""
+        for number in list(self._numbers.values()):
+            yield self._read(number)[0]
+
+    def add(self, fh: int, nodeid: int, size: int, mode: Mode, flags: int = 0) -> None:
+        """Takes a slot, without a backing id yet. An `fh` that is there is replaced (the request
+        that made it came again). Raises TooManyOpenFiles."""
+        number = self._numbers.get(fh)
+        if number is None:
+            number = self._take()
+            self._numbers[fh] = number
+        _SLOT.pack_into(self._map, self._at(number), fh, nodeid, size, 0, mode, flags, 0, _TAKEN)
+
+    def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
+        """The kernel reads the handle's file by this id, which was registered just now (`is_new`)
+        or is that of another handle on the same nodeid."""
+        _ID.pack_into(self._map, self._at(self._numbers[fh]) + _ID_AT, backing_id)
+        if is_new:
+            _ID.pack_into(self._map, _LAST_ID_AT, backing_id)
+
+    def closing(self, fh: int) -> None:
+        """The handle is released and its backing id is about to be given back."""
+        self._map[self._at(self._numbers[fh]) + _STATE_AT] = _CLOSING
+
+    def remove(self, fh: int) -> None:
+        """Frees the slot of a handle; one that is not there is no error (its release came again)."""
+        number = self._numbers.pop(fh, None)
+        if number is not None:
+            self._map[self._at(number) + _STATE_AT] = _FREE
+            self._free.append(number)
+
+    def take_closing(self) -> list[int]:
+        """The backing ids that a predecessor was giving back when it died; their slots are free
+        from now on."""
+        found, self._closing = self._closing, []
+        for number, _ in found:
+            self._map[self._at(number) + _STATE_AT] = _FREE
+            self._free.append(number)
+        return [backing_id for _, backing_id in found]
+
+    @property
+    def last_backing_id(self) -> int:
+        """The id that was registered last; the kernel numbers them upwards."""
+        value: int = _ID.unpack_from(self._map, _LAST_ID_AT)[0]
+        return value
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._map.close()
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        self.fd = -1
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        if self._used >= SLOTS:
+            raise TooManyOpenFiles(f"{SLOTS} files are open on this mount")
+        self._used += 1
+        _USED.pack_into(self._map, _USED_AT, self._used)
+        return self._used - 1
+
+    def _read(self, number: int) -> tuple[Slot, int]:
+        """A slot and its state."""
+        fields = _SLOT.unpack_from(self._map, self._at(number))
+        return Slot(*fields[:6]), fields[7]
+
+    def _adopt(self, number: int, slot: Slot, state: int) -> None:
+        if state == _TAKEN:
+            self._numbers[slot.fh] = number
+        elif state == _CLOSING:
+            self._closing.append((number, slot.backing_id))
+        else:
+            self._free.append(number)
+
+    @staticmethod
+    def _at(number: int) -> int:
+        return _FIRST_SLOT_AT + number * _SLOT.size
