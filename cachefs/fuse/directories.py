@@ -159,10 +159,16 @@ class DirectoryTable:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def add(self, handle: DirectoryHandle) -> int:
-        self._last += 1
-        self._handles[self._last] = handle
-        return self._last
+    def __contains__(self, fh: int) -> bool:
+        return fh in self._handles
+
+    def add(self, handle: DirectoryHandle, fh: int = 0) -> int:
+        """Its number: `fh`, or the next one."""
+        if not fh:
+            self._last += 1
+            fh = self._last
+        self._handles[fh] = handle
+        return fh
 
     def get(self, fh: int) -> DirectoryHandle:
         """Raises NotFound for a number that is not open."""

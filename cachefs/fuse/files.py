@@ -34,11 +34,11 @@ class Files:
 
     # ---- opening ----
 
-    def open_warm(self, inode: Inode, pid: int) -> int | None:
-        """A file handle without a message, or None when the file is not complete here. Raises
-        OSError when no descriptor is left."""
+    def open_warm(self, inode: Inode, pid: int) -> FileHandle | None:
+        """An open file without a message, or None when it is not complete here. The caller keeps
+        it or drops it. Raises OSError when no descriptor is left."""
         if inode.size == 0:
-            return self.table.add(FileHandle(inode.ino, 0, pid))
+            return FileHandle(inode.ino, 0, pid)
         dir_fd = self._node.caller.published_fd
         if dir_fd < 0:
             return None
@@ -50,20 +50,34 @@ class Files:
         handle.warm = True
         handle.use_complete(Descriptor(opened[0], self._reader.flags_of(opened[1])))
         self._note_use(name)
-        return self.table.add(handle)
+        return handle
 
-    async def open(self, ino: int, pid: int) -> int:
-        """A file handle from the server. Raises its typed errors; Stale when the ino is gone."""
+    async def open(self, ino: int, pid: int) -> FileHandle:
+        """An open file from the server; the caller keeps it or drops it. Raises its typed errors;
+        Stale when the ino is gone."""
         handle = FileHandle(ino, -1, pid)
         handle.namespace = self.namespace
         await self._open_at_server(handle)
-        return self.table.add(handle)
+        return handle
+
+    def adopt(self, fh: int, ino: int, size: int) -> None:
+        """Takes over what a predecessor had open: it is opened when it is read."""
+        handle = FileHandle(ino, size, 0)
+        handle.namespace = self.namespace
+        self.table.add(handle, fh)
 
     def release(self, fh: int) -> None:
         """Raises NotFound for what is not open."""
-        handle = self.table.remove(fh)
+        self.drop(self.table.remove(fh))
+
+    def drop(self, handle: FileHandle) -> None:
+        """Closes a file that is not, or no longer, in the table."""
         handle.close()
         self._release(handle.server_handle, handle.epoch)
+
+    def note_hit(self, size: int) -> None:
+        """Bytes that were read without the server's help."""
+        self._hit_bytes += size
 
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""

@@ -61,7 +61,9 @@ class Segment:
 
 
 class FileHandle:
-    """One open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed."""
+    """One open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed. One of
+    epoch 0 that is not complete was opened by a predecessor, and is opened again when it is read.
+    """
 
     __slots__ = (
         "complete",
@@ -155,11 +157,14 @@ class HandleTable:
     def __iter__(self) -> Iterator[FileHandle]:
         return iter(self._handles.values())
 
-    def add(self, handle: FileHandle) -> int:
-        self._last += 1
-        self._handles[self._last] = handle
+    def add(self, handle: FileHandle, fh: int = 0) -> int:
+        """Its number: `fh`, or the next one."""
+        if not fh:
+            self._last += 1
+            fh = self._last
+        self._handles[fh] = handle
         self._opens[handle.ino] = self._opens.get(handle.ino, 0) + 1
-        return self._last
+        return fh
 
     def get(self, fh: int) -> FileHandle:
         """Raises NotFound for a number that is not open."""
@@ -186,5 +191,5 @@ class HandleTable:
         counts: dict[int, int] = {}
         for handle in self._handles.values():
             counts[handle.ino] = counts.get(handle.ino, 0) + 1
-            assert handle.complete or handle.present is not None
+            assert handle.complete or handle.present is not None or not handle.epoch
         assert counts == self._opens

@@ -51,6 +51,7 @@ from cachefs.fuse.directories import (
     cookie_of,
 )
 from cachefs.fuse.files import Bytes, Files
+from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.names_ahead import PAGES, NamesAhead
 from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node
 
@@ -90,6 +91,7 @@ class Vfs:
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self._directories = DirectoryTable()
         self._ahead = NamesAhead()
+        self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._put(attached.root, clock())
 
@@ -131,7 +133,8 @@ class Vfs:
             if found.inode is None:
                 raise Stale("the file is gone")
         except Stale:
-            inode = self._cache.inode(ino) if self._files.table.is_open(ino) else None
+            is_open = self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
+            inode = self._cache.inode(ino) if is_open else None
             if inode is None:
                 self._cache.forget_inode(ino)
                 raise
@@ -164,6 +167,17 @@ class Vfs:
 
     def open_nowait(self, nodeid: int, flags: int, pid: int = 0) -> int | MustWait:
         """A file handle. `pid` (0: unknown) is whose signals interrupt reads."""
+        handle = self.open_file_nowait(nodeid, flags, pid)
+        return MUST_WAIT if handle is MUST_WAIT else self.keep(handle)
+
+    async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
+        """As `open_nowait`, asking the server; a small file is whole then. Raises Stale when the
+        name must be looked up again."""
+        return self.keep(await self.open_file(nodeid, flags, pid))
+
+    def open_file_nowait(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle | MustWait:
+        """An open file without a number yet: the transport keeps it, or drops it once it has made
+        use of its descriptor."""
         if flags & _WRITES:
             self.refuse_write()
         inode = self._cache.inode(nodeid & MAX_INO)
@@ -171,12 +185,10 @@ class Vfs:
             return MUST_WAIT
         if inode.kind is Kind.DIRECTORY:
             raise IsADirectory("a directory cannot be opened as a file")
-        fh = self._files.open_warm(inode, pid)
-        return MUST_WAIT if fh is None else fh
+        return self._files.open_warm(inode, pid) or MUST_WAIT
 
-    async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
-        """As `open_nowait`, asking the server; a small file is whole then. Raises Stale when the
-        name must be looked up again."""
+    async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
+        """As `open_file_nowait`, asking the server. Raises as `open`."""
         if flags & _WRITES:
             self.refuse_write()
         ino = nodeid & MAX_INO
@@ -185,6 +197,22 @@ class Vfs:
         except Stale:
             self._cache.forget_inode(ino)
             raise
+
+    def keep(self, handle: FileHandle, fh: int = 0) -> int:
+        """The number of an open file from now on: `fh`, or one of our own."""
+        return self._files.table.add(handle, fh)
+
+    def drop(self, handle: FileHandle) -> None:
+        """Closes an open file that was not kept."""
+        self._files.drop(handle)
+
+    def adopt(self, fh: int, nodeid: int, size: int) -> None:
+        """Keeps a file that a predecessor had open under the number `fh`."""
+        self._files.adopt(fh, nodeid & MAX_INO, size)
+
+    def note_hit(self, size: int) -> None:
+        """A file of `size` bytes was handed to the kernel, which says nothing of what is read."""
+        self._files.note_hit(size)
 
     def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
         """The bytes at `offset`, fewer than `size` only at the end; valid until the next await."""
@@ -203,13 +231,17 @@ class Vfs:
 
     # ---- directories ----
 
-    def opendir(self, nodeid: int, pid: int = 0) -> int:
-        """A directory handle. Raises NotADirectory."""
+    def opendir(self, nodeid: int, pid: int = 0, fh: int = 0) -> int:
+        """A directory handle: `fh`, or a number of our own. Raises NotADirectory."""
         ino = nodeid & MAX_INO
         inode = self._cache.inode(ino)
         if inode is not None and inode.kind is not Kind.DIRECTORY:
             raise NotADirectory("not a directory")
-        return self._directories.add(DirectoryHandle(ino, pid))
+        return self._directories.add(DirectoryHandle(ino, pid), fh)
+
+    def knows_directory(self, fh: int) -> bool:
+        """Was this opened here? A predecessor's is opened again (its cookies go on being right)."""
+        return fh in self._directories
 
     def readdir_nowait(self, fh: int, cookie: int) -> Iterator[Entry] | MustWait:
         """Entries after `cookie` (0: the start), none at the end. Not all of them: go on with the

@@ -1,33 +1,26 @@
 """Runs pyfuse3's workers without a trio task for each: what it takes from trio, made cheap.
 
 A worker of pyfuse3 is a coroutine that reads a request, awaits its handler, replies and starts
-again. Here workers are coroutines run by hand: one loop gives requests to idle workers, and a
-worker whose handler waits for the node's server is run on, up to its reply, by whoever receives the
-answer. No task is scheduled and no cancel scope made for a request. pyfuse3 looks up `trio` in its
-own module (its asyncio mode replaces that name, too), so `TrioForPyfuse3` can stand there.
-
-A handler may await only waits made by `Workers` (`new`, `in_task`); what needs trio goes through
-`in_task`. Everything belongs to one trio loop.
+again. Here they are runs (`cachefs.fuse.runs`): one loop gives requests to idle workers. pyfuse3
+looks up `trio` in its own module (its asyncio mode replaces that name, too), so `TrioForPyfuse3`
+can stand there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import Any, Final
 
-import outcome
 import trio
 
-from cachefs.client.waits import Abandon, Wait, Waits
+from cachefs.fuse.runs import Run, Runs
 
 REQUESTS_PER_ROUND: Final = 16  # answered in a row; then other tasks get their turn
 LOOKS: Final = 80  # for the next request, about 40 us: less than to sleep and to be woken costs
 MAX_CREDIT: Final = 8
 REFUSALS_PER_TRIAL: Final = 100
-
-T = TypeVar("T")
 
 
 class Patience:
@@ -63,103 +56,29 @@ class NextRequest:
 NEXT_REQUEST: Final = NextRequest()
 
 
-class WorkerWait:
-    """A wait of a worker's handler."""
-
-    __slots__ = ("_workers", "abandon", "worker")
-
-    def __init__(self, workers: Workers, worker: Worker, abandon: Abandon) -> None:
-        self._workers = workers
-        self.worker = worker
-        self.abandon = abandon
-
-    def __await__(self) -> Generator[WorkerWait, Any, Any]:
-        try:
-            return (yield self)
-        except GeneratorExit:  # the session ends
-            self.abandon()
-            raise
-
-    def resume(self, value: object) -> None:
-        self._workers.step(self.worker, self.worker.coroutine.send, value)
-
-    def fail(self, error: BaseException) -> None:
-        self._workers.step(self.worker, self.worker.coroutine.throw, error)
-
-
-class Worker:
-    """One session loop of pyfuse3, and what its handler waits for."""
-
-    __slots__ = ("coroutine", "wait")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.coroutine = coroutine
-        self.wait: WorkerWait | None = None
-
-    def interrupt(self, error: BaseException) -> None:
-        """Ends the wait of its handler, in which `error` is raised."""
-        assert self.wait is not None
-        self.wait.abandon()
-        self.wait.fail(error)
-
-
-class Workers(Waits):
-    """All workers of one session. A worker is idle, waiting, or the running one."""
+class Workers(Runs):
+    """All workers of one session, each a run of pyfuse3's session loop. A worker is idle, waiting,
+    or the running one."""
 
     def __init__(self) -> None:
-        self.running: Worker | None = None
-        self._alive: set[Worker] = set()
-        self._idle: list[Worker] = []  # the last one's memory is warm
+        super().__init__()
+        self._idle: list[Run] = []  # the last one's memory is warm
         self._some_idle = trio.Event()
         self._fd = -1
         self._poll: select.poll | None = None
         self._patience = Patience()
-        self._nursery: trio.Nursery | None = None
-        self._failure: BaseException | None = None
 
-    # ---- what handlers wait for ----
+    def take(self, run: Run, wait: object) -> bool:
+        if wait is not NEXT_REQUEST:
+            return super().take(run, wait)
+        run.wait = None
+        self._idle.append(run)
+        self._some_idle.set()
+        return True
 
-    def new(self, abandon: Abandon) -> Wait:
-        """As `Waits.new`; of the handler that is running, if one is."""
-        if self.running is None:
-            return super().new(abandon)
-        return WorkerWait(self, self.running, abandon)
-
-    async def in_task(self, work: Callable[[], Awaitable[T]]) -> T:
-        """As `Waits.in_task`; a handler's work gets a task of its own."""
-        if self.running is None:
-            return await work()
-        assert self._nursery is not None
-        scope = trio.CancelScope()
-        wait = self.new(scope.cancel)
-        self._nursery.start_soon(_work_in_task, work, scope, wait)
-        result: T = await wait
-        return result
-
-    # ---- running workers ----
-
-    def step(self, worker: Worker, proceed: Callable[[Any], Any], what: object) -> None:
-        """Runs a worker until it is idle, waits or ends. Never raises: what escapes from a worker
-        ends the session."""
-        before, self.running = self.running, worker
-        try:
-            wait = proceed(what)
-            ours = wait is NEXT_REQUEST or isinstance(wait, WorkerWait)
-            assert ours, "a handler awaits what is not for workers"
-        except StopIteration:
-            self._ended(worker)
-        except BaseException as err:  # noqa: BLE001  whatever it is, the session's task raises it
-            self._ended(worker)
-            self._fail(err)
-        else:
-            if wait is NEXT_REQUEST:
-                worker.wait = None
-                self._idle.append(worker)
-                self._some_idle.set()
-            else:
-                worker.wait = wait
-        finally:
-            self.running = before
+    def ended(self, run: Run) -> None:
+        super().ended(run)
+        self._some_idle.set()  # or nobody is left
 
     def start_soon(
         self,
@@ -168,26 +87,23 @@ class Workers(Waits):
         name: str | None = None,
     ) -> None:
         """Another worker, as of a nursery; it is idle, or ended, when this returns."""
-        new = Worker(worker(*arguments))
-        self._alive.add(new)
-        self.step(new, new.coroutine.send, None)
+        self.start(worker(*arguments))
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Workers]:
         """Serves at its end, until every worker has ended. Cancellation closes them; their callers
         get no reply."""
         try:
-            async with trio.open_nursery() as self._nursery:
+            async with trio.open_nursery() as self.nursery:
                 yield self
                 await self._serve()
         finally:
-            for worker in list(self._alive):
-                worker.coroutine.close()
-        if self._failure is not None:
-            raise self._failure
+            self.close()
+        if self.failure is not None:
+            raise self.failure
 
     async def _serve(self) -> None:
-        while self._alive:
+        while self.alive:
             if not self._idle:
                 self._some_idle = trio.Event()
                 await self._some_idle.wait()
@@ -219,19 +135,9 @@ class Workers(Waits):
         self._patience.learn(found)
         return found
 
-    def _take_idle(self) -> list[Worker]:
+    def _take_idle(self) -> list[Run]:
         idle, self._idle = self._idle, []
         return idle
-
-    def _ended(self, worker: Worker) -> None:
-        worker.wait = None
-        self._alive.discard(worker)
-        self._some_idle.set()  # or nobody is left
-
-    def _fail(self, err: BaseException) -> None:
-        self._failure = self._failure or err
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
 
     def next_request(self, fd: int) -> NextRequest:
         """Stands for `trio.lowlevel.wait_readable`."""
@@ -240,22 +146,6 @@ class Workers(Waits):
             self._poll = select.poll()
             self._poll.register(fd, select.POLLIN)
         return NEXT_REQUEST
-
-
-async def _work_in_task(
-    work: Callable[[], Awaitable[object]], scope: trio.CancelScope, wait: Wait
-) -> None:
-    result: outcome.Outcome[object] | None = None
-    with scope:
-        result = await outcome.acapture(work)
-        if isinstance(result, outcome.Error) and isinstance(result.error, trio.Cancelled):
-            raise result.error
-    if scope.cancel_called or result is None:
-        return
-    if isinstance(result, outcome.Error):
-        wait.fail(result.error)
-    else:
-        wait.resume(result.unwrap())
 
 
 class _OneReader:

@@ -1,12 +1,12 @@
-"""The takeover table: which files the kernel has open, in memory that outlives who serves the mount.
+"""The takeover table: which files the kernel has open, in memory that outlives who serves it.
 
 A memfd of a header and fixed slots, one per open handle. A slot's state is written last and cleared
 first, so that whenever its writer dies every slot that counts is whole. Order at an open: slot ->
 backing id registered with the kernel -> id written -> reply; at the last release of a nodeid: slot
 closing -> id given back -> slot free. One writer at a time: the process that serves.
 
-    header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 used (slots ever used), u32 last id
-    slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, u8 flags, u8 unused, u8 state
+    header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 slots ever used, u32 last id
+    slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, 2 bytes unused, u8 state
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USED: Final = struct.Struct("<I")
 _USED_AT: Final = 20
 _LAST_ID_AT: Final = 24
 _FIRST_SLOT_AT: Final = 4096
-_SLOT: Final = struct.Struct("<QQQiBBBB")
+_SLOT: Final = struct.Struct("<QQQiBxxB")
 _ID: Final = struct.Struct("<i")
 _ID_AT: Final = 24
 _STATE_AT: Final = _SLOT.size - 1
@@ -51,7 +51,6 @@ class Slot(NamedTuple):
     size: int
     backing_id: int
     mode: int
-    flags: int
 
 
 class TakeoverTable:
@@ -91,14 +90,14 @@ class TakeoverTable:
         for number in list(self._numbers.values()):
             yield self._read(number)[0]
 
-    def add(self, fh: int, nodeid: int, size: int, mode: Mode, flags: int = 0) -> None:
+    def add(self, fh: int, nodeid: int, size: int, mode: Mode) -> None:
         """Takes a slot, without a backing id yet. An `fh` that is there is replaced (the request
         that made it came again). Raises TooManyOpenFiles."""
         number = self._numbers.get(fh)
         if number is None:
             number = self._take()
             self._numbers[fh] = number
-        _SLOT.pack_into(self._map, self._at(number), fh, nodeid, size, 0, mode, flags, 0, _TAKEN)
+        _SLOT.pack_into(self._map, self._at(number), fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
         """The kernel reads the handle's file by this id, which was registered just now (`is_new`)
@@ -112,7 +111,7 @@ class TakeoverTable:
         self._map[self._at(self._numbers[fh]) + _STATE_AT] = _CLOSING
 
     def remove(self, fh: int) -> None:
-        """Frees the slot of a handle; one that is not there is no error (its release came again)."""
+        """Frees the slot of a handle; one that is not there is no error: its release came again."""
         number = self._numbers.pop(fh, None)
         if number is not None:
             self._map[self._at(number) + _STATE_AT] = _FREE
@@ -152,7 +151,7 @@ class TakeoverTable:
     def _read(self, number: int) -> tuple[Slot, int]:
         """A slot and its state."""
         fields = _SLOT.unpack_from(self._map, self._at(number))
-        return Slot(*fields[:6]), fields[7]
+        return Slot(*fields[:5]), fields[5]
 
     def _adopt(self, number: int, slot: Slot, state: int) -> None:
         if state == _TAKEN:

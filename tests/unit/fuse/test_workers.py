@@ -10,13 +10,13 @@ import trio
 import trio.testing
 
 from cachefs.core.errors import Interrupted
+from cachefs.fuse.runs import Run
 from cachefs.fuse.workers import (
     LOOKS,
     REFUSALS_PER_TRIAL,
     REQUESTS_PER_ROUND,
     Patience,
     TrioForPyfuse3,
-    Worker,
     Workers,
 )
 
@@ -31,7 +31,7 @@ class Pyfuse3:
         self.lock = self.trio.Lock()
         self.sock = sock
         self.gate = trio.Event()
-        self.waiting: list[Worker] = []
+        self.waiting: list[Run] = []
         self.abandoned = 0
         self.answered: list[bytes] = []
         self.readers = self.workers = 0
