@@ -1,7 +1,8 @@
 """Ends the wait of a caller that got a signal, where the transport is not told of it.
 
-libfuse hears INTERRUPT, pyfuse3 does not pass it on. So one task looks at the callers that have
-waited for longer than `PATIENCE_S`: a signal that is pending, not blocked and not ignored, and that
+libfuse hears INTERRUPT, pyfuse3 does not pass it on; and what the kernel itself tells once, of any
+signal, says nothing of the next one. So one task looks at callers that wait for longer than
+`PATIENCE_S`: a signal that is pending, not blocked and not ignored, and that
 people or programs send to end something, cancels the wait. Signals of job control, timers of
 profilers and the like do not: an `open` that is restarted by nobody would never succeed.
 """
@@ -84,14 +85,21 @@ class Interrupts:
         raises its argument where `work` waits. pid 0: nobody to watch."""
         if not pid:
             return await work()
-        self._last += 1
-        number = self._last
-        self._waits[number] = LongWait(pid, interrupt)
-        self._some.set()
+        number = self.add(pid, interrupt)
         try:
             return await work()
         finally:
-            del self._waits[number]
+            self.remove(number)
+
+    def add(self, pid: int, interrupt: Callable[[Interrupted], None]) -> int:
+        """Watches a wait, until it is removed by the number that this gives."""
+        self._last += 1
+        self._waits[self._last] = LongWait(pid, interrupt)
+        self._some.set()
+        return self._last
+
+    def remove(self, number: int) -> None:
+        self._waits.pop(number, None)
 
     async def watch(self) -> None:
         """Looks at long waits, until cancelled."""

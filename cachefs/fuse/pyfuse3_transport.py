@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -24,7 +23,6 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FUSEError
 
-from cachefs.core.errors import CacheFSError
 from cachefs.core.model import MAX_NAME_BYTES, Inode
 from cachefs.fuse.attributes import (
     NOMINAL_BYTES,
@@ -32,13 +30,12 @@ from cachefs.fuse.attributes import (
     PREFERRED_IO_BYTES,
     blocks,
 )
+from cachefs.fuse.errnos import Errnos
 from cachefs.fuse.interrupts import Interrupts
 from cachefs.fuse.kernel_cache import INC_EPOCH, KernelCache
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 from cachefs.fuse.workers import TrioForPyfuse3, Workers
-
-log = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 2048  # served at once; cold opens wait for the origin, each in one of them
 IDLE_WORKERS: Final = 64  # kept: starting and ending them costs more than they hold
@@ -58,15 +55,8 @@ def translated(handler: Handler[P, R]) -> Handler[P, R]:
             return await handler(self, *args, **kwargs)
         except FUSEError:
             raise
-        except CacheFSError as err:
-            self.note(handler.__name__, err)
-            raise FUSEError(err.errno) from None
-        except OSError as err:
-            log.error("%s: %s", handler.__name__, err)
-            raise FUSEError(err.errno or errno.EIO) from None
-        except Exception as err:
-            self.note_bug(handler.__name__, err)
-            raise FUSEError(errno.EIO) from err
+        except Exception as err:  # noqa: BLE001  the edge: no other may leave
+            raise FUSEError(self.errnos.of(handler.__name__, err)) from None
 
     return answer
 
@@ -95,7 +85,7 @@ class Operations(pyfuse3.Operations):
         self._attributes.st_nlink = 1
         self._absent = EntryAttributes()
         self._file = pyfuse3.FileInfo(keep_cache=True)
-        self._bugs: set[tuple[str, str, int]] = set()
+        self.errnos = Errnos()
 
     def init(self) -> None:
         self.ready.set()
@@ -231,23 +221,6 @@ class Operations(pyfuse3.Operations):
         attributes.entry_timeout = valid_for_s
         attributes.attr_timeout = valid_for_s
         return attributes
-
-    def note(self, request: str, err: CacheFSError) -> None:
-        """What only becomes EIO at the caller is said in the log; the rest says it all itself."""
-        level = logging.WARNING if err.errno == errno.EIO else logging.DEBUG
-        log.log(level, "%s: %s", request, err.one_line())
-
-    def note_bug(self, request: str, err: Exception) -> None:
-        """A traceback the first time, one line from then on."""
-        trace = err.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        key = (type(err).__name__, request, trace.tb_lineno if trace is not None else 0)
-        if key in self._bugs:
-            log.error("%s: %s again: %s", request, key[0], err)
-        else:
-            self._bugs.add(key)
-            log.error("%s: unexpected %s", request, key[0], exc_info=err)
 
 
 class Session:

@@ -72,7 +72,7 @@ def negotiate(
     if not why_not and not asked.flags & Init.PASSTHROUGH:
         why_not = "the kernel has no FUSE passthrough (Linux 6.9 has)"
     wanted = _WANTED if why_not else _WANTED | Init.PASSTHROUGH
-    flags = asked.flags & wanted
+    flags = int(asked.flags & wanted)
     max_pages = min(MAX_PAGES, pages_limit) if flags & Init.MAX_PAGES else 32
     values = Negotiated(
         minor=min(asked.minor, OUR_MINOR),

@@ -1,0 +1,44 @@
+"""The edge to the kernel: what a handler raises becomes the errno that the caller sees.
+
+What only becomes EIO there is said in the log; the rest says it all itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+from cachefs.core.errors import CacheFSError
+
+log = logging.getLogger(__name__)
+
+
+class Errnos:
+    """The translation of one mount."""
+
+    def __init__(self) -> None:
+        self._bugs: set[tuple[str, str, int]] = set()
+
+    def of(self, request: str, err: Exception) -> int:
+        """The errno (> 0) for what a request raised, and a line in the log where it is due."""
+        if isinstance(err, CacheFSError):
+            level = logging.WARNING if err.errno == errno.EIO else logging.DEBUG
+            log.log(level, "%s: %s", request, err.one_line())
+            return err.errno
+        if isinstance(err, OSError):
+            log.error("%s: %s", request, err)
+            return err.errno or errno.EIO
+        self._note_bug(request, err)
+        return errno.EIO
+
+    def _note_bug(self, request: str, err: Exception) -> None:
+        """A traceback the first time, one line from then on."""
+        trace = err.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        key = (type(err).__name__, request, trace.tb_lineno if trace is not None else 0)
+        if key in self._bugs:
+            log.error("%s: %s again: %s", request, key[0], err)
+        else:
+            self._bugs.add(key)
+            log.error("%s: unexpected %s", request, key[0], exc_info=err)

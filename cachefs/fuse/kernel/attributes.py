@@ -1,0 +1,78 @@
+"""Inodes as the kernel takes them: entries, attributes, directory entries. Pure."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core import messages as m
+from cachefs.core.model import Inode, Kind
+from cachefs.fuse.attributes import PREFERRED_IO_BYTES, Defaults, blocks
+from cachefs.fuse.directories import Entry
+from cachefs.fuse.kernel import codec
+
+_NS: Final = 10**9
+_SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
+_TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
+_DOTS: Final = frozenset((b".", b".."))
+_NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel takes the name only
+
+
+def time_out(valid_for_s: float) -> tuple[int, int]:
+    """(seconds, nanoseconds)."""
+    seconds = int(valid_for_s)
+    return seconds, int((valid_for_s - seconds) * _NS)
+
+
+class Attributes:
+    """How one mount shows inodes. `current` gives the nodeid that an ino's name leads to."""
+
+    def __init__(self, defaults: Defaults, current: Callable[[int], int]) -> None:
+        self._defaults = defaults
+        self._current = current
+
+    def entry_reply(self, unique: int, found: m.Found) -> bytes:
+        """The answer to LOOKUP; a name that is known not to be there is an entry without a
+        nodeid."""
+        inode = found.inode
+        if inode is None and found.valid_for_s <= 0:
+            return codec.error_reply(unique, errno.ENOENT)
+        seconds, ns = time_out(found.valid_for_s)
+        nodeid = self._current(inode.ino) if inode is not None else 0
+        attributes = self._attr(inode) if inode is not None else (0,) * 16
+        return codec.ENTRY_REPLY.pack(
+            codec.ENTRY_REPLY.size, 0, unique, nodeid, 0, seconds, seconds, ns, ns, *attributes
+        )
+
+    def attr_reply(self, unique: int, found: m.Found) -> bytes:
+        """The answer to GETATTR."""
+        assert found.inode is not None
+        seconds, ns = time_out(found.valid_for_s)
+        attributes = self._attr(found.inode)
+        return codec.ATTR_REPLY.pack(codec.ATTR_REPLY.size, 0, unique, seconds, ns, 0, *attributes)
+
+    def dirent(self, entry: Entry) -> bytes:
+        """An entry of READDIR."""
+        inode = entry.inode
+        kind = self._defaults.mode(inode) >> _TYPE_SHIFT
+        return codec.dirent(inode.ino, entry.cookie, kind, entry.name)
+
+    def direntplus(self, entry: Entry) -> bytes:
+        """An entry of READDIRPLUS."""
+        name, inode, valid_for_s, _ = entry
+        if name in _DOTS:
+            return _NO_ENTRY + self.dirent(entry)
+        seconds, ns = time_out(valid_for_s)
+        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
+        head = codec.ENTRY_OUT.pack(nodeid, 0, seconds, seconds, ns, ns, *self._attr(inode))
+        return head + self.dirent(entry)
+
+    def _attr(self, inode: Inode) -> tuple[int, ...]:
+        seconds, ns = divmod(inode.mtime_ns, _NS)
+        seconds &= _SECONDS_MASK
+        uid, gid = self._defaults.owner(inode)
+        return (
+            inode.ino, inode.size, blocks(inode), seconds, seconds, seconds, ns, ns, ns,
+            self._defaults.mode(inode), 1, uid, gid, 0, PREFERRED_IO_BYTES, 0,
+        )  # fmt: skip

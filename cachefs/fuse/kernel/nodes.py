@@ -1,0 +1,119 @@
+"""Which nodeids the kernel has open, in which mode, on which backing file; and which nodeid names a
+file now. Pure.
+
+While a nodeid is open it has one mode and one backing id, so the kernel's rules on combining opens
+(docs/architecture.md) cannot be broken. A file that could be read in a better way than the open
+nodeid allows *moves on*: its next incarnation is what names lead to from then on, once the opener
+was sent back to look the name up again (ESTALE, which the kernel retries by itself, exactly once).
+A nodeid that nothing has open may take any mode again: an ino's bytes never change.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachefs.core.model import INO_BITS, MAX_INCARNATION, MAX_INO
+from cachefs.fuse.dentries import Generations
+from cachefs.fuse.kernel.table import Mode
+
+MAX_MOVED: Final = 65536  # inos whose incarnation is remembered; others start at 0 again
+
+
+class Node:
+    """A nodeid with open handles. `backing_id` is 0 in cached mode."""
+
+    __slots__ = ("backing_id", "handles", "mode", "moved")
+
+    def __init__(self, mode: Mode, backing_id: int) -> None:
+        self.mode = mode
+        self.backing_id = backing_id
+        self.handles: set[int] = set()
+        self.moved = False
+
+
+class Nodes:
+    """The nodes of one mount."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Node] = {}
+        self._open_inos: dict[int, int] = {}  # ino -> nodeids of it that are open
+        self._current: Generations[int, int] = Generations(MAX_MOVED)  # ino -> nodeid
+
+    def __len__(self) -> int:
+        """Open nodeids."""
+        return len(self._open)
+
+    def current(self, ino: int) -> int:
+        """The nodeid that names lead to."""
+        return self._current.get(ino) or ino
+
+    def get(self, nodeid: int) -> Node | None:
+        """The node, when it is open."""
+        return self._open.get(nodeid)
+
+    def is_open(self, ino: int) -> bool:
+        """Is any incarnation open?"""
+        return ino in self._open_inos
+
+    def open(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
+        """Another handle on a nodeid. Mode and backing id must be those of the others."""
+        node = self._open.get(nodeid)
+        if node is None:
+            node = self._open[nodeid] = Node(mode, backing_id)
+            ino = nodeid & MAX_INO
+            self._open_inos[ino] = self._open_inos.get(ino, 0) + 1
+        assert (node.mode, node.backing_id) == (mode, backing_id), "one mode, one backing file"
+        node.handles.add(fh)
+
+    def release(self, nodeid: int, fh: int) -> Node | None:
+        """One handle less. The node when that was the last one: its backing id is no longer needed.
+        A handle that is not there changes nothing: its release came twice."""
+        node = self._open.get(nodeid)
+        if node is None or fh not in node.handles:
+            return None
+        node.handles.remove(fh)
+        if node.handles:
+            return None
+        del self._open[nodeid]
+        ino = nodeid & MAX_INO
+        self._open_inos[ino] -= 1
+        if not self._open_inos[ino]:
+            del self._open_inos[ino]
+        return node
+
+    def move_on(self, nodeid: int) -> bool:
+        """The file of an open nodeid should be opened under its next incarnation. False when an
+        opener was sent back from this nodeid before: one that comes without a name (through
+        /proc/PID/fd) would be sent back again and again, and must be served here."""
+        node = self._open[nodeid]
+        if node.moved:
+            return False
+        node.moved = True
+        ino = nodeid & MAX_INO
+        if self.current(ino) == nodeid:
+            self._current.put(ino, self._next(nodeid))
+        return True
+
+    def adopt(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
+        """As `open`, for what a predecessor had open: the newest incarnation is the current one."""
+        self.open(nodeid, fh, mode, backing_id)
+        ino = nodeid & MAX_INO
+        if nodeid > self.current(ino):
+            self._current.put(ino, nodeid)
+
+    def _next(self, nodeid: int) -> int:
+        """The nodeid of the next incarnation that is not open."""
+        ino, number = nodeid & MAX_INO, nodeid >> INO_BITS
+        for step in range(1, MAX_INCARNATION + 1):
+            candidate = ((number + step) & MAX_INCARNATION) << INO_BITS | ino
+            if candidate not in self._open:
+                return candidate
+        return nodeid
+
+    def check_invariants(self) -> None:
+        counts: dict[int, int] = {}
+        for nodeid, node in self._open.items():
+            counts[nodeid & MAX_INO] = counts.get(nodeid & MAX_INO, 0) + 1
+            assert node.handles
+            assert (node.mode is Mode.PASSTHROUGH) == (node.backing_id > 0)
+        assert counts == self._open_inos

@@ -1,0 +1,354 @@
+"""The session on /dev/fuse: reads requests until there are none, answers at once what it can.
+
+What must wait for the node's server is run by hand (`cachefs.fuse.runs`) and answered by whoever
+receives the server's answer. Delivery is at least once: a request that a predecessor read comes
+again with a bit in its number, which the reply repeats. Handlers only read, so that is harmless;
+the one that keeps something, OPEN, numbers it by the request (`cachefs.fuse.kernel.opens`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
+
+import trio
+
+from cachefs.core.errors import Interrupted, ProtocolError, ReadOnly, Unsupported
+from cachefs.core.model import MAX_NAME_BYTES
+from cachefs.fuse.attributes import NOMINAL_BYTES, NOMINAL_FILES, PREFERRED_IO_BYTES
+from cachefs.fuse.directories import Entry
+from cachefs.fuse.errnos import Errnos
+from cachefs.fuse.interrupts import Interrupts, has_signal, read_status
+from cachefs.fuse.kernel import codec
+from cachefs.fuse.kernel.attributes import Attributes
+from cachefs.fuse.kernel.codec import HEADER_BYTES, UNIQUE_MASK, Notify, Op
+from cachefs.fuse.kernel.device import Device, Unmounted
+from cachefs.fuse.kernel.negotiation import Negotiated
+from cachefs.fuse.kernel.opens import Opens
+from cachefs.fuse.kernel.table import TakeoverTable
+from cachefs.fuse.kernel_cache import KernelCache
+from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.runs import Run, Runs
+from cachefs.fuse.vfs import Vfs
+
+log = logging.getLogger(__name__)
+
+REQUESTS_PER_ROUND: Final = 64  # then other tasks get their turn
+_WRITES: Final = (
+    Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2, Op.LINK,
+    Op.WRITE, Op.SETXATTR, Op.REMOVEXATTR, Op.CREATE, Op.FALLOCATE, Op.TMPFILE,
+)  # fmt: skip
+
+Handler = Callable[[int, int, int, int], bytes | None]  # unique, nodeid, pid, length -> reply
+Answer = Coroutine[Any, Any, bytes | None]
+
+
+class Waiting:
+    """A request that was not answered at once, by its number without the bit."""
+
+    __slots__ = ("number", "pid", "run")
+
+    def __init__(self, run: Run, pid: int) -> None:
+        self.run = run
+        self.pid = pid
+        self.number = 0  # among the watched ones; 0: not interrupted so far
+
+
+class KernelSession:
+    """One mount's session; `fd` is the descriptor of /dev/fuse, on which INIT was answered."""
+
+    def __init__(
+        self, vfs: Vfs, runs: Runs, fd: int, table: TakeoverTable, negotiated: Negotiated
+    ) -> None:
+        self._vfs = vfs
+        self._runs = runs
+        self._device = Device(fd, negotiated.buffer_bytes)
+        self._buffer = self._device.buffer
+        self.opens = Opens(vfs, self._device, table, negotiated.why_not)
+        self._errnos = Errnos()
+        self._interrupts = Interrupts()
+        self._attributes = Attributes(vfs.defaults, self.opens.nodes.current)
+        self._kernel_cache = KernelCache(self._invalidate_entry, self._distrust_all)
+        self._waiting: dict[int, Waiting] = {}
+        self._handlers = self._table_of_handlers()
+        self._counts = dict.fromkeys(("requests", "lookups", "reads", "waits"), 0)
+        self._scope = trio.CancelScope()
+
+    # ---- its life ----
+
+    async def serve(self, resend: bool) -> None:
+        """Answers until the mount is gone, or `retire`. With `resend`, after a predecessor: what it
+        had open is taken over, and what it left unanswered comes again. Cancellation leaves
+        requests unanswered, for a successor. Raises what a bug raises."""
+        if resend:
+            log.info("took over %d open files", self.opens.adopt())
+            self._device.notify(codec.notification(Notify.RESEND))
+        self._vfs.on_invalidated = self._kernel_cache.invalidate
+        self._kernel_cache.start()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._runs.nursery = nursery
+                    nursery.start_soon(self._interrupts.watch)
+                    await self._answer()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._runs.close()
+            self._kernel_cache.stop()
+        if self._runs.failure is not None:
+            raise self._runs.failure
+
+    def retire(self) -> None:
+        """Ends `serve`; what is not answered is for the successor."""
+        self._scope.cancel()
+
+    async def _answer(self) -> None:
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._device.fd)
+                self._drain()
+        except Unmounted as err:
+            log.info("the session has ended: %s", err)
+
+    def facts(self) -> dict[str, int]:
+        """What was counted, for `status`."""
+        opens = self.opens
+        return {
+            **self._counts,
+            "passthrough_opens": opens.passthrough_opens,
+            "cached_opens": opens.cached_opens,
+            "open_files": len(opens.nodes),
+        }
+
+    @property
+    def passthrough(self) -> bool:
+        """Does the kernel read complete files by itself?"""
+        return not self.opens.why_not
+
+    @property
+    def why_not(self) -> str:
+        """One line why it does not."""
+        return self.opens.why_not
+
+    # ---- requests ----
+
+    def _drain(self) -> None:
+        read, buffer, unpack = self._device.read, self._buffer, codec.IN_HEADER.unpack_from
+        for count in range(REQUESTS_PER_ROUND):
+            size = read()
+            if not size:
+                self._counts["requests"] += count
+                return
+            length, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
+            if length != size:
+                raise ProtocolError(f"{size} bytes were read of a request of {length}")
+            handler = self._handlers.get(opcode)
+            try:
+                if handler is not None:
+                    reply = handler(unique, nodeid, pid, length)
+                else:
+                    reply = codec.error_reply(unique, errno.ENOSYS)
+            except Exception as err:  # noqa: BLE001  the edge: every request is answered
+                reply = codec.error_reply(unique, self._errnos.of(_name(opcode), err))
+            if reply is not None:
+                self._device.write(reply)
+        self._counts["requests"] += REQUESTS_PER_ROUND
+
+    def _later(self, opcode: Op, unique: int, pid: int, answer: Answer) -> bytes | None:
+        """Answers when `answer` has an answer; none now."""
+        self._counts["waits"] += 1
+        run = self._runs.start(self._finish(opcode, unique, answer))
+        if run.wait is not None:
+            self._waiting[unique & UNIQUE_MASK] = Waiting(run, pid)
+        return None
+
+    async def _finish(self, opcode: Op, unique: int, answer: Answer) -> None:
+        try:
+            reply = await answer
+        except Exception as err:  # noqa: BLE001  the edge: every request is answered
+            reply = codec.error_reply(unique, self._errnos.of(_name(opcode), err))
+        waiting = self._waiting.pop(unique & UNIQUE_MASK, None)
+        if waiting is not None:
+            self._interrupts.remove(waiting.number)
+        if reply is not None:
+            self._device.write(reply)
+
+    def _interrupt(self, unique: int, nodeid: int, pid: int, length: int) -> None:
+        """A caller got a signal: its wait ends, if the signal is one that ends things. Told once
+        per request, of whichever signal was first, so the caller is watched from then on."""
+        (number,) = codec.INTERRUPT_IN.unpack_from(self._buffer, HEADER_BYTES)
+        waiting = self._waiting.get(number & UNIQUE_MASK)
+        if waiting is None or waiting.number:
+            return
+        status = read_status(waiting.pid)
+        waiting.number = self._interrupts.add(waiting.pid, waiting.run.interrupt)
+        if not status or has_signal(status):
+            waiting.run.interrupt(Interrupted("the caller got a signal"))
+
+    # ---- names ----
+
+    def _lookup(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        self._counts["lookups"] += 1
+        name = codec.name_in(self._buffer, length)
+        found = self._vfs.lookup_nowait(nodeid, name)
+        if found is MUST_WAIT:
+            return self._later(Op.LOOKUP, unique, pid, self._looked_up(unique, nodeid, name))
+        return self._attributes.entry_reply(unique, found)
+
+    async def _looked_up(self, unique: int, nodeid: int, name: bytes) -> bytes:
+        return self._attributes.entry_reply(unique, await self._vfs.lookup(nodeid, name))
+
+    def _getattr(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        found = self._vfs.getattr_nowait(nodeid)
+        if found is MUST_WAIT:
+            return self._later(Op.GETATTR, unique, pid, self._got_attr(unique, nodeid))
+        return self._attributes.attr_reply(unique, found)
+
+    async def _got_attr(self, unique: int, nodeid: int) -> bytes:
+        return self._attributes.attr_reply(unique, await self._vfs.getattr(nodeid))
+
+    def _readlink(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        target = self._vfs.readlink_nowait(nodeid)
+        if target is MUST_WAIT:
+            return self._later(Op.READLINK, unique, pid, self._read_link(unique, nodeid))
+        return codec.data_header(unique, len(target)) + target
+
+    async def _read_link(self, unique: int, nodeid: int) -> bytes:
+        target = await self._vfs.readlink(nodeid)
+        return codec.data_header(unique, len(target)) + target
+
+    def _access(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        mask, _ = codec.ACCESS_IN.unpack_from(self._buffer, HEADER_BYTES)
+        self._vfs.access(mask)
+        return codec.error_reply(unique, 0)
+
+    def _statfs(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        blocks = NOMINAL_BYTES // PREFERRED_IO_BYTES
+        return codec.statfs_reply(unique, blocks, NOMINAL_FILES, PREFERRED_IO_BYTES, MAX_NAME_BYTES)
+
+    # ---- files ----
+
+    def _open(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        flags, _ = codec.OPEN_IN.unpack_from(self._buffer, HEADER_BYTES)
+        reply = self.opens.open_nowait(unique, nodeid, flags, pid)
+        if reply is MUST_WAIT:
+            answer = self.opens.open(unique, nodeid, flags, pid)
+            return self._later(Op.OPEN, unique, pid, self._opened(unique, nodeid, answer))
+        return self._answer_open(unique, nodeid, reply)
+
+    async def _opened(
+        self, unique: int, nodeid: int, answer: Coroutine[Any, Any, bytes]
+    ) -> bytes | None:
+        return self._answer_open(unique, nodeid, await answer)
+
+    def _answer_open(self, unique: int, nodeid: int, reply: bytes) -> bytes | None:
+        """Answers; an open that nobody waits for any more is released."""
+        if not self._device.write(reply):
+            self.opens.release(nodeid, unique & UNIQUE_MASK)
+        return None
+
+    def _read(self, unique: int, nodeid: int, pid: int, length: int) -> None:
+        self._counts["reads"] += 1
+        fh, offset, size, *_ = codec.READ_IN.unpack_from(self._buffer, HEADER_BYTES)
+        data = self._vfs.read_nowait(fh, offset, size)
+        if data is MUST_WAIT:
+            self._later(Op.READ, unique, pid, self._read_later(unique, fh, offset, size))
+        else:
+            self._device.write_data(unique, data)
+
+    async def _read_later(self, unique: int, fh: int, offset: int, size: int) -> None:
+        self._device.write_data(unique, await self._vfs.read(fh, offset, size))
+
+    def _release(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        fh, *_ = codec.RELEASE_IN.unpack_from(self._buffer, HEADER_BYTES)
+        self.opens.release(nodeid, fh)
+        return codec.error_reply(unique, 0)
+
+    # ---- directories ----
+
+    def _opendir(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        fh = self._vfs.opendir(nodeid, pid, unique & UNIQUE_MASK)
+        return codec.open_reply(unique, fh, 0, 0)
+
+    def _readdir(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        return self._read_directory(Op.READDIR, unique, nodeid, pid)
+
+    def _readdirplus(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        return self._read_directory(Op.READDIRPLUS, unique, nodeid, pid)
+
+    def _read_directory(self, op: Op, unique: int, nodeid: int, pid: int) -> bytes | None:
+        fh, cookie, size, *_ = codec.READ_IN.unpack_from(self._buffer, HEADER_BYTES)
+        if not self._vfs.knows_directory(fh):
+            self._vfs.opendir(nodeid, pid, fh)
+        entries = self._vfs.readdir_nowait(fh, cookie)
+        if entries is MUST_WAIT:
+            answer = self._listed(op, unique, fh, cookie, size)
+            return self._later(op, unique, pid, answer)
+        return self._listing(op, unique, entries, size)
+
+    async def _listed(self, op: Op, unique: int, fh: int, cookie: int, size: int) -> bytes:
+        return self._listing(op, unique, await self._vfs.readdir(fh, cookie), size)
+
+    def _listing(self, op: Op, unique: int, entries: Iterator[Entry], size: int) -> bytes:
+        pack = self._attributes.dirent if op is Op.READDIR else self._attributes.direntplus
+        parts = [b""]
+        room = size
+        for entry in entries:
+            record = pack(entry)
+            room -= len(record)
+            if room < 0:
+                break
+            parts.append(record)
+        data = b"".join(parts)
+        return codec.data_header(unique, len(data)) + data
+
+    def _releasedir(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        fh, *_ = codec.RELEASE_IN.unpack_from(self._buffer, HEADER_BYTES)
+        self._vfs.releasedir(fh)
+        return codec.error_reply(unique, 0)
+
+    # ---- the rest ----
+
+    def _forget(self, unique: int, nodeid: int, pid: int, length: int) -> None:
+        """Nothing is counted: an ino is answered for as long as the server knows it."""
+
+    def _refuse_write(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        raise ReadOnly("the file system is read-only")
+
+    def _init(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        raise Unsupported("INIT is answered when the file system is mounted, once")
+
+    def _table_of_handlers(self) -> dict[int, Handler]:
+        handlers: dict[int, Handler] = {
+            Op.LOOKUP: self._lookup,
+            Op.FORGET: self._forget,
+            Op.BATCH_FORGET: self._forget,
+            Op.GETATTR: self._getattr,
+            Op.READLINK: self._readlink,
+            Op.OPEN: self._open,
+            Op.READ: self._read,
+            Op.RELEASE: self._release,
+            Op.STATFS: self._statfs,
+            Op.ACCESS: self._access,
+            Op.OPENDIR: self._opendir,
+            Op.READDIR: self._readdir,
+            Op.READDIRPLUS: self._readdirplus,
+            Op.RELEASEDIR: self._releasedir,
+            Op.INTERRUPT: self._interrupt,
+            Op.INIT: self._init,
+        }
+        return handlers | dict.fromkeys(_WRITES, self._refuse_write)
+
+    # ---- notifications (called by a thread of their own) ----
+
+    def _invalidate_entry(self, parent: int, name: bytes) -> None:
+        self._device.notify(codec.inval_entry(parent, name))
+
+    def _distrust_all(self) -> bool:
+        return self._device.notify(codec.notification(Notify.INC_EPOCH))
+
+
+def _name(opcode: int) -> str:
+    return Op(opcode).name.lower() if opcode in Op.__members__.values() else f"opcode {opcode}"
