@@ -22,7 +22,7 @@ class WorkerConfig:
     eviction: str = "sieve"  # sieve, lru
     idle_after_s: float = 3600.0
     origin_deadline_s: float = 30.0
-    fetch_threads: int = 32
+    fetch_threads: int = 64
     disk_threads: int = 4
     sync_interval_s: float = 30.0
     # Data of a namespace that is not attached to this server can be protected by nobody here. True:

@@ -1,20 +1,22 @@
 """Fills: brings claimed pages from the origin into the cache file, or into a segment when the cache
 refuses them. Owned by the loop; bytes are moved by threads (`worker.transfer`).
 
-A piece is a page range of one content in flight. Its task asks for room, runs transfers until the
-range is whole, and goes on after a cut body with the first page that is not whole: no byte of a
-whole page is asked for twice. Waiters wait for pages, never for the task: cancelling them leaves
-it running. Each page's future is settled whatever happens.
+A piece is a page range of one content in flight. Where room can be promised at once, its first
+transfer starts at once, and when that brings all of it no task is made. Else a task asks for room,
+runs transfers until the range is whole, and goes on after a cut body with the first page that is
+not whole: no byte of a whole page is asked for twice. Waiters wait for pages, never for the task:
+cancelling them leaves it running. Each page's future is settled whatever happens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Stale
+from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
 from connectors.base import Connector
 from worker.catalog import Catalog
 from worker.entry import Entry
@@ -63,6 +65,14 @@ class Piece:
 OnBytes = Callable[[Entry, int], None]
 
 
+class Begun(NamedTuple):
+    """A piece's first transfer, which failed. Started at `started_s` (monotonic)."""
+
+    transfer: Transfer
+    started_s: float
+    error: BaseException
+
+
 class Filler:
     """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
 
@@ -74,6 +84,7 @@ class Filler:
         self._loop = asyncio.get_running_loop()
         self._background = 0
         self._running: set[Transfer] = set()
+        self._aborted = False
         self.on_bytes: OnBytes = lambda entry, size: None
         self.on_piece_end: Callable[[Entry], None] = lambda entry: None
 
@@ -101,13 +112,48 @@ class Filler:
         entry.busy_pieces += 1
         self._background += background
         self._parts.counters.fills_in_flight += 1
-        self._parts.tasks.start(self._bring(piece))
+        if not self._begin_at_once(piece):
+            self._parts.tasks.start(self._bring(piece))
 
-    async def _bring(self, piece: Piece) -> None:
+    def _begin_at_once(self, piece: Piece) -> bool:
+        """Starts the first transfer into the cache, if that takes no waiting."""
+        parts, origin = self._parts, piece.entry.origin
+        if piece.entry.failed is not None or piece.entry.detached or self._aborted:
+            return False
+        try:
+            connector = parts.connector_for(origin.content.namespace, origin.ufs)
+        except CacheFSError:
+            return False  # the task meets it again
+        if not self._reserved_nowait(piece):
+            return False
+        transfer = self._cache_transfer(piece, piece.first)
+        self._running.add(transfer)
+        done = functools.partial(self._begun, piece, transfer, parts.clocks.monotonic())
+        parts.fetchers.submit(self._run_into_cache, piece, transfer, connector, done=done)
+        return True
+
+    def _begun(
+        self,
+        piece: Piece,
+        transfer: Transfer,
+        started_s: float,
+        _: object,
+        error: BaseException | None,
+    ) -> None:
+        self._transferred(piece, transfer)
+        if self._aborted:
+            self._end(piece, Interrupted("the worker is closing"))
+        elif error is not None:
+            self._parts.tasks.start(self._bring(piece, Begun(transfer, started_s, error)))
+        else:
+            self._finish_cached(piece)
+            self._end(piece, None)
+
+    async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
         entry = piece.entry
         error: CacheFSError | None = None
         try:
-            await self._into_cache_or_segments(piece)
+            await self._into_cache_or_segments(piece, begun)
         except (Stale, NotFound) as err:
             error = await self._catalog.changed(entry, err)
             self._segments.drop_content([entry.key])
@@ -138,12 +184,13 @@ class Filler:
         """Can the page be read, from the cache file or from a segment?"""
         return entry.pages.has(page) or self._segments.find(entry.key, page) is not None
 
-    async def _into_cache_or_segments(self, piece: Piece) -> None:
+    async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry = piece.entry
         first = piece.first
-        if entry.failed is None and not entry.detached and await self._reserved(piece):
+        may_begin = entry.failed is None and not entry.detached
+        if begun is not None or (may_begin and await self._reserved(piece)):
             try:
-                await self._into_cache(piece)
+                await self._into_cache(piece, begun)
                 return
             except DiskFault as fault:
                 self._catalog.disk_fault(fault.error)
@@ -158,42 +205,54 @@ class Filler:
     async def _reserved(self, piece: Piece) -> bool:
         if piece.room_bytes:
             return True
-        size_bytes = allocation(range_bytes(piece.entry.size, piece.first, piece.end))
+        size_bytes = _room_bytes(piece)
         if await self._space.reserve(size_bytes):
             piece.room_bytes = size_bytes
         return bool(piece.room_bytes) or not size_bytes
 
+    def _reserved_nowait(self, piece: Piece) -> bool:
+        if piece.room_bytes:
+            return True
+        size_bytes = _room_bytes(piece)
+        if self._space.reserve_nowait(size_bytes):
+            piece.room_bytes = size_bytes
+        return bool(piece.room_bytes)
+
     # ---- into the cache ----
 
-    async def _into_cache(self, piece: Piece) -> None:
-        entry = piece.entry
+    async def _into_cache(self, piece: Piece, begun: Begun | None) -> None:
+        try:
+            await self._transfer_all(
+                piece,
+                piece.first,
+                piece.end,
+                functools.partial(self._cache_transfer, piece),
+                functools.partial(self._run_into_cache, piece),
+                begun,
+            )
+        except BaseException:
+            if self._correct_allocation(piece):
+                self._catalog.correct(piece.entry)
+            raise
+        self._finish_cached(piece)
 
+    def _cache_transfer(self, piece: Piece, first: int) -> Transfer:
         def on_page(page: int, checksum: int) -> None:
             if page == piece.end - 1:
                 piece.last = page, checksum  # told with the end of the transfer: one wake-up less
             else:
                 self._parts.wake.call(self._cached_page, piece, page, checksum)
 
-        def run(transfer: Transfer, connector: Connector) -> None:
-            self.make_file(entry)
-            try:
-                transfer.run(connector, entry.fd)
-            finally:
-                piece.allocated_bytes = allocated_bytes(entry.fd)
+        return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
+    def _run_into_cache(self, piece: Piece, transfer: Transfer, connector: Connector) -> None:
+        """In a thread."""
+        entry = piece.entry
+        self.make_file(entry)
         try:
-            await self._transfer_all(
-                piece,
-                piece.first,
-                piece.end,
-                lambda first: Transfer(entry.origin, first, piece.end, 0, on_page),
-                run,
-            )
-        except BaseException:
-            if self._correct_allocation(piece):
-                self._catalog.correct(entry)
-            raise
-        self._finish_cached(piece)
+            transfer.run(connector, entry.fd)
+        finally:
+            piece.allocated_bytes = allocated_bytes(entry.fd)
 
     def make_file(self, entry: Entry) -> None:
         """In a thread: the cache file, unless there is one. Raises DiskFault."""
@@ -312,15 +371,21 @@ class Filler:
         end: int,
         new_transfer: Callable[[int], Transfer],
         run: Callable[[Transfer, Connector], object],
+        begun: Begun | None = None,
     ) -> None:
         """Transfers until the range is whole. Raises the error that ended it."""
         parts = self._parts
         content = piece.entry.origin.content
         connector = parts.connector_for(content.namespace, piece.entry.origin.ufs)
-        attempt, moved_at_s = 0, parts.clocks.monotonic()
+        attempt, moved_at_s = 0, begun.started_s if begun else parts.clocks.monotonic()
+        error: CacheFSError | None
         while True:
-            transfer = new_transfer(first)
-            error = await self._transfer(piece, transfer, run, connector)
+            if begun is not None:
+                transfer, error = begun.transfer, _of_origin(begun.error)
+                begun = None
+            else:
+                transfer = new_transfer(first)
+                error = await self._transfer(piece, transfer, run, connector)
             if error is None or transfer.next_page == end:
                 return
             if transfer.next_page > first:
@@ -349,21 +414,36 @@ class Filler:
         self._running.add(transfer)
         try:
             await parts.fetchers.run(run, transfer, connector)
-        except DiskFault:
-            raise
         except CacheFSError as err:
-            return err
+            return _of_origin(err)
         finally:
-            self._running.discard(transfer)
-            parts.counters.origin_requests += 1
-            parts.counters.origin_bytes += transfer.origin_bytes
-            self.on_bytes(piece.entry, transfer.origin_bytes)
+            self._transferred(piece, transfer)
         return None
 
+    def _transferred(self, piece: Piece, transfer: Transfer) -> None:
+        """One request has ended."""
+        self._running.discard(transfer)
+        self._parts.counters.origin_requests += 1
+        self._parts.counters.origin_bytes += transfer.origin_bytes
+        self.on_bytes(piece.entry, transfer.origin_bytes)
+
     def abort(self) -> None:
-        """Ends the requests in flight: their threads stop at the next chunk."""
+        """Ends the requests in flight: their threads stop at the next chunk. Nothing that ends
+        later enters the cache."""
+        self._aborted = True
         for transfer in self._running:
             transfer.abort()
+
+
+def _room_bytes(piece: Piece) -> int:
+    return allocation(range_bytes(piece.entry.size, piece.first, piece.end))
+
+
+def _of_origin(error: BaseException) -> CacheFSError:
+    """The error, where it is the origin's; raises any other."""
+    if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
+        raise error
+    return error
 
 
 def _described(entry: Entry, error: CacheFSError) -> str:

@@ -59,6 +59,11 @@ class Space:
         async with self._one_at_a_time:
             return await self._reserve_by_evicting(size_bytes)
 
+    def reserve_nowait(self, size_bytes: int) -> bool:
+        """As `reserve` where there is room; False where somebody has to decide or to make some."""
+        parts = self._parts
+        return parts.health.writable(parts.clocks.monotonic()) and parts.ledger.reserve(size_bytes)
+
     def release(self, size_bytes: int) -> None:
         """Takes a promise back."""
         self._parts.ledger.reserved_bytes -= size_bytes

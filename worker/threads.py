@@ -1,13 +1,15 @@
 """Threads for blocking calls of one event loop, leaner than an executor: results that are ready
 together wake the loop once.
 
-`run` is bounded by its callers (requests in flight, fills in flight), the threads by `count`.
+`submit` and `run` are bounded by their callers (requests in flight, fills in flight), the threads
+by `count`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import queue
 import threading
 import time
@@ -21,22 +23,16 @@ def _keep(result: Any) -> None:
     pass
 
 
-class _Call:
-    __slots__ = ("args", "discard", "error", "function", "future", "result")
+Done = Callable[[Any, BaseException | None], None]  # the result or the error
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        future: asyncio.Future[Any],
-        discard: Callable[[Any], None],
-    ) -> None:
+
+class _Call:
+    __slots__ = ("args", "done", "function")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], done: Done) -> None:
         self.function = function
         self.args = args
-        self.future = future
-        self.discard = discard
-        self.result: Any = None
-        self.error: BaseException | None = None
+        self.done = done
 
 
 class Wake:
@@ -47,27 +43,32 @@ class Wake:
         self._calls: collections.deque[tuple[Callable[..., None], tuple[Any, ...]]] = (
             collections.deque()
         )
-        self._awake = False
-        self._lock = threading.Lock()
+        self._awake = False  # `_run` is scheduled
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """From any thread. Dropped once the loop is closed."""
-        with self._lock:
-            self._calls.append((function, args))
-            if self._awake:
-                return
-            self._awake = True
+        # No lock: a call is in the queue before the flag is read, and the flag falls before the
+        # queue is emptied. At worst the loop is woken for nothing.
+        self._calls.append((function, args))
+        if self._awake:
+            return
+        self._awake = True
         try:
             self._loop.call_soon_threadsafe(self._run)
         except RuntimeError:  # the loop is closed: nobody waits any more
             pass
 
     def _run(self) -> None:
-        with self._lock:
-            self._awake = False
-            calls, self._calls = self._calls, collections.deque()
-        for function, args in calls:
-            function(*args)
+        self._awake = False
+        calls = self._calls
+        try:
+            for _ in range(len(calls)):
+                function, args = calls.popleft()
+                function(*args)
+        finally:
+            if calls and not self._awake:  # one of them failed
+                self._awake = True
+                self._loop.call_soon(self._run)
 
 
 class Threads:
@@ -100,17 +101,22 @@ class Threads:
         """Runs the call in a thread. Cancelling the future does not stop the call; its result then
         goes to `discard`."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put(_Call(function, args, future, discard))
+        self.submit(function, *args, done=functools.partial(_settle, future, discard))
+        return future
+
+    def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
+        """Runs the call in a thread, and then `done(result, None)` or `done(None, error)` in the
+        loop."""
+        self._calls.put(_Call(function, args, done))
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
-                return future
+                return
         if len(self._threads) < self._count:
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
-        return future
 
     def close(self, wait_s: float) -> bool:
         """Runs what is queued, then ends the threads. Blocks; results are still delivered. False
@@ -124,22 +130,28 @@ class Threads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
+            result: Any = None
+            error: BaseException | None = None
             try:
-                call.result = call.function(*call.args)
-            except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the future
-                call.error = err
+                result = call.function(*call.args)
+            except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the result
+                error = err
             with self._lock:
                 self._idle += 1
-            self._wake.call(_finish, call)
-            del call
+            self._wake.call(call.done, result, error)
+            del call, result, error
 
 
-def _finish(call: _Call) -> None:
-    if call.future.cancelled():
-        if call.error is None:
-            call.discard(call.result)
-        return
-    if call.error is not None:
-        call.future.set_exception(call.error)
+def _settle(
+    future: asyncio.Future[Any],
+    discard: Callable[[Any], None],
+    result: Any,
+    error: BaseException | None,
+) -> None:
+    if future.cancelled():
+        if error is None:
+            discard(result)
+    elif error is not None:
+        future.set_exception(error)
     else:
-        call.future.set_result(call.result)
+        future.set_result(result)
