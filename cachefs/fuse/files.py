@@ -39,18 +39,25 @@ class Files:
         it or drops it. Raises OSError when no descriptor is left."""
         if inode.size == 0:
             return FileHandle(inode.ino, 0, pid)
-        dir_fd = self._node.caller.published_fd
-        if dir_fd < 0:
-            return None
-        name = ContentId.of(self.namespace, inode).name
-        opened = open_published(dir_fd, name, inode.size)
+        opened = self.open_published(inode)
         if opened is None:
             return None
         handle = FileHandle(inode.ino, inode.size, pid)
         handle.warm = True
         handle.use_complete(Descriptor(opened[0], self._reader.flags_of(opened[1])))
-        self._note_use(name)
         return handle
+
+    def open_published(self, inode: Inode) -> tuple[int, int] | None:
+        """A descriptor, which the caller closes, and st_dev of a file that is complete here; else
+        None. Raises OSError when no descriptor is left."""
+        dir_fd = self._node.caller.published_fd
+        if dir_fd < 0:
+            return None
+        name = ContentId.of(self.namespace, inode).name
+        opened = open_published(dir_fd, name, inode.size)
+        if opened is not None:
+            self._note_use(name)
+        return opened
 
     async def open(self, ino: int, pid: int) -> FileHandle:
         """An open file from the server; the caller keeps it or drops it. Raises its typed errors;
@@ -71,9 +78,10 @@ class Files:
         self.drop(self.table.remove(fh))
 
     def drop(self, handle: FileHandle) -> None:
-        """Closes a file that is not, or no longer, in the table."""
+        """Closes a file that is not, or no longer, in the table. Idempotent."""
         handle.close()
-        self._release(handle.server_handle, handle.epoch)
+        server_handle, handle.server_handle = handle.server_handle, 0
+        self._release(server_handle, handle.epoch)
 
     def note_hit(self, size: int) -> None:
         """Bytes that were read without the server's help."""

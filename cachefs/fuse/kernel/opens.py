@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from typing import Final
 
 from cachefs.core.errors import Stale
@@ -55,11 +56,20 @@ class Opens:
         raises, Stale to have the name looked up again, TooManyOpenFiles, OSError."""
         node = self.nodes.get(nodeid)
         if node is not None:
-            fh = unique & UNIQUE_MASK
-            if fh in node.handles:  # the request came again
+            if unique & UNIQUE_MASK in node.handles:  # the request came again
                 return self._reply(unique, node.mode, node.backing_id)
             if node.mode is Mode.PASSTHROUGH:
                 return self._join(unique, nodeid, node.backing_id)
+        elif not self.why_not:
+            published = self._vfs.open_published(nodeid, flags)
+            if published is not None:
+                fd, size = published
+                try:
+                    backing_id = self._pass_through(unique, nodeid, fd, size)
+                finally:
+                    os.close(fd)
+                if backing_id:
+                    return self._reply(unique, Mode.PASSTHROUGH, backing_id)
         handle = self._vfs.open_file_nowait(nodeid, flags, pid)
         return MUST_WAIT if handle is MUST_WAIT else self._opened(unique, nodeid, handle)
 
@@ -69,25 +79,27 @@ class Opens:
 
     def _opened(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         try:
-            node = self.nodes.get(nodeid)
-            if node is not None and node.mode is Mode.PASSTHROUGH:
-                self._vfs.drop(handle)
-                return self._join(unique, nodeid, node.backing_id)
-            if handle.complete and handle.size and not self.why_not:
-                if node is None:
-                    if self._pass_through(unique, nodeid, handle):
-                        return self._reply(unique, Mode.PASSTHROUGH, self._backing_id(nodeid))
-                elif self.nodes.move_on(nodeid):
-                    raise Stale("the file can be read in a better way under its next nodeid")
-            return self._cache(unique, nodeid, handle)
+            return self._use(unique, nodeid, handle)
         except BaseException:
             self._vfs.drop(handle)
             raise
 
-    def _backing_id(self, nodeid: int) -> int:
+    def _use(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
+        """Joins what the kernel reads by itself, or hands it over, or keeps it."""
         node = self.nodes.get(nodeid)
-        assert node is not None
-        return node.backing_id
+        if node is not None and node.mode is Mode.PASSTHROUGH:
+            self._vfs.drop(handle)
+            return self._join(unique, nodeid, node.backing_id)
+        if handle.complete and handle.descriptor is not None and not self.why_not:
+            if node is None:
+                fd = handle.descriptor.fd
+                backing_id = self._pass_through(unique, nodeid, fd, handle.size)
+                if backing_id:
+                    self._vfs.drop(handle)
+                    return self._reply(unique, Mode.PASSTHROUGH, backing_id)
+            elif self.nodes.move_on(nodeid):
+                raise Stale("the file can be read in a better way under its next nodeid")
+        return self._cache(unique, nodeid, handle)
 
     def _join(self, unique: int, nodeid: int, backing_id: int) -> bytes:
         """Another open of a nodeid that the kernel reads by itself: the same file, no question."""
@@ -97,26 +109,22 @@ class Opens:
         self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id)
         return self._reply(unique, Mode.PASSTHROUGH, backing_id)
 
-    def _pass_through(self, unique: int, nodeid: int, handle: FileHandle) -> bool:
-        """Hands a complete file to the kernel; False when that refuses."""
+    def _pass_through(self, unique: int, nodeid: int, fd: int, size: int) -> int:
+        """Hands a complete file to the kernel: its backing id, 0 when that refuses."""
         fh = unique & UNIQUE_MASK
-        assert handle.descriptor is not None
-        self._table.add(fh, nodeid, handle.size, Mode.PASSTHROUGH)
+        self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
         try:
-            backing_id = self._device.open_backing(handle.descriptor.fd)
+            backing_id = self._device.open_backing(fd)
         except OSError as err:
             self._table.remove(fh)
             if err.errno not in _REFUSALS:
                 raise
             self.why_not = _REFUSALS[err.errno]
             log.warning("no passthrough from now on: %s", self.why_not)
-            return False
+            return 0
         self._table.set_backing(fh, backing_id, is_new=True)
         self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id)
-        if handle.warm:
-            self._vfs.note_hit(handle.size)
-        handle.close()
-        return True
+        return backing_id
 
     def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         """Keeps a file whose bytes the kernel asks us for."""
