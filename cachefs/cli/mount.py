@@ -103,6 +103,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         file_mode=chosen.integer("file_mode"),
         dir_mode=chosen.integer("dir_mode"),
         transport=transport,
+        passthrough=chosen.text("passthrough"),
         log_file=processes.client_log(server, path),
         log_level=server.log_level,
         log_to_stderr=foreground,

@@ -164,6 +164,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         choices=("auto", "pyfuse3"),
     ),
     Setting(
+        "passthrough",
+        Type.CHOICE,
+        "auto",
+        "Whether the kernel may read complete files of the cache by itself; off: never.",
+        choices=("auto", "off"),
+    ),
+    Setting(
         "log_level",
         Type.CHOICE,
         "info",
