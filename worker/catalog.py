@@ -2,6 +2,10 @@
 
 A content is looked up in the tier once, however many open it at the same time. Contents that are on
 their way out (evicted, dropped, swept) are fenced: who opens one waits, then finds nothing.
+
+An entry of which the disk did not say what is cached is detached from the start: what it reads goes
+past the cache and nothing of it is recorded, or pages that an older file had would come to stand
+for holes in a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from cachefs.core.errors import CacheFSError, Stale
 from cachefs.core.model import Origin
 from worker.entry import Entry
 from worker.leftovers import Leftovers
-from worker.parts import Parts
+from worker.parts import Parts, no_answer
 from worker.state.pages import PageMap
 from worker.store.changes import PutFile, TouchFile
 from worker.store.look import Looked, look
@@ -67,13 +71,16 @@ class Catalog:
         """The live entry, held for the caller (`users`; the caller calls `leave`). Cancelled: the
         look-up goes on for others, nothing is held."""
         while (fence := self._fences.get(key)) is not None:
-            await asyncio.shield(fence)
+            if not await self._ended([fence]):
+                return _stray(Entry(origin, key))
         entry = self._live.get(key)
         if entry is None:
             absent = self.is_absent(key)
             entry = self._live[key] = Entry(origin, key)
-            if not absent:
+            if not absent and self._parts.health.in_service:
                 entry.looking = self._parts.tasks.start(self._look(entry))
+            elif not absent:
+                entry.detached = True
         entry.users += 1
         try:
             if entry.looking is not None:
@@ -85,12 +92,20 @@ class Catalog:
 
     async def _look(self, entry: Entry) -> None:
         parts = self._parts
-        arguments = (parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
+
+        def call() -> Looked:
+            try:
+                return look(parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
+            finally:
+                parts.wake.call(self.leave, entry)
+
+        entry.users += 1  # for the thread: a late look must not meet a newer entry
         try:
-            looked = await parts.disk.call(look, *arguments, discard=Looked.close)
+            looked = await parts.ask_disk(call, discard=Looked.close, limit_s=None)
         except OSError as err:
             self.disk_fault(err)
             looked = Looked()
+            entry.detached = True
         entry.looking = None
         self._take_in(entry, looked)
         self.retire_if_unused(entry)
@@ -125,6 +140,8 @@ class Catalog:
             return
         if entry.detached:
             self._detached.discard(entry)
+            if self._live.get(entry.key) is entry:
+                del self._live[entry.key]
             fd, entry.fd = entry.fd, -1
             if fd >= 0:
                 self._leftovers.add(fd, entry.allocated_bytes)
@@ -136,7 +153,7 @@ class Catalog:
         elif self._live.get(entry.key) is entry:
             del self._live[entry.key]
             if entry.fd >= 0:
-                self._parts.disk.run(os.close, entry.fd)
+                self._parts.close_later(entry.fd)
                 entry.fd = -1
 
     async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
@@ -144,7 +161,7 @@ class Catalog:
         entry.users += 1
         with fence:
             try:
-                _close_all(await self._remove([entry.key]))
+                self._close_all(await self._remove([entry.key]))
             except OSError:  # the index takes nothing; a record without a file does no harm
                 with contextlib.suppress(OSError):
                     await self._parts.disk.run(self._parts.tier.unlink, entry.name)
@@ -165,20 +182,38 @@ class Catalog:
 
     async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
         """Drops what is cached of these, in use or not. Raises OSError when the index cannot be
-        written; nothing is unlinked then."""
+        written (nothing is unlinked then), or when the disk hangs: it goes on once it answers."""
+        if not self._parts.health.in_service:
+            raise no_answer()
         keys = [*dict.fromkeys(keys)]
         await self._until_free_to_drop(keys)
-        with self.removing(keys):
-            detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
-            for entry in detached:
-                await self._detach_safely(entry)
-            busy = {entry.name for entry in detached if entry.users}
-            held = {entry.name: entry.allocated_bytes for entry in detached}
-            dropped = await self._remove(keys)
-        counts = self._count(dropped, held, busy)
-        for entry in detached:
-            self.retire_if_unused(entry)
+        fence = contextlib.ExitStack()
+        fence.enter_context(self.removing(keys))
+        work = self._parts.tasks.start(self._drop_fenced(keys, fence))
+        done = await self._parts.unless_left(work, None)
+        counts: FreedCounts | OSError = done.result() if done is not None else no_answer()
+        if isinstance(counts, OSError):
+            raise counts
         return counts
+
+    async def _drop_fenced(
+        self, keys: Sequence[bytes], fence: contextlib.ExitStack
+    ) -> FreedCounts | OSError:
+        detached: list[Entry] = []
+        try:
+            with fence:
+                detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
+                held = {e.name: e.allocated_bytes for e in detached if not e.detached}
+                for entry in detached:
+                    await self._detach_safely(entry)
+                busy = {entry.name for entry in detached if entry.users}
+                dropped = await self._remove(keys)
+            return self._count(dropped, held, busy)
+        except OSError as err:
+            return err
+        finally:
+            for entry in detached:
+                self.retire_if_unused(entry)
 
     async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
         """Until none of the keys is fenced or being looked up, all at the same moment."""
@@ -190,7 +225,8 @@ class Catalog:
                 waits += [entry.looking] if entry is not None and entry.looking is not None else []
             if not waits:
                 return
-            await asyncio.wait(waits)
+            if not await self._ended(waits):
+                raise no_answer()
 
     async def _detach_safely(self, entry: Entry) -> None:
         """Not while a thread makes its file: that takes microseconds."""
@@ -201,14 +237,22 @@ class Catalog:
         finally:
             entry.creation.release()
 
+    async def _ended(self, waits: Sequence[asyncio.Future[None]]) -> bool:
+        """Waits for the end of all; False when the disk hangs before. They go on in any case."""
+
+        async def wait() -> None:
+            await asyncio.wait(waits)
+
+        return await self._parts.unless_left(self._parts.tasks.start(wait()), None) is not None
+
     def _detach(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is entry:
+            del self._live[entry.key]
         if entry.detached:
             return
         entry.detached = True
         self._detached.add(entry)
         entry.unrecorded.clear()
-        if self._live.get(entry.key) is entry:
-            del self._live[entry.key]
         self._parts.ledger.cached_bytes -= entry.allocated_bytes
         self._parts.ledger.unlinked_bytes += entry.allocated_bytes
         entry.committed()
@@ -217,10 +261,17 @@ class Catalog:
         """Removes the files and records of fenced contents."""
         parts = self._parts
         names = [key.hex() for key in keys]
-        dropped = await parts.disk.call(drop, parts.tier, parts.writer, names, discard=_close_all)
+        dropped = await parts.disk.call(
+            drop, parts.tier, parts.writer, names, discard=self._close_all
+        )
         for key in keys:
             parts.order.remove(key)
         return dropped
+
+    def _close_all(self, dropped: dict[str, Dropped]) -> None:
+        for one in dropped.values():
+            if one.fd >= 0:
+                self._parts.close_later(one.fd)
 
     def _count(
         self, dropped: dict[str, Dropped], held: dict[str, int], busy: set[str]
@@ -236,7 +287,7 @@ class Catalog:
                     ledger.unlinked_bytes += one.allocated_bytes
                     self._leftovers.add(one.fd, one.allocated_bytes)
             elif one.fd >= 0:
-                os.close(one.fd)
+                self._parts.close(one.fd)
             if size_bytes:
                 counts.files += 1
                 counts.bytes += size_bytes
@@ -334,6 +385,11 @@ class Catalog:
                 error.strerror or error,
             )
 
+    def leave_tier(self) -> None:
+        """The disk hangs: nobody waits for commits any more."""
+        for entry in self._live.values():
+            entry.committed()
+
     def freeze(self) -> None:
         """From now on no descriptor is closed but by `close`: threads of fills that were given up
         may still write to theirs. What has no record yet is swept at the next start."""
@@ -348,7 +404,8 @@ class Catalog:
         self._detached.clear()
 
 
-def _close_all(dropped: dict[str, Dropped]) -> None:
-    for one in dropped.values():
-        if one.fd >= 0:
-            os.close(one.fd)
+def _stray(entry: Entry) -> Entry:
+    """An entry of its own for one who cannot wait."""
+    entry.detached = True
+    entry.users = 1
+    return entry

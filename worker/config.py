@@ -22,6 +22,7 @@ class WorkerConfig:
     eviction: str = "sieve"  # sieve, lru
     idle_after_s: float = 3600.0
     origin_deadline_s: float = 30.0
+    memory_limit_bytes: int = 0  # of the process; 0: a share of what it may have
     fetch_threads: int = 64
     disk_threads: int = 4
     sync_interval_s: float = 30.0

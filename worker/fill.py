@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
@@ -24,6 +24,7 @@ from worker.parts import Parts
 from worker.segments import Segment, Segments, memory_file
 from worker.space import Space
 from worker.state.accounting import allocation
+from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
@@ -40,7 +41,7 @@ class Piece:
 
     __slots__ = (
         "allocated_bytes", "background", "cache_only", "end", "entry", "first", "last",
-        "room_bytes", "unsettled", "whole",
+        "past", "room_bytes", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
@@ -52,6 +53,7 @@ class Piece:
         self.background = False  # nobody waits for it (yet)
         self.cache_only = False  # refused by the cache, it is given up
         self.whole = False  # a segment is of use only with all pages
+        self.past = False  # past the tier's disk, into memory
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
         self.allocated_bytes = -1  # of the file, when the last transfer ended
 
@@ -83,7 +85,8 @@ class Filler:
         self._segments = segments
         self._loop = asyncio.get_running_loop()
         self._background = 0
-        self._running: set[Transfer] = set()
+        self._pieces: set[Piece] = set()
+        self._running: dict[Transfer, Piece] = {}
         self._aborted = False
         self.on_bytes: OnBytes = lambda entry, size: None
         self.on_piece_end: Callable[[Entry], None] = lambda entry: None
@@ -101,13 +104,16 @@ class Filler:
         background: bool = False,
         cache_only: bool = False,
         whole: bool = False,
+        past: bool = False,
         room_bytes: int = 0,
     ) -> None:
         """Starts to bring the pages [first, end), of which none is here or claimed. `room_bytes`
-        was reserved for them already (0: not yet)."""
+        was reserved for them already (0: not yet). `past`: not by way of the tier's disk."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
-        piece.room_bytes = room_bytes
+        piece.room_bytes, piece.past = room_bytes, past
+        self._pieces.add(piece)
+        self._count_buffer(piece, buffer_bytes(range_bytes(entry.size, first, end)))
         entry.claim(first, end, self._loop)
         entry.busy_pieces += 1
         self._background += background
@@ -118,7 +124,7 @@ class Filler:
     def _begin_at_once(self, piece: Piece) -> bool:
         """Starts the first transfer into the cache, if that takes no waiting."""
         parts, origin = self._parts, piece.entry.origin
-        if piece.entry.failed is not None or piece.entry.detached or self._aborted:
+        if not _may_cache(piece) or self._aborted:
             return False
         try:
             connector = parts.connector_for(origin.content.namespace, origin.ufs)
@@ -127,7 +133,7 @@ class Filler:
         if not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
-        self._running.add(transfer)
+        self._running[transfer] = piece
         done = functools.partial(self._begun, piece, transfer, parts.clocks.monotonic())
         parts.fetchers.submit(self._run_into_cache, piece, transfer, connector, done=done)
         return True
@@ -162,6 +168,8 @@ class Filler:
         except CacheFSError as err:
             error = err
         finally:
+            if not piece.unsettled:
+                error = None  # it was given up: nobody waits
             if error is not None:
                 self._parts.counters.errors[error.code] += 1
                 log.warning("%s", _described(entry, error))
@@ -169,26 +177,54 @@ class Filler:
 
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:
         entry = piece.entry
+        self._pieces.discard(piece)
         for page in [*piece.unsettled]:
             piece.settle(page, error)
         self._background -= piece.background
+        self._count_buffer(piece, -buffer_bytes(range_bytes(entry.size, piece.first, piece.end)))
         self._parts.counters.fills_in_flight -= 1
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
         entry.busy_pieces -= 1
-        if self.is_here(entry, piece.end - 1):  # else room is short: no more for now
+        if self.is_here(entry, piece.end - 1, past=piece.past):
+            # Else room is short: no more for now.
             self.on_piece_end(entry)
         self._catalog.retire_if_unused(entry)
 
-    def is_here(self, entry: Entry, page: int) -> bool:
-        """Can the page be read, from the cache file or from a segment?"""
-        return entry.pages.has(page) or self._segments.find(entry.key, page) is not None
+    def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
+        if piece.background:
+            self._parts.memory.windows_bytes += size_bytes
+        else:
+            self._parts.memory.buffers_bytes += size_bytes
+
+    def is_here(self, entry: Entry, page: int, *, past: bool = False) -> bool:
+        """Can the page be read, from the cache file (unless `past`) or from a segment?"""
+        if not past and entry.pages.has(page):
+            return True
+        return self._segments.find(entry.key, page) is not None
+
+    def leave_tier(self) -> int:
+        """The disk hangs. Who waits for a piece on its way there looks again, and asks for another
+        past the disk. Returns how many threads are stuck at it."""
+        stuck = sum(transfer.at_disk & 1 for transfer in self._running)
+        for piece in self._pieces:
+            if not piece.past:
+                for page in [*piece.unsettled]:
+                    piece.settle(page)
+        for transfer, piece in self._running.items():
+            if not piece.past:
+                transfer.abort()
+        return stuck
+
+    def disk_writes(self) -> list[Hashable]:
+        """The writes to the disk that are under way, each by a name that no other has."""
+        running = [*self._running]
+        return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
 
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry = piece.entry
         first = piece.first
-        may_begin = entry.failed is None and not entry.detached
-        if begun is not None or (may_begin and await self._reserved(piece)):
+        if begun is not None or (_may_cache(piece) and await self._reserved(piece)):
             try:
                 await self._into_cache(piece, begun)
                 return
@@ -199,7 +235,7 @@ class Filler:
                 piece.room_bytes = 0
         if entry.failed is not None:
             raise entry.failed
-        while first < piece.end and not piece.cache_only:
+        while first < piece.end and not piece.cache_only and piece.unsettled:
             first = await self._into_segment(piece, first)
 
     async def _reserved(self, piece: Piece) -> bool:
@@ -248,11 +284,15 @@ class Filler:
     def _run_into_cache(self, piece: Piece, transfer: Transfer, connector: Connector) -> None:
         """In a thread."""
         entry = piece.entry
+        transfer.at_disk += 1
         self.make_file(entry)
+        transfer.at_disk += 1
         try:
             transfer.run(connector, entry.fd)
         finally:
+            transfer.at_disk += 1
             piece.allocated_bytes = allocated_bytes(entry.fd)
+            transfer.at_disk += 1
 
     def make_file(self, entry: Entry) -> None:
         """In a thread: the cache file, unless there is one. Raises DiskFault."""
@@ -313,7 +353,12 @@ class Filler:
         if piece.background or piece.whole:
             wait_s = WHOLE_WAIT_S if piece.whole else 0.0
         segment = await self._segments.make(
-            entry.key, entry.size, (first, piece.end), wait_s=wait_s, whole=piece.whole
+            entry.key,
+            entry.size,
+            (first, piece.end),
+            wait_s=wait_s,
+            whole=piece.whole,
+            in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
         )
         try:
             await self._fill_segment(piece, segment)
@@ -328,15 +373,14 @@ class Filler:
 
     async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
         entry = piece.entry
-        parts = self._parts
-        if not parts.health.writable(parts.clocks.monotonic()):
-            self._segments.use_memory(segment)
 
         def on_page(page: int, checksum: int) -> None:
             self._parts.wake.call(self._segment_page, piece, segment, page)
 
         def run(transfer: Transfer, connector: Connector) -> None:
+            transfer.at_disk += 1
             self._make_segment_file(entry, segment)
+            transfer.at_disk += 1
             transfer.run(connector, segment.fd)
 
         await self._transfer_all(
@@ -411,7 +455,7 @@ class Filler:
     ) -> CacheFSError | None:
         """One request. Its error is returned when it is the origin's."""
         parts = self._parts
-        self._running.add(transfer)
+        self._running[transfer] = piece
         try:
             await parts.fetchers.run(run, transfer, connector)
         except CacheFSError as err:
@@ -422,7 +466,7 @@ class Filler:
 
     def _transferred(self, piece: Piece, transfer: Transfer) -> None:
         """One request has ended."""
-        self._running.discard(transfer)
+        del self._running[transfer]
         self._parts.counters.origin_requests += 1
         self._parts.counters.origin_bytes += transfer.origin_bytes
         self.on_bytes(piece.entry, transfer.origin_bytes)
@@ -433,6 +477,11 @@ class Filler:
         self._aborted = True
         for transfer in self._running:
             transfer.abort()
+
+
+def _may_cache(piece: Piece) -> bool:
+    entry = piece.entry
+    return not piece.past and entry.failed is None and not entry.detached
 
 
 def _room_bytes(piece: Piece) -> int:

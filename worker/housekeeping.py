@@ -14,6 +14,7 @@ from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.space import Space
+from worker.status import count_memory
 from worker.store import filesystem
 from worker.store.changes import DropFile, TouchFile
 from worker.store.index import Change
@@ -60,6 +61,7 @@ class Housekeeping:
     async def tick(self) -> None:
         """What is due now."""
         self._leftovers.check()
+        count_memory(self._parts, self._catalog)
         now = self._parts.clocks.monotonic()
         if now - self._synced_at_s >= self._parts.config.sync_interval_s:
             self._synced_at_s = now

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
@@ -15,9 +17,15 @@ from worker.config import Clocks, WorkerConfig
 from worker.state.accounting import Ledger
 from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
+from worker.state.memory import MemoryBudget
+from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 from worker.threads import Threads, Wake
+
+TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -37,6 +45,17 @@ class Counters:
     bad_pages: int = 0
     fills_in_flight: int = 0
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+def _ignore(result: Any) -> None:
+    pass
+
+
+def _reopen_and_close(fd: int) -> int:
+    try:
+        return reopen(fd)
+    finally:
+        os.close(fd)
 
 
 class Tasks:
@@ -88,6 +107,15 @@ class Signal:
             self._waiters.discard(waiter)
 
 
+def _new_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def no_answer() -> OSError:
+    """What whoever waits for a disk that hangs gets."""
+    return OSError(errno.ETIMEDOUT, "the disk does not answer")
+
+
 @dataclass(slots=True)
 class Parts:
     """`epoch` is the sync epoch in which records are written now. `order_known`: `order` has every
@@ -104,15 +132,82 @@ class Parts:
     disk: Threads
     metadata: Callable[[NamespaceId], MetadataService]
     connector_for: Callable[[NamespaceId, str], Connector]
+    memory: MemoryBudget
     epoch: int
     order_known: bool = False
     health: Health = field(default_factory=Health)
     counters: Counters = field(default_factory=Counters)
     tasks: Tasks = field(default_factory=Tasks)
     room_changed: Signal = field(default_factory=Signal)
+    left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:
         return int(self.clocks.wall())
+
+    # ---- the tier's disk ----
+
+    def leave_tier(self) -> None:
+        """The disk hangs: who waits for it by `ask_disk` or `unless_left` waits no longer."""
+        self.health.left()
+        self.left.set_result(None)
+
+    def return_to_tier(self) -> None:
+        """It answers again."""
+        self.health.returned()
+        self.left = _new_future()
+
+    async def unless_left(
+        self, work: asyncio.Future[T], limit_s: float | None = TIER_WAIT_S
+    ) -> asyncio.Future[T] | None:
+        """`work` once it is done; None as soon as the tier is out of service, or after `limit_s`.
+        The work goes on, then and when the caller is cancelled."""
+        ends: list[asyncio.Future[Any]] = [work, self.left]
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return work if work.done() else None
+
+    async def ask_disk(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        discard: Callable[[T], None] = _ignore,
+        limit_s: float | None = TIER_WAIT_S,
+    ) -> T:
+        """A call to the tier's disk, in a thread; a result that nobody waits for any more goes to
+        `discard`. Raises OSError, `no_answer` when the disk hangs."""
+        if not self.health.in_service:
+            raise no_answer()
+        call = self.disk.run(function, *args, discard=discard)
+        try:
+            done = await self.unless_left(call, limit_s)
+        except asyncio.CancelledError:
+            if not call.cancel() and call.exception() is None:
+                discard(call.result())
+            raise
+        if done is None:
+            call.cancel()
+            raise no_answer()
+        return done.result()
+
+    async def reopen(self, fd: int, *, in_memory: bool = False) -> int:
+        """A read-only descriptor of the same file, see `filesystem.reopen`. `fd` may be closed
+        meanwhile. Raises OSError."""
+        if in_memory or self.tier.reopens_at_once:
+            return reopen(fd)
+        return await self.ask_disk(_reopen_and_close, os.dup(fd), discard=os.close)
+
+    def close_later(self, fd: int) -> asyncio.Future[None]:
+        """Closes a descriptor of a file of the tier, without waiting for it."""
+        return self.disk.run(os.close, fd)
+
+    def close(self, fd: int) -> None:
+        """Closes a descriptor that is not the last one of its file, at once where that waits for
+        nobody."""
+        if self.tier.reopens_at_once:
+            os.close(fd)
+        else:
+            self.close_later(fd)
+
+    # ---- waits ----
 
     async def within(self, work: Awaitable[Any], seconds: float) -> Any:
         """The result, or TimeoutError."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES
 from worker.catalog import Catalog
 from worker.entry import Entry, Handle
 from worker.fill import Filler
-from worker.parts import Parts
+from worker.parts import Parts, no_answer
 from worker.segments import Segments
 from worker.space import Space
 from worker.state.accounting import allocation
-from worker.state.pages import page_count, page_span, range_bytes, split
+from worker.state.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
 from worker.state.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
-from worker.store.filesystem import reopen
 from worker.transfer import PIECE_PAGES
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
@@ -52,83 +52,122 @@ class Provider:
         assert entry is not None
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
         first, end = page_span(offset, size_bytes)
-        known = self._filler.is_here(entry, first)
+        known = self._filler.is_here(entry, first, past=self._goes_past(handle))
         ahead = handle.readahead.plan(offset, size_bytes, self._most_window(entry))
-        self._bring(entry, first, end, page_count(min(ahead, entry.size)))
-        await self._wait(entry, first)
-        ensured, fd = self._grant(handle, offset, size_bytes)
+        ahead_end = page_count(min(ahead, entry.size))
+        ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
         if known:
             self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
         handle.readahead.granted(ensured.end)
         self._complete_behind(entry)
         return ensured, fd
 
-    def _most_window(self, entry: Entry) -> int:
-        """How far ahead to fetch at most: as far as the cache, or else the scratch area, has room
-        for."""
-        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES)):
-            return MOST_WINDOW_BYTES
-        return self._segments.window_bytes(self.streaming_handles)
+    async def _ensure(
+        self, handle: Handle, pages: PageRange, ahead_end: int, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        entry = handle.entry
+        assert entry is not None
+        for _ in range(ATTEMPTS):
+            past = self._goes_past(handle)
+            self._bring(entry, *pages, ahead_end, past=past)
+            await self._wait(entry, pages[0], handle)
+            try:
+                return await self._grant(handle, offset, size_bytes)
+            except OSError as err:
+                if handle.past_tier:
+                    raise
+                self._catalog.disk_fault(err)
+                handle.past_tier = True
+        raise NoSpace("there is not enough scratch room to read this file")
 
-    def _bring(self, entry: Entry, first: int, end: int, ahead: int) -> None:
+    def _goes_past(self, handle: Handle) -> bool:
+        """Must the handle's reader not be shown what lies in the tier?"""
+        return handle.past_tier or not self._parts.health.in_service
+
+    def _most_window(self, entry: Entry) -> int:
+        """How far ahead to fetch at most: as far as memory and the cache, or else the scratch area,
+        have room for."""
+        memory, readers = self._parts.memory, self.streaming_handles
+        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES)):
+            return memory.window(MOST_WINDOW_BYTES, readers)
+        return memory.window(self._segments.window_bytes(readers), readers)
+
+    def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
         """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
         if entry.failed is not None:
             return
-        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
-        for run_first, run_end in entry.pages.missing(first, end, here):
-            for piece_first, piece_end in split(run_first, run_end, self._piece_pages(entry)):
-                self._filler.claim(entry, piece_first, piece_end)
+        for piece_first, piece_end in self._missing(entry, first, end, past=past):
+            self._filler.claim(entry, piece_first, piece_end, past=past)
         if ahead > end:
             entry.ahead = (end, ahead)
             self._bring_ahead(entry)
+
+    def _missing(
+        self, entry: Entry, first: int, end: int, *, past: bool = False
+    ) -> Iterator[PageRange]:
+        """What of [first, end) is neither here nor on its way, in pieces. `past`: what lies in the
+        tier is not here."""
+        pages = entry.pages if not past else PageMap(entry.size)
+        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
+        for run_first, run_end in pages.missing(first, end, here):
+            yield from split(run_first, run_end, self._piece_pages(entry))
 
     def _bring_ahead(self, entry: Entry) -> None:
         """Starts the next pieces that read-ahead wants; called again when a piece ends."""
         first, end = entry.ahead
         if first >= end or entry.failed is not None or not entry.users:
             return
-        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
-        for run_first, run_end in entry.pages.missing(first, end, here):
-            for piece_first, piece_end in split(run_first, run_end, self._piece_pages(entry)):
-                if entry.busy_pieces >= AHEAD_PIECES or not self._filler.background_room:
-                    return
-                self._filler.claim(entry, piece_first, piece_end, background=True)
+        past = not self._parts.health.in_service
+        for piece_first, piece_end in self._missing(entry, first, end, past=past):
+            if (
+                entry.busy_pieces >= AHEAD_PIECES
+                or not self._filler.background_room
+                or self._parts.memory.under_pressure
+            ):
+                return
+            self._filler.claim(entry, piece_first, piece_end, background=True, past=past)
 
     def _piece_pages(self, entry: Entry) -> int:
         left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
-        if not entry.detached and self._space.may_fit(allocation(left_bytes)):
-            return PIECE_PAGES
-        return self._segments.piece_pages(self.streaming_handles)
+        most = PIECE_PAGES
+        if entry.detached or not self._space.may_fit(allocation(left_bytes)):
+            most = self._segments.piece_pages(self.streaming_handles)
+        return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
-    async def _wait(self, entry: Entry, page: int) -> None:
+    async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
         """Until the page is readable. Raises the error of its fill. Cancelled: the fill goes on."""
         for _ in range(ATTEMPTS):
-            if self._filler.is_here(entry, page):
+            past = self._goes_past(handle)
+            if self._filler.is_here(entry, page, past=past):
                 return
             future = entry.inflight.get(page)
             if future is None:
                 if entry.failed is not None:
                     raise entry.failed
-                self._filler.claim(entry, page, page + 1)
+                self._filler.claim(entry, page, page + 1, past=past)
                 future = entry.inflight[page]
             await asyncio.shield(future)
         raise NoSpace("there is not enough scratch room to read this file")
 
-    def _grant(self, handle: Handle, offset: int, size_bytes: int) -> tuple[Ensured, int | None]:
+    async def _grant(
+        self, handle: Handle, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        """Raises OSError when the disk fails, or hangs meanwhile."""
         entry = handle.entry
         assert entry is not None
         most = min(entry.size, offset + size_bytes + GRANT_BYTES)
         page = offset // PAGE_BYTES
         run_end = entry.pages.run_end(page)
-        if run_end > page:
+        if run_end > page and not self._goes_past(handle):
             ensured_end = min(most, run_end * PAGE_BYTES)
             if handle.has_file:
                 return Ensured(offset, ensured_end, complete=entry.complete), None
-            return Ensured(offset, ensured_end, segment=True), reopen(entry.fd)
+            fd = await self._parts.reopen(entry.fd)
+            return Ensured(offset, ensured_end, segment=True), fd
         segment = self._segments.find(entry.key, page)
         assert segment is not None  # `_wait` returned in this very step of the loop
         ensured_end = min(most, segment.ready_end * PAGE_BYTES)
-        fd = self._segments.grant(segment)
+        fd = await self._segments.grant(segment)
         return Ensured(offset, ensured_end, base=segment.base, segment=True), fd
 
     def _complete_behind(self, entry: Entry) -> None:
@@ -136,6 +175,8 @@ class Provider:
         if (
             not entry.completing
             and not entry.complete
+            and self._parts.health.in_service
+            and not self._parts.memory.under_pressure
             and 2 * entry.pages.present_count > entry.page_count
             and self._filler.background_room
         ):
@@ -176,22 +217,32 @@ class Provider:
 
     async def small(self, entry: Entry) -> int | None:
         """Brings a whole small file; returns a descriptor of all of it, None when there is not even
-        scratch room for it in one piece. Raises the error of the fill."""
-        count = entry.page_count
-        if not entry.pages.complete and entry.failed is None:
+        scratch room for it in one piece, or the disk failed. Raises the error of the fill."""
+        count, past = entry.page_count, not self._parts.health.in_service
+        if (past or not entry.pages.complete) and entry.failed is None:
+            pages = entry.pages if not past else PageMap(entry.size)
             here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
-            for first, end in entry.pages.missing(0, count, here):
-                self._filler.claim(entry, first, end, whole=end - first == count)
+            for first, end in pages.missing(0, count, here):
+                self._filler.claim(entry, first, end, whole=end - first == count, past=past)
         try:
             await self._wait_whole(entry)
         except NoSpace:
             return None
-        if entry.complete:
-            return reopen(entry.fd)
-        segment = self._segments.find(entry.key, 0)
-        if segment is None or segment.first > 0 or segment.ready_end < count:
+        return await self.grant_whole(entry)
+
+    async def grant_whole(self, entry: Entry) -> int | None:
+        """A descriptor of all of a file, None when it is not in one piece, or the disk failed."""
+        count = entry.page_count
+        try:
+            if entry.complete and self._parts.health.in_service:
+                return await self._parts.reopen(entry.fd)
+            segment = self._segments.find(entry.key, 0)
+            if segment is None or segment.first > 0 or segment.ready_end < count:
+                return None
+            return await self._segments.grant(segment)
+        except OSError as err:
+            self._catalog.disk_fault(err)
             return None
-        return self._segments.grant(segment)
 
     async def _wait_whole(self, entry: Entry) -> None:
         """As `_wait`, but pages that are in pieces of segments are not waited for."""
@@ -204,7 +255,8 @@ class Provider:
 
     async def whole(self, entry: Entry) -> None:
         """Brings all of a file into the cache and waits until it is published. Raises NoSpace when
-        the cache does not take it, the error of the fill, or Stale when it was dropped."""
+        the cache does not take it, Unavailable when its disk hangs, the error of the fill, or Stale
+        when it was dropped."""
         for _ in range(ATTEMPTS):
             await self._bring_all(entry)
             if entry.pages.complete:
@@ -212,6 +264,8 @@ class Provider:
         raise NoSpace("the cache does not take the file")
 
     async def _bring_all(self, entry: Entry) -> None:
+        if not self._parts.health.in_service:
+            raise Unavailable(f"{no_answer().strerror}: nothing is cached")
         count = entry.page_count
         missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
@@ -250,6 +304,8 @@ class Provider:
         entry.commit_waiters.append(waiter)
         if not entry.detached:
             await waiter
+        if not entry.published and not self._parts.health.in_service:
+            raise Unavailable(f"{no_answer().strerror}: the file may not be cached")
         if entry.detached or not entry.published:
             raise entry.failed or NoSpace("the file was dropped while it was being fetched")
 

@@ -8,6 +8,7 @@ from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.segments import Segments
+from worker.state.memory import KNOWN_BYTES, LIVE_BYTES, PROCESS_BYTES
 
 
 def status(
@@ -21,6 +22,7 @@ def status(
         "reserved_bytes": ledger.reserved_bytes,
         "admission": config.admission,
         "eviction": config.eviction,
+        "memory": memory_parts(parts, catalog),
         "tiers": [_tier(parts, catalog, segments, leftovers)],
         "hits": counters.hits,
         "hit_bytes": counters.hit_bytes,
@@ -36,6 +38,26 @@ def status(
         "bad_pages": counters.bad_pages,
         "errors": dict(counters.errors),
     }
+
+
+def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
+    """The memory budget, and what of it is taken by what."""
+    count_memory(parts, catalog)
+    memory = parts.memory
+    return {
+        "limit_bytes": memory.limit_bytes,
+        "used_bytes": memory.used_bytes,
+        "process_bytes": PROCESS_BYTES,
+        **memory.parts(),
+    }
+
+
+def count_memory(parts: Parts, catalog: Catalog) -> None:
+    """Tells the budget what is known by counting."""
+    memory, ledger = parts.memory, parts.ledger
+    memory.metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    if parts.tier.in_memory:
+        memory.tiers_bytes = ledger.used_bytes + ledger.reserved_bytes
 
 
 def _tier(
@@ -55,6 +77,6 @@ def _tier(
         "scratch_limit_bytes": ledger.scratch_limit_bytes,
         "segments": len(segments),
         "overhead_bytes": ledger.overhead_bytes,
-        "files": parts.tier.index.totals().files,
+        "files": parts.tier.index.file_count,
         "live_files": len(catalog),
     }

@@ -13,7 +13,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -72,16 +72,18 @@ class Wake:
 
 
 class Threads:
-    """Up to `count` threads, started when they are needed."""
+    """Up to `count` threads, started when they are needed; more, up to twice as many, while some
+    are stuck (`count_out`)."""
 
     def __init__(self, name: str, count: int, wake: Wake) -> None:
         self._name = name
-        self._count = count
+        self._count = self._most = count
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        self._waiting = 0  # calls that are queued or under way
+        self._running: set[_Call] = set()
         self._lock = threading.Lock()
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
@@ -109,37 +111,54 @@ class Threads:
         loop."""
         self._calls.put(_Call(function, args, done))
         with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-                return
-        if len(self._threads) < self._count:
-            name = f"{self._name}-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._waiting += 1
+        if self._waiting > len(self._threads) < self._most:
+            self._start()
+
+    def _start(self) -> None:
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def calls(self) -> list[Hashable]:
+        """What is under way now, each call by a name that no other has."""
+        return [*self._running.copy()]
+
+    def count_out(self, stuck: int) -> None:
+        """So many threads are stuck and do not count, at most as many as there may be; 0: none."""
+        self._most = self._count + min(stuck, self._count)
+        for _ in range(self._most, len(self._threads)):
+            self._calls.put(None)
+        while self._waiting > len(self._threads) < self._most:
+            self._start()
 
     def close(self, wait_s: float) -> bool:
         """Runs what is queued, then ends the threads. Blocks; results are still delivered. False
         when some thread is still in its call after `wait_s`."""
         until = time.monotonic() + wait_s
-        for _ in self._threads:
+        threads = [*self._threads]
+        for _ in threads:
             self._calls.put(None)
-        for thread in self._threads:
+        for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
+            self._running.add(call)
             result: Any = None
             error: BaseException | None = None
             try:
                 result = call.function(*call.args)
             except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the result
                 error = err
+            self._running.discard(call)
             with self._lock:
-                self._idle += 1
+                self._waiting -= 1
             self._wake.call(call.done, result, error)
             del call, result, error
+        self._threads.remove(threading.current_thread())
 
 
 def _settle(
@@ -148,7 +167,7 @@ def _settle(
     result: Any,
     error: BaseException | None,
 ) -> None:
-    if future.cancelled():
+    if future.done():
         if error is None:
             discard(result)
     elif error is not None:

@@ -38,7 +38,7 @@ class Transfer:
 
     __slots__ = (
         "_at", "_base", "_body", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop", "aborted",
-        "next_page", "origin_bytes",
+        "at_disk", "next_page", "origin_bytes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -53,6 +53,7 @@ class Transfer:
         self._hash = xxhash.xxh3_64()
         self._body: Body | None = None
         self.aborted = False
+        self.at_disk = 0  # odd while the disk is at work for it, another number each time
         self.next_page = first
         self.origin_bytes = 0
 
@@ -99,11 +100,14 @@ class Transfer:
     def _write(self, chunk: memoryview) -> None:
         """Short writes are gone on with: a full disk shows itself at the next one."""
         at, done = self._at - self._base, 0
+        self.at_disk += 1
         try:
             while done < len(chunk):
                 done += os.pwrite(self._fd, chunk[done:] if done else chunk, at + done)
         except OSError as err:
             raise DiskFault(err) from err
+        finally:
+            self.at_disk += 1
 
     def _digest(self, part: memoryview, *, whole: bool) -> None:
         self._hash.update(part)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cachefs.core.errors import ProtocolError, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
+from cachefs.core.units import format_size
 from connectors.base import Connector
 from worker.catalog import Catalog, FreedCounts
 from worker.config import Clocks, WorkerConfig
@@ -26,24 +26,28 @@ from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.leftovers import Leftovers
+from worker.machine import available_memory
 from worker.parts import Parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.segments import Segments
 from worker.space import Space
 from worker.state.accounting import Ledger, allocation
+from worker.state.memory import MemoryBudget, budget
 from worker.state.pages import page_count, range_bytes
 from worker.status import status
-from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 from worker.threads import Threads, Wake
 from worker.transfer import DiskFault
+from worker.watch import TierWatch
 
 __all__ = ["Clocks", "FetchResult", "FreedCounts", "Grant", "Worker", "WorkerConfig"]
 
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S: Final = 5.0  # for threads that are in a request
+CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
+START_LIMIT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,9 @@ class Worker:
         self._filler = Filler(parts, self._catalog, self._space, self._segments)
         self._provider = Provider(parts, self._catalog, self._space, self._segments, self._filler)
         self.housekeeping = Housekeeping(parts, self._catalog, self._space, self._leftovers)
+        self._watch = TierWatch(parts, self._filler, self._segments)
+        self._watch.on_change = self._tier_changed
+        self.on_tier: Callable[[bool], None] = lambda in_service: None
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
         self._listeners: dict[bytes, list[Callable[[int], None]]] = {}
@@ -93,14 +100,23 @@ class Worker:
     ) -> Worker:
         """Takes the cache directory over, without reading its data. `metadata` raises NotFound for
         a namespace that is not attached. Raises InUse (naming the owner), AccessDenied, BadConfig,
-        NoSpace."""
+        NoSpace; Unavailable when its disk does not answer."""
         order = config.order()
         _allow_many_descriptors()
         loop = asyncio.get_running_loop()
-        tier = await loop.run_in_executor(None, Tier.take, config.cache_dir)
         wake = Wake(loop)
-        ledger = Ledger(config.limit_bytes)
-        ledger.cached_bytes = tier.index.totals().allocated_bytes
+        disk = Threads("disk", config.disk_threads, wake)
+        memory = MemoryBudget(budget(config.memory_limit_bytes, available_memory()))
+        tier = await _take(disk, config.cache_dir)
+        limit_bytes = memory.clip_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
+        if limit_bytes < config.limit_bytes:
+            log.warning(
+                "the cache is memory: it is limited to %s, as the memory limit is %s",
+                format_size(limit_bytes),
+                format_size(memory.limit_bytes),
+            )
+        ledger = Ledger(limit_bytes)
+        ledger.cached_bytes = tier.cached_at_start_bytes
         parts = Parts(
             config=config,
             clocks=clocks or Clocks(),
@@ -110,13 +126,15 @@ class Worker:
             order=order,
             wake=wake,
             fetchers=Threads("fetch", config.fetch_threads, wake),
-            disk=Threads("disk", config.disk_threads, wake),
+            disk=disk,
             metadata=metadata,
             connector_for=connector_for,
+            memory=memory,
             epoch=tier.header.epoch,
         )
         worker = cls(parts)
         await worker.housekeeping.measure_overhead()
+        parts.tasks.start(worker._watch.run())
         parts.tasks.start(worker.housekeeping.run())
         return worker
 
@@ -127,18 +145,23 @@ class Worker:
 
     # ---- reads ----
 
-    async def open(self, namespace: NamespaceId, ino: int) -> Grant:
-        """Opens a file; small ones wait until they are whole. Raises Stale, IsADirectory, and what
-        the origin answers. Cancelled: nothing stays open, the fill goes on for others."""
+    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Grant:
+        """Opens a file; small ones wait until they are whole. `past_tier`: the caller cannot read
+        from the tier's disk, give it nothing of it. Raises Stale, IsADirectory, and what the origin
+        answers. Cancelled: nothing stays open, the fill goes on for others."""
         origin = await self._parts.metadata(namespace).locate(ino)
         key = bytes.fromhex(origin.content.name)
         if origin.size == 0:
             return Grant(self._new_handle(Handle(0)), 0, True, None)
-        if self._may_be_published(key) and (fd := await self._published(origin)) is not None:
+        if past_tier:
+            self._watch.suspect()
+        elif self._may_be_published(key) and (fd := await self._published(origin)) is not None:
             self._hit(key)
             return self._grant_whole(origin.size, fd)
         entry = await self._catalog.open(origin, key)
         try:
+            if past_tier:
+                return self._grant_past(entry)
             return await self._open_entry(entry)
         finally:
             self._catalog.leave(entry)
@@ -147,19 +170,24 @@ class Worker:
         return self._catalog.live(key) is None and not self._catalog.is_absent(key)
 
     async def _published(self, origin: Origin) -> int | None:
-        tier = self._parts.tier
+        parts = self._parts
+        if not parts.health.in_service:
+            return None
         try:
-            return await self._parts.disk.call(
-                tier.open_published, origin.content.name, origin.size, discard=_close_if_open
+            return await parts.ask_disk(
+                parts.tier.open_published,
+                origin.content.name,
+                origin.size,
+                discard=self._close_if_open,
             )
         except OSError as err:
             self._catalog.disk_fault(err)
             return None
 
     async def _open_entry(self, entry: Entry) -> Grant:
-        if entry.complete:
+        if entry.complete and (fd := await self._provider.grant_whole(entry)) is not None:
             self._hit(entry.key)
-            return self._grant_whole(entry.size, reopen(entry.fd))
+            return self._grant_whole(entry.size, fd)
         self._parts.counters.misses += 1
         if entry.small:
             fd = await self._provider.small(entry)
@@ -167,21 +195,35 @@ class Worker:
                 return self._grant_whole(entry.size, fd)
         else:
             await self._make_file(entry)
-        return self._grant_partial(entry)
+        return await self._grant_partial(entry)
 
     def _grant_whole(self, size: int, fd: int) -> Grant:
         return Grant(self._new_handle(Handle(size)), size, True, fd)
 
-    def _grant_partial(self, entry: Entry) -> Grant:
-        fd = reopen(entry.fd) if entry.fd >= 0 else None
+    async def _grant_partial(self, entry: Entry) -> Grant:
+        fd = None
+        if entry.fd >= 0 and self._parts.health.in_service:
+            try:
+                fd = await self._parts.reopen(entry.fd)
+            except OSError as err:
+                self._catalog.disk_fault(err)
         handle = Handle(entry.size, entry, has_file=fd is not None)
+        return Grant(self._stream(handle, entry), entry.size, False, fd)
+
+    def _grant_past(self, entry: Entry) -> Grant:
+        self._parts.counters.misses += 1
+        handle = Handle(entry.size, entry)
+        handle.past_tier = True
+        return Grant(self._stream(handle, entry), entry.size, False, None)
+
+    def _stream(self, handle: Handle, entry: Entry) -> int:
         entry.users += 1
         self._provider.streaming_handles += 1
-        return Grant(self._new_handle(handle), entry.size, False, fd)
+        return self._new_handle(handle)
 
     async def _make_file(self, entry: Entry) -> None:
         """A big file that the cache would take has its sparse cache file from the start."""
-        if entry.fd >= 0 or not self._space.may_fit(allocation(PAGE_BYTES)):
+        if entry.fd >= 0 or entry.detached or not self._space.may_fit(allocation(PAGE_BYTES)):
             return
         entry.users += 1  # for the thread, which goes on when we are cancelled
         making = self._parts.disk.run(self._filler.make_file, entry)
@@ -193,7 +235,7 @@ class Worker:
             self._catalog.leave(entry)
 
         making.add_done_callback(made)
-        await asyncio.wait([making])
+        await self._parts.unless_left(making)
 
     def _new_handle(self, handle: Handle) -> int:
         number = next(self._next_handle)
@@ -204,11 +246,13 @@ class Worker:
         self._parts.counters.hits += 1
         self.housekeeping.touch(key)
 
-    async def ensure(self, handle: int, offset: int, size: int) -> tuple[Ensured, int | None]:
+    async def ensure(
+        self, handle: int, offset: int, size: int, *, past_tier: bool = False
+    ) -> tuple[Ensured, int | None]:
         """Makes at least the bytes [offset, offset + size) readable as far as they lie in the file
         (at most 8 MiB of them) and says from what: see `Ensured`. A descriptor is the receiver's to
         close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
-        Cancelled: the fill goes on."""
+        `past_tier` as in `open`. Cancelled: the fill goes on."""
         known = self._handles.get(handle)
         if known is None or offset < 0:
             raise ProtocolError(f"no handle {handle}, or an offset below 0")
@@ -216,6 +260,9 @@ class Worker:
         if entry is None or offset >= known.size:
             end = max(offset, min(offset + size + GRANT_BYTES, known.size))
             return Ensured(offset, end, complete=entry is None or entry.complete), None
+        if past_tier:
+            known.past_tier = True
+            self._watch.suspect()
         return await self._provider.ensure(known, offset, size)
 
     def release(self, handle: int) -> None:
@@ -274,8 +321,12 @@ class Worker:
         if not self._may_be_published(key):
             return False
         fd = await self._published(origin)
-        _close_if_open(fd)
+        self._close_if_open(fd)
         return fd is not None
+
+    def _close_if_open(self, fd: int | None) -> None:
+        if fd is not None:
+            self._parts.close(fd)
 
     def _heard(self, entry: Entry, size: int) -> None:
         for listener in self._listeners.get(entry.key, ()):
@@ -287,12 +338,22 @@ class Worker:
         if not listeners:
             del self._listeners[key]
 
-    def cached_bytes(self, content: ContentId) -> int:
-        """How many of a file's bytes are cached."""
+    async def cached_bytes(self, content: ContentId) -> int:
+        """How many of a file's bytes are cached; 0 while the disk does not answer."""
         key = bytes.fromhex(content.name)
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is None:
             return entry.pages.present_bytes
+        if self._catalog.is_absent(key):
+            return 0
+        try:
+            return await self._parts.ask_disk(self._recorded_bytes, key)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return 0
+
+    def _recorded_bytes(self, key: bytes) -> int:
+        """In a thread."""
         index = self._parts.tier.index
         record = index.get(key)
         if record is None or record.complete:
@@ -313,6 +374,15 @@ class Worker:
         self._segments.drop_content(keys)
         return counts
 
+    def _tier_changed(self, in_service: bool) -> None:
+        if not in_service:
+            self._catalog.leave_tier()
+        self.on_tier(in_service)
+
+    @property
+    def tier_in_service(self) -> bool:
+        return self._parts.health.in_service
+
     def status(self) -> dict[str, Any]:
         """Plain values for `cachefs status`; see docs/operations.md."""
         return status(self._parts, self._catalog, self._segments, self._leftovers)
@@ -328,26 +398,47 @@ class Worker:
         self._filler.abort()
         self._catalog.freeze()
         await parts.tasks.close()
-        loop = asyncio.get_running_loop()
-        ended = await loop.run_in_executor(None, parts.fetchers.close, CLOSE_WAIT_S)
         self.housekeeping.write_touches()
-        await loop.run_in_executor(None, parts.writer.close)
-        await asyncio.sleep(0)  # what was committed is told first
-        ended &= await loop.run_in_executor(None, parts.disk.close, CLOSE_WAIT_S)
-        if ended:
-            self._catalog.close()
-            self._leftovers.close()
-            self._segments.close()
-        else:
+        closer = Threads("closer", 1, parts.wake)
+        try:
+            closed = await asyncio.wait_for(closer.run(self._close_all), CLOSE_LIMIT_S)
+        except TimeoutError:
+            closed = False
+        if not closed:
             # A thread in a request may still write to a descriptor: those stay open until the
             # process ends, so that none of them comes to mean another file.
             log.warning("closed with requests in flight")
-        await loop.run_in_executor(None, parts.tier.close)
+
+    def _close_all(self) -> bool:
+        """In a thread of its own: the disk may hang. False when some thread has not ended."""
+        parts = self._parts
+        ended = parts.fetchers.close(CLOSE_WAIT_S)
+        committed = parts.writer.close(None if parts.health.in_service else CLOSE_WAIT_S)
+        ended &= self._watch.close(0.0 if not committed else CLOSE_WAIT_S)
+        ended &= parts.disk.close(CLOSE_WAIT_S)
+        if ended and committed:
+            self._catalog.close()
+            self._leftovers.close()
+            self._segments.close()
+        if committed:
+            parts.tier.close()
+        return ended and committed
 
 
-def _close_if_open(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
+async def _take(disk: Threads, path: str) -> Tier:
+    """The tier, without waiting for ever for a disk that hangs."""
+    taking = disk.run(Tier.take, path, discard=Tier.close)
+    try:
+        return await asyncio.wait_for(taking, START_LIMIT_S)
+    except TimeoutError as err:
+        raise Unavailable(
+            f"the disk of the cache directory has not answered for {START_LIMIT_S:g} s",
+            remedy="see to that disk, or give another --cache-dir",
+            path=path,
+        ) from err
+    finally:
+        if not taking.done() or taking.cancelled() or taking.exception() is not None:
+            disk.close(0.0)
 
 
 def _allow_many_descriptors() -> None:

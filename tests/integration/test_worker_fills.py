@@ -43,7 +43,7 @@ def test_every_byte_comes_once_and_right(tmp_path: Path) -> None:
             assert rig.published() == {rig.name(ino) for ino in inos}
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
-                assert worker.cached_bytes(rig.content(ino)) == len(rig.data[ino])
+                assert await worker.cached_bytes(rig.content(ino)) == len(rig.data[ino])
             assert rig.origin.script.body_bytes == sum(sizes)
             status = worker.status()
             assert status["origin_bytes"] == sum(sizes)
@@ -123,7 +123,7 @@ def test_random_reads_fetch_the_pages_they_touch(tmp_path: Path) -> None:
                 assert await reader.at(offset, 4096) == rig.data[1][offset : offset + 4096]
             reader.close()
             await until(lambda: worker.status()["fills_in_flight"] == 0)
-            assert worker.cached_bytes(rig.content(1)) == rig.origin.script.body_bytes
+            assert await worker.cached_bytes(rig.content(1)) == rig.origin.script.body_bytes
         assert rig.origin.script.body_bytes <= 1.1 * len(touched) * PAGE_BYTES
 
     run(script())
@@ -138,7 +138,7 @@ def test_the_rest_comes_once_more_than_half_was_touched(tmp_path: Path) -> None:
             for page in (1, 19, 3, 17, 5, 15, 7, 13, 9):
                 await reader.at(page * PAGE_BYTES + 5, 10)
             await until(lambda: worker.status()["fills_in_flight"] == 0)
-            assert worker.cached_bytes(rig.content(1)) == 9 * PAGE_BYTES
+            assert await worker.cached_bytes(rig.content(1)) == 9 * PAGE_BYTES
             await reader.at(11 * PAGE_BYTES, 10)
             await reader.at(0, 10)
             await until(lambda: rig.published() == {rig.name(1)})
@@ -235,7 +235,7 @@ def test_a_change_at_the_origin_is_stale_once(tmp_path: Path, size: int, gone: b
                 with pytest.raises(Stale):
                     await worker.open(NAMESPACE, 1)
             assert rig.space.changed == [1]
-            assert worker.cached_bytes(rig.content(1)) == 0
+            assert await worker.cached_bytes(rig.content(1)) == 0
             rig.put(1, size)
             assert await read(worker, 1) == rig.data[1]
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
@@ -298,7 +298,7 @@ def test_a_full_cache_refuses_and_everything_is_still_read(tmp_path: Path) -> No
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
                 assert rig.disk_bytes() <= 64 * MIB
-            kept = {ino for ino in inos[:-1] if worker.cached_bytes(rig.content(ino)) > 0}
+            kept = {ino for ino in inos[:-1] if await worker.cached_bytes(rig.content(ino)) > 0}
             assert kept == set(range(1, len(kept) + 1)), "filled, then refused"
             assert len(kept) >= 15
             status = worker.status()
@@ -322,7 +322,7 @@ def test_refused_files_are_shared_and_their_room_is_bounded(tmp_path: Path) -> N
         async with rig.worker() as worker:
             for n in range(1, 9):
                 await read(worker, n)
-            assert worker.cached_bytes(rig.content(20)) == 0
+            assert await worker.cached_bytes(rig.content(20)) == 0
             before = rig.origin.script.body_bytes
             readers = [read(worker, 20) for _ in range(4)]
             assert all(data == rig.data[20] for data in await asyncio.gather(*readers))
@@ -381,16 +381,16 @@ def test_data_that_is_idle_for_long_yields(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             for n in range(1, 21):
                 await read(worker, n)
-            first = {n for n in range(1, 21) if worker.cached_bytes(rig.content(n))}
+            first = {n for n in range(1, 21) if await worker.cached_bytes(rig.content(n))}
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             rig.wall_s += 4000
             used = sorted(first)[:3]
             worker.used([rig.name(n) for n in used], 3 * 3 * MIB)
             for n in range(21, 41):
                 assert await read(worker, n) == rig.data[n]
-            assert all(worker.cached_bytes(rig.content(n)) for n in used), "used lately"
+            assert all([await worker.cached_bytes(rig.content(n)) for n in used]), "used lately"
             others = [n for n in first if n not in used]
-            assert not any(worker.cached_bytes(rig.content(n)) for n in others)
+            assert not any([await worker.cached_bytes(rig.content(n)) for n in others])
             assert worker.status()["evicted_files"]["idle"] == len(others)
             assert rig.disk_bytes() <= 64 * MIB
 
@@ -413,11 +413,11 @@ def test_always_takes_the_new_and_keeps_what_is_protected_or_open(
             for n in range(3, 81):
                 assert await read(worker, n) == rig.data[n]
                 assert rig.disk_bytes() <= 64 * MIB
-            assert worker.cached_bytes(rig.content(80)) == 2 * MIB
-            assert worker.cached_bytes(rig.content(1)) == 2 * MIB
-            assert worker.cached_bytes(rig.content(2)) == 2 * MIB
+            assert await worker.cached_bytes(rig.content(80)) == 2 * MIB
+            assert await worker.cached_bytes(rig.content(1)) == 2 * MIB
+            assert await worker.cached_bytes(rig.content(2)) == 2 * MIB
             assert rig.name(2) in rig.published(), "published again after the lease was refused"
-            assert worker.cached_bytes(rig.content(3)) == 0
+            assert await worker.cached_bytes(rig.content(3)) == 0
             assert worker.status()["evicted_files"]["space"] > 40
             opened.close()
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
@@ -441,7 +441,7 @@ def test_without_a_permission_nothing_goes(tmp_path: Path, fault: str) -> None:
             for n in range(1, 31):
                 assert await read(worker, n) == rig.data[n], "reads go past the cache"
             assert worker.status()["evicted_files"].get("space", 0) == 0
-            assert worker.cached_bytes(rig.content(1)) == 2 * MIB
+            assert await worker.cached_bytes(rig.content(1)) == 2 * MIB
             assert rig.space.asked
 
     run(script())
@@ -526,7 +526,7 @@ def test_free_drops_bytes_and_leaves_readers_alone(tmp_path: Path) -> None:
             partial.close()
             worker._leftovers.check(urgent=True)
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
-            assert worker.cached_bytes(rig.content(2)) == 2 * MIB
+            assert await worker.cached_bytes(rig.content(2)) == 2 * MIB
 
     run(script())
 

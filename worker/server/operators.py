@@ -43,7 +43,7 @@ async def _cached_bytes(server: NodeServer, service: MetadataService, ino: int) 
         return 0
     if found.inode is None or found.inode.kind is not Kind.FILE:
         return 0
-    return server.worker.cached_bytes(ContentId.of(service.namespace, found.inode))
+    return await server.worker.cached_bytes(ContentId.of(service.namespace, found.inode))
 
 
 async def _free(server: NodeServer, body: m.Free) -> m.Freed:

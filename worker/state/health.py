@@ -1,37 +1,48 @@
-"""Whether the tier's disk is to be written to: normal, or degraded for a while. Pure.
+"""Whether the tier's disk is to be used: normal, degraded for a while, or offline. Pure.
 
 A disk that is full or answers errors takes no fills until some seconds later, when one is tried
-again; what is cached is still read.
+again; what is cached is still read. A disk that does not answer is offline: nothing of it is
+touched, reads go past it, until a probe of it comes back.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
+from collections.abc import Collection, Hashable
 from typing import Final
 
 FULL_PAUSE_S: Final = 10.0
 ERROR_PAUSE_S: Final = 30.0
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
+PROBE_LIMIT_S: Final = 3.0  # a probe that takes longer says that the disk hangs
+PROBE_PAUSE_S: Final = 1.0  # between probes of a disk that answers slowly, or with errors
+STUCK_S: Final = 15.0  # a write that takes longer hangs, whatever probes say
+
 
 class Health:
-    """`fault` says whether this is news (to be logged); `writable` turns true again by itself."""
+    """`fault` says whether this is news (to be logged); `writable` turns true again by itself,
+    `in_service` by `returned`."""
 
     def __init__(self) -> None:
         self.cause = ""
         self.faults = 0
+        self.in_service = True
         self._until_s = 0.0
         self._degraded = False
 
     def writable(self, now_s: float) -> bool:
-        return now_s >= self._until_s
+        return self.in_service and now_s >= self._until_s
 
     def fault(self, error: OSError, now_s: float) -> bool:
         """The disk failed. True when it was in order before."""
         news = not self._degraded
         self._degraded = True
         self.faults += 1
-        self.cause = error.strerror or str(error)
+        if self.in_service:
+            self.cause = error.strerror or str(error)
         self._until_s = now_s + (FULL_PAUSE_S if error.errno in _FULL else ERROR_PAUSE_S)
         return news
 
@@ -40,5 +51,90 @@ class Health:
         news, self._degraded, self.cause = self._degraded, False, ""
         return news
 
+    def left(self) -> None:
+        """The disk does not answer."""
+        self.in_service = False
+        self.faults += 1
+        self.cause = "the disk does not answer"
+
+    def returned(self) -> None:
+        """It answers again: it is written to at once."""
+        self.in_service = True
+        self._until_s = 0.0
+        self.well()
+
     def state(self, now_s: float) -> str:
+        if not self.in_service:
+            return "offline"
         return "degraded" if self._degraded or not self.writable(now_s) else "normal"
+
+
+class Act(enum.Enum):
+    """What is to be done after a look at the calls to the disk."""
+
+    NOTHING = enum.auto()
+    PROBE = enum.auto()  # start one; its end is told by `probed`
+    LEAVE = enum.auto()  # the tier leaves service
+    RETURN = enum.auto()  # it is back
+
+
+class Watch:
+    """Finds out that a disk hangs. A call that takes long is no proof (a sync, a large file that is
+    verified): it starts a probe, a small write and read of its own, which tells.
+
+    One probe at a time. While the tier is out of service a probe is under way, or the next one is
+    due after a pause: the tier is back with the first that succeeds while no call is stuck.
+    """
+
+    def __init__(self) -> None:
+        self.in_service = True
+        self._since: dict[Hashable, float] = {}
+        self._suspected = False
+        self._probe_since_s = -1.0  # below 0: none is under way
+        self._answered = False
+        self._next_probe_s = 0.0
+
+    def suspect(self) -> None:
+        """Somebody says that the disk does not answer."""
+        self._suspected = True
+
+    def probed(self, now_s: float, *, answered: bool) -> None:
+        """The probe ended; `answered`: with the right bytes."""
+        self._probe_since_s = -1.0
+        self._answered = answered
+        self._next_probe_s = now_s + PROBE_PAUSE_S
+
+    def look(self, calls: Collection[Hashable], writes: Collection[Hashable], now_s: float) -> Act:
+        """`calls`: everything under way at the disk, `writes` those of them that nothing but a
+        hanging disk makes slow. Each is named by something that no later call has."""
+        self._since = {call: self._since.get(call, now_s) for call in (*calls, *writes)}
+        stuck = any(now_s - self._since[call] >= STUCK_S for call in writes)
+        if self._probe_since_s >= 0:
+            overdue = now_s - self._probe_since_s >= PROBE_LIMIT_S
+            return self._leave() if self.in_service and (overdue or stuck) else Act.NOTHING
+        if not self.in_service:
+            return self._come_back_or_probe(now_s, stuck=stuck)
+        if stuck:
+            return self._leave()
+        slow = any(now_s - since >= SUSPECT_S for since in self._since.values())
+        if (slow or self._suspected) and now_s >= self._next_probe_s:
+            return self._probe(now_s)
+        return Act.NOTHING
+
+    def _probe(self, now_s: float) -> Act:
+        self._suspected = self._answered = False
+        self._probe_since_s = now_s
+        return Act.PROBE
+
+    def _leave(self) -> Act:
+        self.in_service = self._answered = False
+        return Act.LEAVE
+
+    def _come_back_or_probe(self, now_s: float, *, stuck: bool) -> Act:
+        if self._answered and not stuck:
+            self.in_service = True
+            return Act.RETURN
+        return self._probe(now_s) if now_s >= self._next_probe_s else Act.NOTHING
+
+    def check_invariants(self) -> None:
+        assert not (self._answered and self._probe_since_s >= 0)

@@ -57,6 +57,10 @@ class IndexWriter:
         self._count = meta.files
         self._allocated = meta.allocated_bytes
 
+    @property
+    def file_count(self) -> int:
+        return self._count
+
     def get(self, key: bytes) -> FileRecord | None:
         return _decoded(self._txn.get(key, db=self._files))
 
@@ -118,6 +122,7 @@ class Index:
         """Raises IndexDamaged, and OSError where the directory cannot be used."""
         self.path = path
         self.fresh = False
+        self.file_count = 0  # as of the last commit: what may be asked without the disk
         try:
             self._env = _open_environment(path)
             try:
@@ -143,6 +148,7 @@ class Index:
         meta = decode_meta(data)
         if meta.tier != tier or meta.format != FORMAT:
             raise IndexDamaged(f"of another tier, or of format {meta.format}")
+        self.file_count = meta.files
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -211,6 +217,7 @@ class Index:
             for change in changes:
                 change.apply(writer)
             writer.finish()
+        self.file_count = writer.file_count
 
     def sync(self) -> None:
         """Forces what `metasync` left."""

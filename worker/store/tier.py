@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDERS: Final = ("files", "pub", "scratch", "trash")
+_PROBE_BYTES: Final = 4096
 _ANOTHER: Final = "give another --cache-dir"
 
 
@@ -52,6 +53,8 @@ class Tier:
         self._dir_fd = dir_fd
         self._lock_fd = lock_fd
         self._fds: dict[str, int] = {}
+        self.kind = ""  # of the file system
+        self.cached_at_start_bytes = 0
         self.header: Header
         self.index: Index
 
@@ -77,10 +80,10 @@ class Tier:
         return tier
 
     def _open(self, boot: bytes) -> None:
-        kind = filesystem.kind_of_mount(self._dir_fd)
-        if kind in filesystem.NETWORK:
+        self.kind = filesystem.kind_of_mount(self._dir_fd)
+        if self.kind in filesystem.NETWORK:
             raise BadConfig(
-                f"the cache directory is on a network file system ({kind})",
+                f"the cache directory is on a network file system ({self.kind})",
                 remedy="give a directory of a local disk or of tmpfs as --cache-dir",
                 path=self.path,
             )
@@ -92,6 +95,7 @@ class Tier:
         self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
         self._throw_away("scratch")
         self.index = self._open_index()
+        self.cached_at_start_bytes = self.index.totals().allocated_bytes
         if self.index.fresh or boot != known.boot:
             self._throw_away("pub")
         for name in ("files", "pub", "scratch"):
@@ -187,6 +191,28 @@ class Tier:
         self._write_header()
 
     # ---- cache files ----
+
+    @property
+    def in_memory(self) -> bool:
+        """Its bytes are memory of this machine."""
+        return self.kind in filesystem.MEMORY
+
+    @property
+    def reopens_at_once(self) -> bool:
+        """A file that is open can be opened again, and closed, without waiting for a disk."""
+        return self.kind in filesystem.LOCAL
+
+    def probe(self) -> bool:
+        """Does the disk answer? Writes and reads a little. Raises OSError."""
+        data = os.urandom(_PROBE_BYTES)
+        fd = self.scratch_file(_PROBE_BYTES)
+        try:
+            os.pwrite(fd, data, 0)
+            right = os.pread(fd, _PROBE_BYTES, 0) == data
+        finally:
+            os.close(fd)
+        filesystem.read_from_disk("TIER", self._dir_fd)
+        return right
 
     @property
     def pub_fd(self) -> int:

@@ -46,6 +46,7 @@ class Writer:
         self._index = index
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
+        self.at_disk = 0  # odd while a commit is under way, another number each time
         self._urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
         self._thread.start()
@@ -72,10 +73,13 @@ class Writer:
         if failed:
             raise failed[0]
 
-    def close(self) -> None:
+    def close(self, wait_s: float | None = None) -> bool:
+        """Commits what is queued and ends the thread; False when it is still at it after
+        `wait_s`."""
         self._jobs.put(None)
         self._urgent.set()
-        self._thread.join()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (first := self._jobs.get()) is not None:
@@ -100,6 +104,7 @@ class Writer:
 
     def _commit(self, jobs: list[Job]) -> None:
         error = None
+        self.at_disk += 1
         try:
             changes = [change for job in jobs for change in job.changes]
             if changes:
@@ -110,6 +115,7 @@ class Writer:
             error.__cause__ = err if error is not err else None
         for job in jobs:
             self._finish(job, error)
+        self.at_disk += 1
 
     def _finish(self, job: Job, error: OSError | None) -> None:
         if error is None:

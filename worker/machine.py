@@ -1,0 +1,43 @@
+"""How much memory this process may have: the limit of its cgroup (version 2 or 1), or the
+machine's. Reads small files of the kernel, once at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes. `root` has `proc` and `sys/fs/cgroup`."""
+    limits = [total_memory(root)]
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _limits(root / "sys/fs/cgroup", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
+    return min(limits)
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory of the machine; 1 GiB where it does not say."""
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) << 10
+    return 1 << 30
+
+
+def _limits(mount: Path, path: str, name: str) -> list[int]:
+    """The limits of a cgroup and of all above it. A path that is not below the mount (a container
+    that sees only its own group) leaves that of the mount itself."""
+    folder = mount / path.lstrip("/")
+    folders = [folder, *folder.parents]
+    within = [one for one in folders if one == mount or mount in one.parents]
+    texts = [text for one in within for text in _lines(one / name)[:1]]
+    return [int(text) for text in texts if text.isdigit()]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,93 @@
+"""Watches the tier's disk: takes the tier out of service while the disk does not answer, and back.
+Owned by the loop; the disk is touched by one thread of its own, which may hang with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from worker.fill import Filler
+from worker.parts import Parts
+from worker.segments import Segments
+from worker.state.health import Act, Watch
+from worker.threads import Threads
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+
+
+class TierWatch:
+    """`on_change(in_service)` is told after a change. `run` is the one task."""
+
+    def __init__(self, parts: Parts, filler: Filler, segments: Segments) -> None:
+        self._parts = parts
+        self._filler = filler
+        self._segments = segments
+        self._watch = Watch()
+        self._prober = Threads("probe", 1, parts.wake)
+        self._soon = asyncio.Event()
+        self.on_change: Callable[[bool], None] = lambda in_service: None
+
+    def suspect(self) -> None:
+        """A client cannot read from the disk."""
+        self._watch.suspect()
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            self.look()
+
+    def look(self) -> None:
+        """One look at what is under way."""
+        parts = self._parts
+        commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
+        writes = self._filler.disk_writes()
+        now = parts.clocks.monotonic()
+        match self._watch.look([*parts.disk.calls(), *commits], writes, now):
+            case Act.PROBE:
+                self._prober.submit(parts.tier.probe, done=self._probed)
+            case Act.LEAVE:
+                self._leave()
+            case Act.RETURN:
+                self._return()
+
+    def _probed(self, right: object, error: BaseException | None) -> None:
+        answered = error is None and right is True
+        if isinstance(error, OSError):
+            log.warning("the cache disk answers a probe with %s", error.strerror or error)
+        self._watch.probed(self._parts.clocks.monotonic(), answered=answered)
+        self._soon.set()
+
+    def _leave(self) -> None:
+        parts = self._parts
+        log.error(
+            "the cache disk does not answer: the cache is out of service, reads go past it; "
+            "it is used again once it answers"
+        )
+        parts.counters.errors["hang"] += 1
+        parts.leave_tier()
+        parts.fetchers.count_out(self._filler.leave_tier())
+        self._segments.leave_tier()
+        parts.room_changed.notify()
+        self.on_change(False)
+
+    def _return(self) -> None:
+        log.info("the cache disk answers again")
+        self._parts.return_to_tier()
+        self._parts.fetchers.count_out(0)
+        self.on_change(True)
+
+    def close(self, wait_s: float) -> bool:
+        """False when a probe is still under way after `wait_s`. Blocks."""
+        return self._prober.close(wait_s)
