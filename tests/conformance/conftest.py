@@ -1,4 +1,4 @@
-"""Servers that the conformance suites share: each is started once, for the first who asks."""
+"""What the conformance suites share: credentials, and empty origins of every kind."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.origins import FileOrigin, MemoryOrigin, Origin, OriginFactory, S3Origin
-from tests.services.moto_s3 import moto_s3
-from tests.services.s3_server import S3Server
-from tests.services.versitygw import ACCESS_KEY, SECRET_KEY, versitygw
-
-
-@pytest.fixture(scope="session")
-def versitygw_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with moto_s3(tmp_path_factory.mktemp("moto")) as server:
-        yield server
+from tests.services.versitygw import ACCESS_KEY, SECRET_KEY
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +33,7 @@ def new_origin(
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
     s3-versitygw, s3-moto."""
+    servers = {"s3-versitygw": "s3", "s3-moto": "moto"}
     numbers = itertools.count(1)
     made: list[Origin] = []
     prefix = request.module.__name__.rpartition(".")[2].replace("_", "-")[-30:]
@@ -59,8 +46,8 @@ def new_origin(
     def make(kind: str) -> Origin:
         if kind == "file":
             origin: Origin = FileOrigin(tmp_path_factory.mktemp("origin"))
-        elif kind.startswith("s3-"):
-            origin = s3(f"{kind.removeprefix('s3-')}_server")
+        elif kind in servers:
+            origin = s3(servers[kind])
         else:
             origin = MemoryOrigin(
                 ordered=kind != "memory-unordered", decorated=kind == "memory-decorated"

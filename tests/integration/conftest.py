@@ -20,9 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
-from tests.services.versitygw import versitygw
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
@@ -167,19 +165,6 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return left
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server that keeps every key and checks no signature."""
-    with moto_s3(tmp_path_factory.mktemp("moto")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""Servers that suites share: each is started once, for the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.services.moto_s3 import moto_s3
+from tests.services.s3_server import S3Server
+from tests.services.versitygw import versitygw
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that keeps every key and checks no signature."""
+    with moto_s3(tmp_path_factory.mktemp("moto")) as server:
+        yield server
