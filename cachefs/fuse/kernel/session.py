@@ -82,11 +82,12 @@ class KernelSession:
         """Answers until the mount is gone, or `retire`. With `resend`, after a predecessor: what it
         had open is taken over, and what it left unanswered comes again. Cancellation leaves
         requests unanswered, for a successor. Raises what a bug raises."""
-        if resend:
-            log.info("took over %d open files", self.opens.adopt())
-            self._device.notify(codec.notification(Notify.RESEND))
         self._vfs.on_invalidated = self._kernel_cache.invalidate
         self._kernel_cache.start()
+        if resend:
+            log.info("took over %d open files", self.opens.adopt())
+            self._vfs.invalidate_everything()  # events that nobody was there to hear
+            self._device.notify(codec.notification(Notify.RESEND))
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
