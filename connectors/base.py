@@ -89,6 +89,11 @@ class Connector(Protocol):
         compared. Raises Stale when the object is another version now, NotFound when it is gone;
         ValueError for a range beyond `version.size`. A chunk is valid until the next one."""
 
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        """The whole file, of exactly that version, in one buffer: for small files, which cost less
+        so. Raises what `read` and the iteration of its body raise; of a body that breaks nothing is
+        kept."""
+
     def close(self) -> None:
         """Releases connections; idempotent."""
 

@@ -49,5 +49,8 @@ class Decorator:
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         return self._body(lambda: self._inner.read(path, offset, size, version))
 
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return self._around("read", lambda: self._inner.read_all(path, version))
+
     def close(self) -> None:
         self._inner.close()

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.core.errors import DeadlineExceeded
+from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
 
@@ -83,6 +84,11 @@ class Limit(Decorator):
         except BaseException:
             self._leave()
             raise
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        data = super().read_all(path, version)
+        self._spend(len(data))
+        return data
 
     def _enter(self) -> None:
         """Takes a place, then a token: a caller who waits for a token keeps others from piling up

@@ -21,6 +21,7 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page, order_key
 from connectors.pages import Pages
+from connectors.whole import joined
 
 FIRST_MTIME_S: Final = 1_700_000_000
 CHUNK_BYTES: Final = 1 << 20
@@ -363,6 +364,9 @@ class MemoryConnector:
             raise Stale("another version now", path=_shown(path))
         return MemoryBody(memoryview(found.data)[offset : offset + size], path, self.script)
 
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return joined(self.read(path, 0, version.size, version))
+
     def close(self) -> None:
         self.script.unblock()
 
@@ -463,6 +467,9 @@ class SyntheticConnector:
     def data(self, path: bytes) -> bytes:
         """The bytes of a file: its path, repeated."""
         return (path * (self.file_bytes // len(path) + 1))[: self.file_bytes]
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return joined(self.read(path, 0, version.size, version))
 
     def close(self) -> None:
         self.script.unblock()

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from cachefs.core.errors import CacheFSError
+from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
 
@@ -58,6 +59,13 @@ class Meter:
             if error:
                 self._errors[error] += 1
 
+    def whole(self, size_bytes: int, seconds: float) -> None:
+        """A request with all of its body."""
+        with self._lock:
+            self._requests["read"] += 1
+            self._seconds["read"] += seconds
+            self._body_bytes += size_bytes
+
     def hidden(self, count: int) -> None:
         with self._lock:
             self._hidden_keys += count
@@ -97,6 +105,16 @@ class Metered(Decorator):
 
     def _body(self, open_body: Callable[[], Body]) -> Body:
         return MeteredBody(self._around("read", open_body), self._meter, self._clock)
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        started = self._clock()
+        try:
+            data = self._inner.read_all(path, version)
+        except CacheFSError as error:
+            self._meter.request("read", self._clock() - started, error.code)
+            raise
+        self._meter.whole(len(data), self._clock() - started)
+        return data
 
 
 class MeteredBody:

@@ -2,7 +2,7 @@
 the whole call, and only errors that say they are `retryable`.
 
 A body is retried up to its first bytes. One that breaks later raises BadBody or Unreachable: the
-caller knows which pages it has, and asks for the rest.
+caller knows which pages it has, and asks for the rest. `read_all` is retried as a whole.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import BaseError
@@ -35,6 +35,10 @@ from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
 from connectors.s3_options import S3Options
+from connectors.whole import joined
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 PAGE_KEYS: Final = 1000
 BODY_LIMIT_S: Final = 3600.0  # one body; a stalled one ends after SILENCE_LIMIT_S
@@ -173,16 +177,32 @@ class S3Connector:
         if not size:
             self._compare(self._head(key), version, path)
             return EmptyBody()
-        if not self._plain_http:
-            body = self._read_obstore(key, path, offset, size, version)
-            if body is not None:
-                return body
-        return self._read_http(key, path, offset, size, version)
+        reply = self._get(key, path, offset, size, version)
+        if reply is None:
+            return self._read_http(key, path, offset, size, version)
+        chunks = iter(reply.stream(min_chunk_size=CHUNK_BYTES))
+        return CountedBody(chunks, size, self._shown(path))
 
-    def _read_obstore(
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        size = version.size
+        reply = self._get(self._key(path), path, 0, size, version) if size else None
+        if reply is None:
+            return joined(self.read(path, 0, size, version))
+        try:
+            data = memoryview(reply.bytes())
+        except (BaseError, OSError) as error:
+            raise from_obstore(error, self._shown(path)) from error
+        if len(data) != size:
+            raise BadBody(f"a body of {len(data)} bytes instead of {size}", path=self._shown(path))
+        return data
+
+    def _get(
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
-    ) -> Body | None:
-        """None: obstore cannot do it, and a plain request can."""
+    ) -> GetResult | None:
+        """A reply of which all but the bytes was compared. None: obstore cannot do it, and a plain
+        request can."""
+        if self._plain_http:
+            return None
         self._http.credentials.current()  # their absence as our error, not obstore's
         options: dict[str, Any] = {"range": (offset, offset + size)}
         if version.etag:
@@ -203,8 +223,7 @@ class S3Connector:
         self._compare(Fingerprint(Kind.FILE, meta["size"], mtime_ns, etag), version, path)
         if tuple(reply.range) != (offset, offset + size):
             raise BadBody("the reply carried another range", path=self._shown(path))
-        chunks = iter(reply.stream(min_chunk_size=CHUNK_BYTES))
-        return CountedBody(chunks, size, self._shown(path))
+        return reply
 
     def _failed(self, path: bytes, error: Exception) -> CacheFSError:
         """The class of a failed GET. Expired credentials are looked for again at the next one."""

@@ -188,12 +188,15 @@ class Master:
         return found
 
     async def locate(self, ino: int) -> Origin:
+        return self.locate_nowait(ino)
+
+    def locate_nowait(self, ino: int) -> Origin:
         """From the store alone. Raises Stale, IsADirectory, Unsupported (a symbolic link)."""
         with self._store.snapshot() as reader:
             names = Names(reader)
-            stored = names.inode(ino)
             at = names.place(ino)
-            if stored is None or at is None:
+            stored = None if at is None else names.dentry(*at)
+            if at is None or stored is None or stored.inode.ino != ino:
                 raise Stale(f"inode {ino} is gone")
             inode = stored.inode
             if inode.kind is Kind.DIRECTORY:

@@ -18,6 +18,7 @@ from worker.space import Space
 from worker.state.accounting import allocation
 from worker.state.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
 from worker.state.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
+from worker.store.filesystem import reopen
 from worker.transfer import PIECE_PAGES
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
@@ -218,17 +219,32 @@ class Provider:
     async def small(self, entry: Entry) -> int | None:
         """Brings a whole small file; returns a descriptor of all of it, None when there is not even
         scratch room for it in one piece, or the disk failed. Raises the error of the fill."""
+        self.claim_small(entry)
+        try:
+            await self._wait_whole(entry)
+        except NoSpace:
+            return None
+        return await self.grant_whole(entry)
+
+    def claim_small(self, entry: Entry) -> None:
+        """Starts to bring what is missing of a small file."""
         count, past = entry.page_count, not self._parts.health.in_service
         if (past or not entry.pages.complete) and entry.failed is None:
             pages = entry.pages if not past else PageMap(entry.size)
             here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
             for first, end in pages.missing(0, count, here):
                 self._filler.claim(entry, first, end, whole=end - first == count, past=past)
-        try:
-            await self._wait_whole(entry)
-        except NoSpace:
+
+    def grant_nowait(self, entry: Entry) -> int | None:
+        """As `grant_whole`, where that takes no waiting; None: call that."""
+        parts = self._parts
+        if not (entry.complete and parts.health.in_service and parts.tier.reopens_at_once):
             return None
-        return await self.grant_whole(entry)
+        try:
+            return reopen(entry.fd)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return None
 
     async def grant_whole(self, entry: Entry) -> int | None:
         """A descriptor of all of a file, None when it is not in one piece, or the disk failed."""

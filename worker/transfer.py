@@ -63,6 +63,8 @@ class Transfer:
         version = Fingerprint(Kind.FILE, origin.size, origin.mtime_ns, origin.etag)
         size = range_bytes(origin.size, self.next_page, self._end)
         self._fd = fd
+        if size == origin.size <= WHOLE_BYTES:
+            return self._take_all(connector.read_all(origin.path, version))
         body = self._body = connector.read(origin.path, self._at, size, version)
         try:
             for chunk in body:
@@ -81,6 +83,20 @@ class Transfer:
     @property
     def _path(self) -> str:
         return self._origin.path.decode(errors="replace")
+
+    def _take_all(self, data: memoryview) -> None:
+        """The only page of a file."""
+        self.origin_bytes = len(data)
+        if self.aborted:
+            raise Interrupted("the worker is closing")
+        if len(data) >= self._stop:
+            page = data[: self._stop]
+            self._write(page)
+            self._at = self._stop
+            self.next_page = 1
+            self._on_page(0, xxhash.xxh3_64_intdigest(page))
+        if len(data) != self._stop:
+            raise BadBody(f"{len(data)} bytes instead of {self._stop}", path=self._path)
 
     def _take(self, chunk: memoryview) -> None:
         if self.aborted:
@@ -118,6 +134,7 @@ class Transfer:
             self._on_page(page, checksum)
 
 
+WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come in one buffer
 PIECE_PAGES: Final = 8  # of one request
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cachefs.core.errors import ProtocolError, Unavailable
 from cachefs.core.messages import Ensured
-from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
+from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
 from connectors.base import Connector
@@ -27,6 +27,7 @@ from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.leftovers import Leftovers
 from worker.machine import available_memory
+from worker.opening import Opening
 from worker.parts import Parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.segments import Segments
@@ -150,7 +151,7 @@ class Worker:
         from the tier's disk, give it nothing of it. Raises Stale, IsADirectory, and what the origin
         answers. Cancelled: nothing stays open, the fill goes on for others."""
         origin = await self._parts.metadata(namespace).locate(ino)
-        key = bytes.fromhex(origin.content.name)
+        key = origin.content.key
         if origin.size == 0:
             return Grant(self._new_handle(Handle(0)), 0, True, None)
         if past_tier:
@@ -165,6 +166,47 @@ class Worker:
             return await self._open_entry(entry)
         finally:
             self._catalog.leave(entry)
+
+    def open_soon(
+        self, namespace: NamespaceId, ino: int, ready: Callable[[Opening], None]
+    ) -> Opening | None:
+        """As `open`, for a small file of which nothing is cached: `ready` is called, in the loop
+        and not before this returns, once `opened` has a result. None: call `open`. Raises what the
+        namespace answers."""
+        origin = self._parts.metadata(namespace).locate_nowait(ino)
+        if origin is None or not 0 < origin.size <= SMALL_FILE_BYTES:
+            return None
+        entry = self._catalog.open_absent(origin, origin.content.key)
+        if entry is None:
+            return None
+        self._provider.claim_small(entry)
+        if not entry.inflight:
+            self._catalog.leave(entry)
+            return None
+        self._parts.counters.misses += 1
+        return Opening(self._catalog, entry, ready)
+
+    def opened(self, opening: Opening) -> Grant | None:
+        """The result of an opening that is ready, to be taken once. None: call `opened_later`.
+        Raises the error of the fill."""
+        if opening.error is not None:
+            opening.taken()
+            raise opening.error
+        entry = opening.entry
+        fd = self._provider.grant_nowait(entry)
+        if fd is None:
+            return None
+        opening.taken()
+        return self._grant_whole(entry.size, fd)
+
+    async def opened_later(self, opening: Opening) -> Grant:
+        """The same where it takes waiting: the file is not in one piece of the cache. The caller
+        calls `opening.taken` after it."""
+        entry = opening.entry
+        fd = await self._provider.grant_whole(entry) if opening.whole else None
+        if fd is not None:
+            return self._grant_whole(entry.size, fd)
+        return await self._grant_partial(entry)
 
     def _may_be_published(self, key: bytes) -> bool:
         return self._catalog.live(key) is None and not self._catalog.is_absent(key)
@@ -298,7 +340,7 @@ class Worker:
         requests end. Raises NoSpace when the cache does not take it, Stale, and what the origin
         answers. Cancelled: pieces in flight go on."""
         origin = await self._parts.metadata(namespace).locate(ino)
-        key = bytes.fromhex(origin.content.name)
+        key = origin.content.key
         if origin.size == 0 or await self._is_published(origin, key):
             return FetchResult(origin.size, 0)
         fetched = [0]
@@ -340,7 +382,7 @@ class Worker:
 
     async def cached_bytes(self, content: ContentId) -> int:
         """How many of a file's bytes are cached; 0 while the disk does not answer."""
-        key = bytes.fromhex(content.name)
+        key = content.key
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is None:
             return entry.pages.present_bytes
@@ -365,7 +407,7 @@ class Worker:
     async def free(self, contents: Iterable[ContentId]) -> FreedCounts:
         """Drops the cached bytes of these files. Those that are open read on from unlinked files
         (`busy_files`). Raises Unavailable when the index cannot be written."""
-        keys = [*dict.fromkeys(bytes.fromhex(content.name) for content in contents)]
+        keys = [*dict.fromkeys(content.key for content in contents)]
         try:
             counts = await self._catalog.drop(keys)
         except OSError as err:

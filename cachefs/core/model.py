@@ -83,9 +83,14 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nonce: int
 
     @property
+    def key(self) -> bytes:
+        """36 bytes: what the name says."""
+        return _CONTENT.pack(self.namespace, self.ino, self.version, self.nonce)
+
+    @property
     def name(self) -> str:
         """72 hex digits: the name of the cache file and of its published link."""
-        return _CONTENT.pack(self.namespace, self.ino, self.version, self.nonce).hex()
+        return self.key.hex()
 
     @classmethod
     def of(cls, namespace: NamespaceId, inode: Inode) -> ContentId:

@@ -45,6 +45,9 @@ class MetadataService(Protocol):
     async def locate(self, ino: int) -> Origin:
         """Where the bytes of a file come from. Raises Stale, IsADirectory."""
 
+    def locate_nowait(self, ino: int) -> Origin | None:
+        """The same when it is known here, else None."""
+
     async def report_changed(self, ino: int) -> None:
         """The worker saw another version, or none, at the origin: look again and invalidate."""
 

@@ -7,6 +7,7 @@ Translates frames into calls of the worker and of the metadata service, and erro
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -22,7 +23,9 @@ from worker.server import operators
 from worker.server.channel import Channel
 
 if TYPE_CHECKING:
+    from worker.opening import Opening
     from worker.server.server import NodeServer
+    from worker.worker import Grant
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class Session:
         self.sources: dict[NamespaceId, str] = {}
         self._handles: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._openings: dict[int, Opening] = {}
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._channel = Channel(sock, self._frame, self._ended)
 
@@ -59,27 +63,36 @@ class Session:
         if later is None or not (self.role or isinstance(frame.body, m.Hello)):
             error = ProtocolError(f"unexpected {type(frame.body).__name__}")
             return self._reply(frame.id, m.failure_of(error))
-        if len(self._tasks) >= MAX_IN_FLIGHT:
+        if len(self._tasks) + len(self._openings) >= MAX_IN_FLIGHT:
             return self._reply(frame.id, m.failure_of(Unreachable("too many requests in flight")))
+        if isinstance(frame.body, m.Open) and self._opens_soon(frame.id, frame.body):
+            return
         self._start(frame.id, later(self, frame.body))
 
-    def _start(self, id: int, work: Awaitable[Answer]) -> None:
+    def _start(self, id: int, work: Awaitable[Answer]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._answer(id, work))
         self._tasks[id] = task
         task.add_done_callback(lambda _: self._tasks.pop(id, None))
+        return task
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
         try:
             body, fd = await work
-        except CacheFSError as err:
-            body, fd = m.failure_of(err), None
         except asyncio.CancelledError:
-            self._reply(id, m.failure_of(Interrupted("the caller was interrupted")))
+            self._interrupted(id)
             raise
-        except Exception as err:
-            log.exception("request %d of pid %d failed", id, self.pid)
-            body, fd = m.failure_of(CacheFSError(f"internal error: {type(err).__name__}")), None
+        except Exception as err:  # noqa: BLE001 -- whatever it is, the caller gets an answer
+            body, fd = self._failure(id, err), None
         self._reply(id, body, fd)
+
+    def _interrupted(self, id: int) -> None:
+        self._reply(id, m.failure_of(Interrupted("the caller was interrupted")))
+
+    def _failure(self, id: int, err: Exception) -> m.Failure:
+        if isinstance(err, CacheFSError):
+            return m.failure_of(err)
+        log.error("request %d of pid %d failed", id, self.pid, exc_info=err)
+        return m.failure_of(CacheFSError(f"internal error: {type(err).__name__}"))
 
     def _reply(self, id: int, body: m.Message, fd: int | None = None) -> None:
         if isinstance(body, m.Opened) and body.handle:
@@ -98,6 +111,9 @@ class Session:
     def _ended(self) -> None:
         for task in [*self._tasks.values(), *self._event_tasks]:
             task.cancel()
+        for opening in self._openings.values():
+            opening.cancel()
+        self._openings.clear()
         for handle in self._handles:
             self.server.worker.release(handle)
         self._handles.clear()
@@ -130,6 +146,39 @@ class Session:
         task = self._tasks.get(body.id)
         if task is not None:
             task.cancel()
+        opening = self._openings.pop(body.id, None)
+        if opening is not None:
+            opening.cancel()
+            self._interrupted(body.id)
+
+    # ---- opens that need no task ----
+
+    def _opens_soon(self, id: int, body: m.Open) -> bool:
+        """False for those that need one."""
+        ready = functools.partial(self._ready, id, body)
+        try:
+            opening = self.server.worker.open_soon(body.namespace, body.ino, ready)
+        except CacheFSError as err:
+            self._reply(id, m.failure_of(err))
+            return True
+        if opening is None:
+            return False
+        self._openings[id] = opening
+        return True
+
+    def _ready(self, id: int, body: m.Open, opening: Opening) -> None:
+        del self._openings[id]
+        try:
+            grant = self.server.worker.opened(opening)
+        except Exception as err:  # noqa: BLE001 -- whatever it is, the caller gets an answer
+            return self._reply(id, self._failure(id, err))
+        if grant is None:
+            task = self._start(id, self._open_later(body, opening))
+            return task.add_done_callback(lambda _: opening.taken())
+        self._reply(id, *self._opened(body, grant))
+
+    async def _open_later(self, body: m.Open, opening: Opening) -> Answer:
+        return self._opened(body, await self.server.worker.opened_later(opening))
 
     # ---- answered later ----
 
@@ -186,7 +235,9 @@ class Session:
         return await self._service(body.namespace).resolve(body.path), None
 
     async def _open(self, body: m.Open) -> Answer:
-        grant = await self.server.worker.open(body.namespace, body.ino)
+        return self._opened(body, await self.server.worker.open(body.namespace, body.ino))
+
+    def _opened(self, body: m.Open, grant: Grant) -> Answer:
         handle = grant.handle
         if grant.complete and body.complete_needs_no_release:  # the descriptor is all it needs
             self.server.worker.release(handle)

@@ -37,6 +37,9 @@ class Namespace:
         self.valid_for_s = 10.0
 
     async def locate(self, ino: int) -> Origin:
+        return self.locate_nowait(ino)
+
+    def locate_nowait(self, ino: int) -> Origin:
         if ino not in self.origins:
             raise Stale(f"inode {ino} is gone")
         return self.origins[ino]

@@ -48,6 +48,9 @@ class FakeWorker:
         fd = os.open(self.file, os.O_RDONLY)
         return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd)
 
+    def open_soon(self, namespace: NamespaceId, ino: int, ready: object) -> None:
+        """Every open takes a task."""
+
     def release(self, handle: int) -> None:
         self.released.append(handle)
 
