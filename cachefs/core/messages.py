@@ -167,6 +167,7 @@ class Open(Message, frozen=True):
     namespace: NamespaceId
     ino: int
     complete_needs_no_release: bool = False
+    past_tier: bool = False  # the tier's disk does not answer the client: give nothing of it
 
 
 class Opened(Message, frozen=True):
@@ -187,6 +188,7 @@ class Ensure(Message, frozen=True):
     handle: int
     offset: int
     size: int
+    past_tier: bool = False  # as in Open: from now on, for this handle
 
 
 class Ensured(Message, frozen=True):
@@ -199,6 +201,13 @@ class Ensured(Message, frozen=True):
     base: int = 0
     segment: bool = False
     complete: bool = False  # the whole file can be read from the cache file
+
+
+class TierState(Message, frozen=True):
+    """Event: whether the disk of the node's tier answers. While it does not, clients open nothing
+    there by themselves. Sent after Attached if it does not, and at every change."""
+
+    in_service: bool
 
 
 class Release(Message, frozen=True):
@@ -289,7 +298,7 @@ class Freed(Message, frozen=True):
 Body = (
     Hello | Welcome | Attach | Attached | Detach | Cancel | Done | Failure
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
-    | Open | Opened | Ensure | Ensured | Release | Used
+    | Open | Opened | Ensure | Ensured | TierState | Release | Used
     | Status | StatusReply | CacheState | CacheStateReply
     | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
 )  # fmt: skip

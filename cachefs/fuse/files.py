@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Final
 
@@ -9,12 +10,14 @@ from cachefs.client.connection import ConnectionLost
 from cachefs.client.sockets import close_fd
 from cachefs.client.waits import Waits
 from cachefs.core import messages as m
-from cachefs.core.errors import ProtocolError, Stale
+from cachefs.core.errors import DeadlineExceeded, ProtocolError, Stale
 from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
 from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
-from cachefs.fuse.pread import FileReader
-from cachefs.fuse.published import open_published
+from cachefs.fuse.pread import INLINE, FileReader
+from cachefs.fuse.published import Published, Way
+
+log = logging.getLogger(__name__)
 
 MAX_USES: Final = 1000  # reported at once
 
@@ -29,6 +32,7 @@ class Files:
         self.table = HandleTable()
         self._node = node
         self._reader = FileReader(waits)
+        self._published = Published()
         self._uses: list[str] = []
         self._hit_bytes = 0
 
@@ -42,19 +46,19 @@ class Files:
         opened = self.open_published(inode)
         if opened is None:
             return None
+        fd, device = opened
         handle = FileHandle(inode.ino, inode.size, pid)
+        handle.namespace = self.namespace
         handle.warm = True
-        handle.use_complete(Descriptor(opened[0], self._reader.flags_of(opened[1])))
+        handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd)))
         return handle
 
     def open_published(self, inode: Inode) -> tuple[int, int] | None:
         """A descriptor, which the caller closes, and st_dev of a file that is complete here; else
         None. Raises OSError when no descriptor is left."""
-        dir_fd = self._node.caller.published_fd
-        if dir_fd < 0:
-            return None
         name = ContentId.of(self.namespace, inode).name
-        opened = open_published(dir_fd, name, inode.size)
+        caller = self._node.caller
+        opened = self._published.open(caller.published_fd, caller.epoch, name, inode.size)
         if opened is not None:
             self._note_use(name)
         return opened
@@ -91,7 +95,7 @@ class Files:
         """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""
         if handle.namespace != self.namespace:
             raise Stale("the server lost the namespace of this file")
-        question = m.Open(handle.namespace, handle.ino, complete_needs_no_release=True)
+        question = m.Open(handle.namespace, handle.ino, True, handle.past_tier)
         reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
         if handle.complete or handle.epoch >= epoch:  # another read was faster
             close_fd(fd)
@@ -116,7 +120,14 @@ class Files:
             self._node.post(m.Release(server_handle))
 
     def _descriptor(self, fd: int) -> Descriptor:
-        return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev))
+        caller = self._node.caller
+        if self._published.way(caller.published_fd, caller.epoch) is Way.NEVER:
+            return Descriptor(fd, self._reader.flags_unasked(fd))
+        return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd))
+
+    def tier_changed(self, *, in_service: bool) -> None:
+        """Whether the disk of the node's tier answers: what lies there is used, or not."""
+        self._published.in_service = in_service
 
     # ---- reading ----
 
@@ -140,7 +151,8 @@ class Files:
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
         """As `read_nowait`, asking the server for what is not here. Raises its typed errors.
-        Cancellation leaves the fill running for others."""
+        Cancellation leaves the fill running for others. What the tier's disk does not give in time
+        is asked of the server anew."""
         handle = self.table.get(fh)
         stop = min(offset + size, handle.size)
         parts: list[bytes] = []
@@ -163,8 +175,16 @@ class Files:
         data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
         if data is not None:
             return data
-        with descriptor as fd:
-            return await self._reader.read(fd, offset - base, size)
+        if self._published.in_service or descriptor.flags == INLINE:
+            try:
+                with descriptor as fd:
+                    return await self._reader.read(fd, offset - base, size)
+            except DeadlineExceeded as err:
+                if handle.past_tier and self._published.in_service:
+                    raise
+                log.warning("inode %d is read past the cache: %s", handle.ino, err.cause)
+        handle.go_past_tier()
+        return b""
 
     async def _ensure(self, handle: FileHandle, offset: int, size: int) -> None:
         """Makes bytes at `offset` readable, in a new session after opening the file again there."""
@@ -173,7 +193,7 @@ class Files:
                 await self._open_at_server(handle)
             if handle.source(offset) is not None:
                 return
-            question = m.Ensure(handle.server_handle, offset, size)
+            question = m.Ensure(handle.server_handle, offset, size, handle.past_tier)
             try:
                 reply, fd = await self._node.ask_once(question, m.Ensured)
             except ConnectionLost:

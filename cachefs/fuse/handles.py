@@ -71,6 +71,7 @@ class FileHandle:
         "epoch",
         "ino",
         "namespace",
+        "past_tier",
         "pid",
         "present",
         "segments",
@@ -81,7 +82,7 @@ class FileHandle:
 
     def __init__(self, ino: int, size: int, pid: int) -> None:
         self.ino = ino
-        self.namespace = NamespaceId(b"")  # in which the server knows `ino`; warm ones need none
+        self.namespace = NamespaceId(b"")  # in which the server knows `ino`
         self.size = size
         self.pid = pid  # who opened it: whose signals interrupt reads
         self.complete = size == 0
@@ -89,6 +90,7 @@ class FileHandle:
         self.descriptor: Descriptor | None = None
         self.present: Intervals | None = None
         self.segments: list[Segment] = []
+        self.past_tier = False  # the tier's disk did not answer: the server is to go past it
         self.server_handle = 0
         self.epoch = 0
 
@@ -108,6 +110,15 @@ class FileHandle:
         self.present = Intervals()
         self.server_handle = server_handle
         self.epoch = epoch
+
+    def go_past_tier(self) -> None:
+        """Nothing is read from the cache file any more."""
+        self.past_tier = True
+        self.complete = self.warm = False
+        self.present = Intervals()
+        self._drop_segments(0)
+        if not self.server_handle:
+            self.epoch = 0  # it is opened at the server
 
     def add_segment(self, segment: Segment) -> None:
         """Keeps the most recent `MAX_SEGMENTS`."""

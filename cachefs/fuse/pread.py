@@ -1,4 +1,5 @@
-"""Reading cache files without holding up the loop: inline what memory has, in a thread the rest.
+"""Reading cache files without holding up the loop: inline what memory has, in a thread the rest,
+and no longer than a disk may take that does not hang.
 
 tmpfs refuses RWF_NOWAIT but never waits for a disk, so it is read inline; ext4 and its like say
 EAGAIN (or give less) when a page is not in memory. One buffer serves all inline reads: what is
@@ -15,13 +16,15 @@ from typing import Final
 import trio
 
 from cachefs.client.waits import Waits
-from cachefs.core.errors import BadBody
+from cachefs.core.errors import BadBody, DeadlineExceeded
+from cachefs.fuse.file_systems import MEMORY, file_system_of
 
 BUFFER_BYTES: Final = 1 << 20
 INLINE: Final = 0  # preadv flags
 IN_THREAD: Final = -1  # instead of preadv flags
-_MEMORY_TYPES: Final = frozenset((b"tmpfs", b"ramfs"))
+LIMIT_S: Final = 5.0  # of one read: a disk that takes longer hangs
 _THREADS: Final = 16
+_MOST_STUCK: Final = 48  # threads that do not count because their read hangs
 
 
 class FileReader:
@@ -33,14 +36,21 @@ class FileReader:
         self._view = memoryview(self._buffer)
         self._flags_of_device: dict[int, int] = {}
         self._limiter = trio.CapacityLimiter(_THREADS)
+        self._stuck: list[_Read] = []
+        self.limit_s = LIMIT_S
 
-    def flags_of(self, device: int) -> int:
-        """How files of a device (st_dev) are read: preadv flags, or IN_THREAD."""
+    def flags_of(self, device: int, fd: int) -> int:
+        """How `fd`, on a device (st_dev), is read: preadv flags, or IN_THREAD."""
         flags = self._flags_of_device.get(device)
         if flags is None:
-            flags = INLINE if _type_of_device(device) in _MEMORY_TYPES else os.RWF_NOWAIT
+            flags = INLINE if file_system_of(fd) in MEMORY else os.RWF_NOWAIT
             self._flags_of_device[device] = flags
         return flags
+
+    @staticmethod
+    def flags_unasked(fd: int) -> int:
+        """As `flags_of`, where even fstat might ask somebody who does not answer."""
+        return INLINE if file_system_of(fd) in MEMORY else IN_THREAD
 
     def read_now(self, fd: int, flags: int, offset: int, size: int) -> memoryview | None:
         """Exactly `size` bytes (<= BUFFER_BYTES), or None when they cannot be had at once."""
@@ -58,11 +68,38 @@ class FileReader:
         return view if count == size else None
 
     async def read(self, fd: int, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes, read by a thread. Raises BadBody when the file has fewer. The
-        caller keeps `fd` open; cancellation abandons the thread, whose result nobody sees."""
-        in_thread = functools.partial(trio.to_thread.run_sync, abandon_on_cancel=True)
-        read = functools.partial(in_thread, _read_all, fd, offset, size, limiter=self._limiter)
-        return await self._waits.in_task(read)
+        """Exactly `size` bytes, read by a thread. Raises BadBody when the file has fewer,
+        DeadlineExceeded when the disk hangs. The caller keeps `fd` open; cancellation abandons the
+        thread, whose result nobody sees."""
+        return await self._waits.in_task(functools.partial(self._read, _Read(fd, offset, size)))
+
+    async def _read(self, read: _Read) -> bytes:
+        self._stuck = [one for one in self._stuck if not one.ended]
+        self._limiter.total_tokens = _THREADS + min(len(self._stuck), _MOST_STUCK)
+        with trio.move_on_after(self.limit_s):
+            return await trio.to_thread.run_sync(
+                read.run, abandon_on_cancel=True, limiter=self._limiter
+            )
+        if read.begun:
+            self._stuck.append(read)
+        raise DeadlineExceeded("the cache disk does not answer")
+
+
+class _Read:
+    """One read by a thread."""
+
+    def __init__(self, fd: int, offset: int, size: int) -> None:
+        self._fd = fd
+        self._offset = offset
+        self._size = size
+        self.begun = self.ended = False
+
+    def run(self) -> bytes:
+        self.begun = True
+        try:
+            return _read_all(self._fd, self._offset, self._size)
+        finally:
+            self.ended = True
 
 
 def _read_all(fd: int, offset: int, size: int) -> bytes:
@@ -78,14 +115,3 @@ def _read_all(fd: int, offset: int, size: int) -> bytes:
         parts.append(part)
         have += len(part)
     return b"".join(parts)
-
-
-def _type_of_device(device: int) -> bytes:
-    """The file system type of a mounted device, b"" when it is not found."""
-    number = b"%d:%d" % (os.major(device), os.minor(device))
-    with open("/proc/self/mountinfo", "rb") as file:
-        for line in file:
-            fields, _, rest = line.partition(b" - ")
-            if fields.split()[2] == number:
-                return rest.split()[0]
-    return b""

@@ -327,7 +327,9 @@ class Vfs:
     # ---- what the server says by itself ----
 
     def on_event(self, event: m.Message) -> None:
-        """Takes an Invalidate; others are not for the file system."""
+        """Takes an Invalidate or a TierState; others are not for the file system."""
+        if isinstance(event, m.TierState):
+            return self._files.tier_changed(in_service=event.in_service)
         if not isinstance(event, m.Invalidate) or event.namespace != self.namespace:
             return
         if event.everything:
@@ -339,6 +341,7 @@ class Vfs:
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """In a new session, after events may have been missed."""
+        self._files.tier_changed(in_service=True)  # else its server says so
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files end, mount again")
             self.namespace = self._files.namespace = attached.namespace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,13 @@ async def open_file(vfs: Vfs, path: str) -> int:
     node_id = await look(vfs, path)
     fh = vfs.open_nowait(node_id, os.O_RDONLY)
     return await vfs.open(node_id, os.O_RDONLY) if fh is MUST_WAIT else fh
+
+
+def release_now(vfs: Vfs, ino: int) -> None:
+    """Opens a file that needs no message, and closes it."""
+    fh = vfs.open_nowait(ino, os.O_RDONLY)
+    assert fh is not MUST_WAIT
+    vfs.release(fh)
 
 
 async def read(vfs: Vfs, fh: int, offset: int, size: int) -> bytes:
@@ -377,20 +385,23 @@ def test_directories_and_unknown_handles(node: FakeNode, run: Callable[[Test], N
     run(test)
 
 
+@pytest.mark.parametrize("opened_before", [False, True])
 def test_no_descriptor_left(
-    node: FakeNode, run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, run: Callable[[Test], None], opened_before: bool
 ) -> None:
     async def test(vfs: Vfs) -> None:
         ino = await look(vfs, "d/warm")
-
-        def no_more(*_: object, **__: object) -> int:
-            raise OSError(errno.EMFILE, "too many open files")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "open", no_more)
+        if opened_before:
+            release_now(vfs, ino)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
             with pytest.raises(OSError) as caught:
                 vfs.open_nowait(ino, os.O_RDONLY)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert caught.value.errno == errno.EMFILE
+        release_now(vfs, ino)
 
     run(test)
 

@@ -34,8 +34,10 @@ class FakeWorker:
         self.gate = asyncio.Event()
         self.opening = asyncio.Event()
         self.cancelled = 0
+        self.tier_in_service = True
+        self.on_tier: Callable[[bool], None] = lambda in_service: None
 
-    async def open(self, namespace: NamespaceId, ino: int) -> Any:
+    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Any:
         if ino == 404:
             raise Stale("gone", path="a/b")
         if ino == 1000:

@@ -1,0 +1,43 @@
+"""Which file system a descriptor's file is on, found out without asking that file system: it may
+not answer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+# An inode that is open or in the dentry cache is in memory there: opening and fstat ask nobody.
+LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
+
+
+def file_system_of(fd: int) -> str:
+    """The type, such as `ext4`; "tmpfs" for a memfd; "" when it cannot be told. Raises OSError when
+    no descriptor is left."""
+    mount = _mount_of(fd)
+    if not mount:
+        return ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        for line in table:
+            fields, _, rest = line.partition(" - ")
+            if fields.split(" ", 1)[0] == mount:
+                return rest.split(" ", 1)[0]
+    return "" if not _is_memory(fd) else "tmpfs"
+
+
+def _mount_of(fd: int) -> str:
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii", errors="replace") as info:
+            for line in info:
+                name, _, value = line.partition(":")
+                if name == "mnt_id":
+                    return value.strip()
+    except FileNotFoundError:
+        pass
+    return ""
+
+
+def _is_memory(fd: int) -> bool:
+    """memfds are on a mount of the kernel's own, which no table lists."""
+    return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
