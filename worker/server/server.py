@@ -54,6 +54,7 @@ class NodeServer:
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._started_at = time.time()
+        worker.on_tier = self._tell_tier
 
     def listen(self, path: Path) -> None:
         """Binds `path` (its directory is private) and starts to accept; replaces a dead socket."""
@@ -135,6 +136,10 @@ class NodeServer:
         }
 
     # ---- inside ----
+
+    def _tell_tier(self, in_service: bool) -> None:
+        for session in self._mounts():
+            session.send_event(m.TierState(in_service))
 
     def _mounts(self) -> list[Session]:
         return [session for session in self._sessions if session.role == "fuse"]

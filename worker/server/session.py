@@ -156,6 +156,8 @@ class Session:
     def _opens_soon(self, id: int, body: m.Open) -> bool:
         """False for those that need one."""
         ready = functools.partial(self._ready, id, body)
+        if body.past_tier:
+            return False
         try:
             opening = self.server.worker.open_soon(body.namespace, body.ino, ready)
         except CacheFSError as err:
@@ -202,6 +204,8 @@ class Session:
         if self.role == "fuse" and attached.namespace not in self.sources:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
+        if self.role == "fuse" and not self.server.worker.tier_in_service:  # told after the reply
+            asyncio.get_running_loop().call_soon(self.send_event, m.TierState(False))
         return attached, None
 
     def _follow(self, namespace: NamespaceId) -> None:
@@ -235,7 +239,9 @@ class Session:
         return await self._service(body.namespace).resolve(body.path), None
 
     async def _open(self, body: m.Open) -> Answer:
-        return self._opened(body, await self.server.worker.open(body.namespace, body.ino))
+        worker = self.server.worker
+        grant = await worker.open(body.namespace, body.ino, past_tier=body.past_tier)
+        return self._opened(body, grant)
 
     def _opened(self, body: m.Open, grant: Grant) -> Answer:
         handle = grant.handle
@@ -248,7 +254,9 @@ class Session:
     async def _ensure(self, body: m.Ensure) -> Answer:
         if body.handle not in self._handles:
             raise ProtocolError(f"handle {body.handle} is not open in this session")
-        return await self.server.worker.ensure(body.handle, body.offset, body.size)
+        return await self.server.worker.ensure(
+            body.handle, body.offset, body.size, past_tier=body.past_tier
+        )
 
     async def _operate(self, body: m.Message) -> Answer:
         return await operators.answer(self.server, body), None
