@@ -1,7 +1,8 @@
 """The takeover table: which files the kernel has open, in memory that outlives who serves it.
 
 A memfd of a header and fixed slots, one per open handle. A slot's state is written last and cleared
-first, so that whenever its writer dies every slot that counts is whole. Order at an open: slot ->
+first, and the other numbers that change are stored at once as whole words (`struct` stores byte by
+byte), so that whenever its writer dies every slot that counts is whole. Order at an open: slot ->
 backing id registered with the kernel -> id written -> reply; at the last release of a nodeid: slot
 closing -> id given back -> slot free. One writer at a time: the process that serves.
 
@@ -25,12 +26,11 @@ VERSION: Final = 1
 MAGIC: Final = b"cachefs\0"
 SLOTS: Final = 1 << 20  # 32 MiB of address space; memory only for those that were used
 _HEADER: Final = struct.Struct("<8sIIIII")
-_USED: Final = struct.Struct("<I")
+_WORD_BYTES: Final = 4
 _USED_AT: Final = 20
 _LAST_ID_AT: Final = 24
 _FIRST_SLOT_AT: Final = 4096
 _SLOT: Final = struct.Struct("<QQQiBxxB")
-_ID: Final = struct.Struct("<i")
 _ID_AT: Final = 24
 _STATE_AT: Final = _SLOT.size - 1
 _FREE, _TAKEN, _CLOSING = 0, 1, 2
@@ -59,11 +59,12 @@ class TakeoverTable:
     def __init__(self, fd: int) -> None:
         """Maps a table. Raises Unsupported for one of another version."""
         self.fd = fd
-        self._map = mmap.mmap(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
-        magic, version, slot_bytes, slots, used, _ = _HEADER.unpack_from(self._map)
+        header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+        magic, version, slot_bytes, slots, used, _ = _HEADER.unpack(header)
         if (magic, version, slot_bytes, slots) != (MAGIC, VERSION, _SLOT.size, SLOTS):
-            self._map.close()
             raise Unsupported(f"a takeover table of version {version}, this is {VERSION}")
+        self._map = mmap.mmap(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
+        self._words = memoryview(self._map).cast("I")
         self._used: int = used
         self._numbers: dict[int, int] = {}  # fh -> number of its slot
         self._free: list[int] = []
@@ -97,14 +98,16 @@ class TakeoverTable:
         if number is None:
             number = self._take()
             self._numbers[fh] = number
+        else:
+            self._map[self._at(number) + _STATE_AT] = _FREE
         _SLOT.pack_into(self._map, self._at(number), fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
         """The kernel reads the handle's file by this id, which was registered just now (`is_new`)
         or is that of another handle on the same nodeid."""
-        _ID.pack_into(self._map, self._at(self._numbers[fh]) + _ID_AT, backing_id)
+        self._words[(self._at(self._numbers[fh]) + _ID_AT) // _WORD_BYTES] = backing_id
         if is_new:
-            _ID.pack_into(self._map, _LAST_ID_AT, backing_id)
+            self._words[_LAST_ID_AT // _WORD_BYTES] = backing_id
 
     def closing(self, fh: int) -> None:
         """The handle is released and its backing id is about to be given back."""
@@ -129,11 +132,11 @@ class TakeoverTable:
     @property
     def last_backing_id(self) -> int:
         """The id that was registered last; the kernel numbers them upwards."""
-        value: int = _ID.unpack_from(self._map, _LAST_ID_AT)[0]
-        return value
+        return self._words[_LAST_ID_AT // _WORD_BYTES]
 
     def close(self) -> None:
         """Idempotent."""
+        self._words.release()
         self._map.close()
         with contextlib.suppress(OSError):
             os.close(self.fd)
@@ -145,7 +148,7 @@ class TakeoverTable:
         if self._used >= SLOTS:
             raise TooManyOpenFiles(f"{SLOTS} files are open on this mount")
         self._used += 1
-        _USED.pack_into(self._map, _USED_AT, self._used)
+        self._words[_USED_AT // _WORD_BYTES] = self._used
         return self._used - 1
 
     def _read(self, number: int) -> tuple[Slot, int]:
