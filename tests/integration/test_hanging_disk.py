@@ -1,0 +1,252 @@
+"""A cache directory on a disk that hangs: nothing freezes, reads go past it, and it comes back.
+
+The disk is a loop-back FUSE server of its own, stopped by SIGSTOP: a request to it waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import Unavailable
+from tests.integration.conftest import Bucket, Node, wait_until
+from tests.services.hanging_disk import HangingDisk, hanging_disk
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
+from worker.worker import Grant, Worker
+
+SMALL = 110 << 10
+DETECTED_S = 12.0  # within this the disk is found to hang, or to answer again
+LAG_S = 1.0  # nothing may hold the loop up for longer
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[HangingDisk]:
+    with hanging_disk(tmp_path) as disk:
+        yield disk
+
+
+@contextlib.asynccontextmanager
+async def responsive() -> AsyncIterator[None]:
+    """Fails when the loop stood still meanwhile."""
+    lags: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.05)
+            lags.append(time.monotonic() - before - 0.05)
+
+    task = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert max(lags, default=0.0) < LAG_S
+
+
+async def pread(fd: int, size: int, offset: int) -> bytes | None:
+    """None when the disk does not give it within a second."""
+    found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        data = os.pread(fd, size, offset)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: found.done() or found.set_result(data))
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        return await asyncio.wait_for(found, 1.0)
+    except TimeoutError:
+        return None
+
+
+class Client:
+    """Reads one file as the FUSE client does: what the disk does not give is asked for anew."""
+
+    def __init__(self, worker: Worker, ino: int, grant: Grant) -> None:
+        self.worker = worker
+        self.ino = ino
+        self.grant = grant
+        self.past = False
+
+    async def read(self, offset: int, size: int) -> bytes:
+        found = bytearray()
+        end = min(offset + size, self.grant.size)
+        while offset + len(found) < end:
+            found += await self._part(offset + len(found), end - offset - len(found))
+        return bytes(found)
+
+    async def _part(self, offset: int, size: int) -> bytes:
+        fd, base, end = self.grant.fd, 0, self.grant.size
+        if not self.grant.complete or self.past:
+            if self.grant.complete:
+                old, self.grant = (
+                    self.grant,
+                    await self.worker.open(NAMESPACE, self.ino, past_tier=True),
+                )
+                self.worker.release(old.handle)
+            ensured, segment = await self.worker.ensure(
+                self.grant.handle, offset, size, past_tier=self.past
+            )
+            fd = segment if segment is not None else self.grant.fd
+            base, end = ensured.base, ensured.end
+        assert fd is not None
+        data = await pread(fd, min(size, end - offset), offset - base)
+        if data is None:
+            self.past = True
+            return b""
+        return data
+
+    @classmethod
+    async def open(cls, worker: Worker, ino: int) -> Client:
+        return cls(worker, ino, await worker.open(NAMESPACE, ino))
+
+    def close(self) -> None:
+        self.worker.release(self.grant.handle)
+
+
+async def read(worker: Worker, ino: int) -> bytes:
+    client = await Client.open(worker, ino)
+    data = await client.read(0, client.grant.size)
+    client.close()
+    return data
+
+
+def run(script: Awaitable[None]) -> None:
+    """As the rig's, but threads that were stuck may keep descriptors for a while."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(script, 60)
+
+    asyncio.run(bounded())
+
+
+def state(worker: Worker) -> str:
+    found: str = worker.status()["tiers"][0]["state"]
+    return found
+
+
+def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> None:
+    async def script() -> None:
+        rig = Rig(disk.path, 200 * MIB, memory_limit_bytes=400 * MIB)
+        for ino in range(1, 13):
+            rig.put(ino, SMALL)
+        rig.put(20, 40 * MIB)
+        async with rig.worker() as worker:
+            assert await read(worker, 1) == rig.data[1]
+            await until(lambda: rig.name(1) in rig.published())
+            half_read = await Client.open(worker, 20)
+            assert await half_read.read(0, MIB) == rig.data[20][:MIB]
+            disk.hang()
+            async with responsive():
+                jobs = [read(worker, ino) for ino in range(1, 9)]
+                jobs += [half_read.read(0, 30 * MIB), read(worker, 20)]
+                async with asyncio.timeout(DETECTED_S):
+                    found = await asyncio.gather(*jobs)
+                    assert found[:8] == [rig.data[ino] for ino in range(1, 9)]
+                    assert found[8] == rig.data[20][: 30 * MIB]
+                    assert found[9] == rig.data[20]
+                    assert state(worker) == "offline"
+                    with pytest.raises(Unavailable):
+                        await worker.free([rig.content(1)])
+                    with pytest.raises(Unavailable):
+                        await worker.fetch(NAMESPACE, 9)
+                    assert await read(worker, 10) == rig.data[10]
+                    assert await worker.cached_bytes(rig.content(1)) == 0
+            status = worker.status()
+            assert status["errors"]["hang"] == 1
+            assert status["memory"]["segments_bytes"] <= 100 * MIB
+            disk.go_on()
+            await until(lambda: state(worker) == "normal")
+            half_read.close()
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            assert await read(worker, 12) == rig.data[12]
+            await until(lambda: rig.name(12) in rig.published())
+            assert (await worker.fetch(NAMESPACE, 20)).size == 40 * MIB
+            assert await read(worker, 20) == rig.data[20]
+            ledger, index = worker._parts.ledger, worker._parts.tier.index
+            await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
+            ledger.check_invariants()
+            worker._parts.memory.check_invariants()
+
+    run(script())
+
+
+def test_a_worker_ends_while_the_disk_hangs(disk: HangingDisk) -> None:
+    async def script() -> None:
+        rig = Rig(disk.path, 200 * MIB)
+        rig.put(1, SMALL)
+        rig.put(2, 20 * MIB)
+        started = time.monotonic()
+        async with rig.worker() as worker:
+            assert await read(worker, 1) == rig.data[1]
+            disk.hang()
+            assert await read(worker, 2) == rig.data[2]
+            started = time.monotonic()
+        assert time.monotonic() - started < 30
+
+    run(script())
+    disk.go_on()
+    names = ("disk-", "fetch-", "index-writer", "probe-")
+    wait_until(
+        lambda: not any(thread.name.startswith(names) for thread in threading.enumerate()),
+        "threads that were stuck end",
+    )
+
+
+def test_a_mount_serves_while_its_cache_disk_hangs(
+    disk: HangingDisk, node: Node, bucket: Bucket, tmp_path: Path
+) -> None:
+    node.allowed_log += [
+        "does not answer", "past the cache", "cache disk", "closed with requests in flight",
+    ]  # fmt: skip
+    data = {f"f{n}": os.urandom(SMALL) for n in range(40)}
+    data["big"] = os.urandom(24 * MIB)
+    bucket.fill(data)
+    mountpoint = node.mount(
+        bucket.url, *bucket.options, "--cache-dir", disk.path / "cache", "--cache-size", "1GiB"
+    )
+    for name in ("f0", "f1"):
+        assert (mountpoint / name).read_bytes() == data[name]
+    with (mountpoint / "big").open("rb") as big, (mountpoint / "f1").open("rb") as warm:
+        assert big.read(MIB) == data["big"][:MIB]
+        disk.hang()
+        try:
+            names = ["f0", "f1", *(f"f{n}" for n in range(2, 20)), "big"]
+            with ThreadPoolExecutor(4) as pool:
+                found = pool.map(lambda n: _sum(mountpoint / n), names, timeout=30)
+                assert [*found] == [hashlib.sha256(data[n]).hexdigest() for n in names]
+            tier = node.status(mountpoint)["cache"]["tiers"][0]
+            assert tier["state"] == "offline"
+            assert "answer" in tier["cause"]
+            assert big.read() == data["big"][MIB:]
+            assert warm.read() == data["f1"]
+        finally:
+            disk.go_on()
+
+    def is_back() -> bool:
+        found: str = node.status(mountpoint)["cache"]["tiers"][0]["state"]
+        return found == "normal"
+
+    wait_until(is_back, "the disk is used again", DETECTED_S)
+    assert (mountpoint / "f30").read_bytes() == data["f30"]
+    node.ok("umount", mountpoint)
+
+
+def _sum(path: Path) -> str:
+    done = subprocess.run(
+        ["sha256sum", str(path)], check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.split()[0]
