@@ -32,7 +32,7 @@ _REFUSALS: Final = {
     errno.EINVAL: "the kernel refuses files of the cache directory",
     errno.ENOTTY: "the kernel has no FUSE passthrough",
 }
-_UNKNOWN_IDS: Final = 2  # that a predecessor may have registered after the last one it wrote down
+_UNKNOWN_IDS: Final = 16  # that predecessors, one each, may have registered and not written down
 
 
 class Opens:
