@@ -111,7 +111,7 @@ class Worker:
         tier = await _take(disk, config.cache_dir)
         limit_bytes = memory.clip_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
         if limit_bytes < config.limit_bytes:
-            log.warning(
+            log.info(
                 "the cache is memory: it is limited to %s, as the memory limit is %s",
                 format_size(limit_bytes),
                 format_size(memory.limit_bytes),
@@ -428,6 +428,13 @@ class Worker:
     def status(self) -> dict[str, Any]:
         """Plain values for `cachefs status`; see docs/operations.md."""
         return status(self._parts, self._catalog, self._segments, self._leftovers)
+
+    async def at_disk(self, function: Callable[..., Any], *args: Any) -> None:
+        """Does something in the cache directory that nobody depends on; not when its disk hangs."""
+        try:
+            await self._parts.ask_disk(function, *args)
+        except OSError as err:
+            log.warning("the cache directory: %s", err.strerror or err)
 
     # ---- the end ----
 

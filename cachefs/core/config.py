@@ -110,6 +110,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         minimum=16 << 20,
     ),
     Setting(
+        "memory_limit",
+        Type.SIZE,
+        0,
+        "Limit of the server's memory: buffers, read-ahead, metadata, and caches on tmpfs.",
+        "80 % of the machine's memory, or of its control group's limit where that is less",
+        minimum=128 << 20,
+    ),
+    Setting(
         "read_only", Type.SWITCH, True, "Mount read-only (this version mounts in no other way)."
     ),
     Setting(

@@ -18,6 +18,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     source: UfsSpec  # its first source; others join by Attach
     cache_dir: str
     cache_size_bytes: int
+    memory_limit_bytes: int = 0  # 0: a share of what the process may have
     sync_interval_s: float = 60.0
     admission: str = "fill"
     eviction: str = "sieve"

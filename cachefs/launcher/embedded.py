@@ -196,6 +196,7 @@ async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:
     config = WorkerConfig(
         cache_dir=spec.cache_dir,
         limit_bytes=spec.cache_size_bytes,
+        memory_limit_bytes=spec.memory_limit_bytes,
         admission=spec.admission,
         eviction=spec.eviction,
         idle_after_s=spec.idle_after_s,
@@ -243,7 +244,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         stop = functools.partial(server.request_stop, signal.Signals(number).name)
         loop.add_signal_handler(number, stop)
-    write_pointer(Path(spec.cache_dir), pointer)
+    await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
     log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
     ready.say(Started(os.getpid(), warning=warning))
     together = asyncio.ensure_future(gil_home.keep_together())
@@ -252,7 +253,7 @@ async def _serve(
     finally:
         together.cancel()
         # Nobody may find a server that is ending: pointers go first, then the sessions.
-        remove_pointer(Path(spec.cache_dir), os.getpid())
+        await worker.at_disk(remove_pointer, Path(spec.cache_dir), os.getpid())
         remove_pointer(socket_path.parent, os.getpid())
         socket_path.unlink(missing_ok=True)
         await server.drain(DRAIN_S)

@@ -60,10 +60,14 @@ async def pread(fd: int, size: int, offset: int) -> bytes | None:
     found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
 
+    def take(data: bytes) -> None:
+        if not found.done():
+            found.set_result(data)
+
     def read() -> None:
         data = os.pread(fd, size, offset)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: found.done() or found.set_result(data))
+            loop.call_soon_threadsafe(take, data)
 
     threading.Thread(target=read, daemon=True).start()
     try:
