@@ -149,6 +149,34 @@ class Files:
             self._hit_bytes += size
         return data
 
+    def in_memory(self, fh: int, offset: int, size: int) -> tuple[int, int, int] | None:
+        """(descriptor, position in it, bytes) of a read whose bytes all lie in memory: whoever has
+        a better way than reading them takes it. None where they do not."""
+        handle = self.table.get(fh)
+        size = min(size, handle.size - offset)
+        source = handle.source(offset)
+        if size <= 0 or source is None or source[2] < offset + size:
+            return None
+        descriptor, base, _ = source
+        if descriptor.flags != INLINE:
+            return None
+        if handle.warm:
+            self._hit_bytes += size
+        return descriptor.fd, offset - base, size
+
+    async def make_readable(self, fh: int, offset: int, size: int) -> None:
+        """Asks the server for what of a read is not here. Raises and is cancelled as `read`."""
+        handle = self.table.get(fh)
+        stop = min(offset + size, handle.size)
+        while offset < stop:
+            source = handle.source(offset)
+            if source is None:
+                await self._ensure(handle, offset, stop - offset)
+                source = handle.source(offset)
+            if source is None:
+                raise ProtocolError(f"the server granted nothing at {offset}")
+            offset = source[2]
+
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
         """As `read_nowait`, asking the server for what is not here. Raises its typed errors.
         Cancellation leaves the fill running for others. What the tier's disk does not give in time

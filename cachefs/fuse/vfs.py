@@ -232,6 +232,14 @@ class Vfs:
         """The bytes at `offset`, fewer than `size` only at the end; valid until the next await."""
         return self._files.read_nowait(fh, offset, size)
 
+    def in_memory(self, fh: int, offset: int, size: int) -> tuple[int, int, int] | None:
+        """(descriptor, position, bytes) where all that a read wants lies in memory, else None."""
+        return self._files.in_memory(fh, offset, size)
+
+    async def make_readable(self, fh: int, offset: int, size: int) -> None:
+        """Asks the server for what of a read is not here."""
+        await self._files.make_readable(fh, offset, size)
+
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
         """As `read_nowait`, asking the server for what is not here."""
         return await self._files.read(fh, offset, size)

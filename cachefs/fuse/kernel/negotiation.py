@@ -17,7 +17,7 @@ from cachefs.fuse.kernel.codec import Init
 OUR_MINOR: Final = 41
 MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
 PAGE_BYTES: Final = 4096
-MAX_PAGES: Final = 1024  # of one request: 4 MiB, more than a reader's window gains from
+MAX_PAGES: Final = 128  # of one request: what fits into a pipe (`splice`); more is slower
 STACK_DEPTH: Final = 2  # the backing file may lie on overlayfs
 MAX_BACKGROUND: Final = 256  # see `cachefs.fuse.mounting`
 TIME_GRANULARITY_NS: Final = 1

@@ -21,7 +21,7 @@ from cachefs.fuse.attributes import NOMINAL_BYTES, NOMINAL_FILES, PREFERRED_IO_B
 from cachefs.fuse.directories import Entry
 from cachefs.fuse.errnos import Errnos
 from cachefs.fuse.interrupts import Interrupts, has_signal, read_status
-from cachefs.fuse.kernel import codec
+from cachefs.fuse.kernel import codec, splice
 from cachefs.fuse.kernel.attributes import Attributes
 from cachefs.fuse.kernel.codec import HEADER_BYTES, UNIQUE_MASK, Notify, Op
 from cachefs.fuse.kernel.device import Device, Unmounted
@@ -67,6 +67,7 @@ class KernelSession:
         self._device = Device(fd, negotiated.buffer_bytes)
         self._buffer = self._device.buffer
         self.opens = Opens(vfs, self._device, table, negotiated.why_not)
+        self._splicer = splice.Splicer(fd)
         self._errnos = Errnos()
         self._interrupts = Interrupts()
         self._attributes = Attributes(vfs.defaults, self.opens.nodes.current)
@@ -98,6 +99,7 @@ class KernelSession:
         finally:
             self._runs.close()
             self._kernel_cache.stop()
+            self._splicer.close()
         if self._runs.failure is not None:
             raise self._runs.failure
 
@@ -253,6 +255,8 @@ class KernelSession:
     def _read(self, unique: int, nodeid: int, pid: int, length: int) -> None:
         self._counts["reads"] += 1
         fh, offset, size, *_ = codec.READ_IN.unpack_from(self._buffer, HEADER_BYTES)
+        if self._splice(unique, fh, offset, size):
+            return
         data = self._vfs.read_nowait(fh, offset, size)
         if data is MUST_WAIT:
             self._later(Op.READ, unique, pid, self._read_later(unique, fh, offset, size))
@@ -260,7 +264,18 @@ class KernelSession:
             self._device.write_data(unique, data)
 
     async def _read_later(self, unique: int, fh: int, offset: int, size: int) -> None:
-        self._device.write_data(unique, await self._vfs.read(fh, offset, size))
+        await self._vfs.make_readable(fh, offset, size)
+        if not self._splice(unique, fh, offset, size):
+            self._device.write_data(unique, await self._vfs.read(fh, offset, size))
+
+    def _splice(self, unique: int, fh: int, offset: int, size: int) -> bool:
+        """Answers a read of bytes that lie in memory without copying them here; False: not done."""
+        if size < splice.MIN_BYTES:
+            return False
+        source = self._vfs.in_memory(fh, offset, size)
+        if source is None:
+            return False
+        return self._splicer.send(codec.data_header(unique, source[2]), *source)
 
     def _release(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         fh, *_ = codec.RELEASE_IN.unpack_from(self._buffer, HEADER_BYTES)
