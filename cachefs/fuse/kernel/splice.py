@@ -1,5 +1,5 @@
-"""A pipe through which file pages go to /dev/fuse without passing through our memory: one copy, into
-the reader's page cache, where read and write take two.
+"""A pipe by which file pages go to /dev/fuse without passing through our memory: one copy, into the
+reader's page cache, where read and write take two.
 
 Never with SPLICE_F_MOVE: the pages belong to the cache file.
 """
