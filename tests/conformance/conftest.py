@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.origins import FileOrigin, MemoryOrigin, Origin, OriginFactory, S3Origin
+from tests.conformance.transports import TRANSPORTS, Mounted
+from tests.conformance.tree import FILES, plant
 from tests.services.versitygw import ACCESS_KEY, SECRET_KEY
+from tests.unit.fuse.fake_node import FakeNode
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +63,48 @@ def new_origin(
     yield make
     for origin in made:
         origin.connector.close()
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@contextlib.contextmanager
+def node_for(root: Path, transport: str) -> Iterator[Mounted]:
+    with FakeNode(root / "node") as node:
+        mounted = Mounted(node, root, transport)
+        node.listen(root / "node.sock")
+        try:
+            yield mounted
+        finally:
+            mounted.clean_up()
+
+
+@pytest.fixture
+def idle(tmp_path: Path, transport: str) -> Iterator[Mounted]:
+    """A node that listens, nothing mounted yet."""
+    with node_for(tmp_path, transport) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def mounted(idle: Mounted) -> Mounted:
+    """A small tree of the test's own, to change."""
+    idle.node.add_dir("d")
+    idle.node.add_file("d/warm", FILES["warm"])
+    idle.node.add_file("d/cold", FILES["cold"], published=False)
+    idle.node.add_file("d/partial", FILES["partial"], published=False)
+    assert idle.start().failure is None
+    return idle
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Mounted]:
+    """A mount that nobody changes. Its log must stay calm."""
+    with node_for(tmp_path_factory.mktemp("tree"), transport) as mounted:
+        plant(mounted.node)
+        assert mounted.start(file_mode=0o755).failure is None
+        yield mounted
+        assert mounted.complaints() == []

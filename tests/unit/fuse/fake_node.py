@@ -19,6 +19,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound, Stale
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId
 
+MTIME_NS = 1_700_000_000_500_000_000
 NAMESPACE = NamespaceId(b"fake namespace!!")
 Answer = tuple[m.Message, int | None]
 Script = Callable[[m.Message], Answer]
@@ -79,13 +80,26 @@ class FakeNode:
         parent, _, name = path.rpartition("/")
         return self._add(parent, name, Kind.SYMLINK, size=len(target), target=target)
 
-    def add_file(self, path: str, data: bytes, *, published: bool = True) -> int:
+    def add_file(
+        self, path: str, data: bytes, *, published: bool = True, mtime_ns: int = MTIME_NS
+    ) -> int:
         parent, _, name = path.rpartition("/")
-        ino = self._add(parent, name, Kind.FILE, size=len(data), mtime_ns=1_700_000_000_500_000_000)
+        ino = self._add(parent, name, Kind.FILE, size=len(data), mtime_ns=mtime_ns)
         self.contents[ino] = data
         self.write_cache_file(ino, data)
         if published:
             self.publish(ino)
+        return ino
+
+    def add_sparse(self, path: str, size: int, parts: dict[int, bytes]) -> int:
+        """A published file of `size` bytes, zeros but for `parts`, which stand at their offsets."""
+        parent, _, name = path.rpartition("/")
+        ino = self._add(parent, name, Kind.FILE, size=size, mtime_ns=MTIME_NS)
+        with (self.cache / self.content_name(ino)).open("wb") as file:
+            file.truncate(size)
+            for offset, data in parts.items():
+                os.pwrite(file.fileno(), data, offset)
+        self.publish(ino)
         return ino
 
     def remove(self, path: str) -> None:
@@ -114,7 +128,7 @@ class FakeNode:
     def find(self, path: str) -> int:
         ino = ROOT_INO
         for part in filter(None, path.split("/")):
-            ino = next(row[2] for row in self.children[ino] if row[1] == part.encode())
+            ino = next(row[2] for row in self.children[ino] if row[1] == os.fsencode(part))
         return ino
 
     def _add(self, parent: str, name: str, kind: Kind, **fields: object) -> int:
@@ -122,7 +136,7 @@ class FakeNode:
             self._last_ino += 1
             ino = self._last_ino
             self.inodes[ino] = Inode(ino, kind, nonce=ino * 7919, **fields)  # type: ignore[arg-type]
-            raw = name.encode()
+            raw = os.fsencode(name)
             key = raw + b"/" if kind is Kind.DIRECTORY else raw
             bisect.insort(self.children[self.find(parent)], (key, raw, ino))
             if kind is Kind.DIRECTORY:

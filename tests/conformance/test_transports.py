@@ -1,0 +1,598 @@
+"""What a mounted file system shows and reads, the same on every transport."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import fcntl
+import mmap
+import os
+import random
+import select
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import posix
+from tests.conformance.posix import GIB, KIB, MIB
+from tests.conformance.transports import KERNEL, Mounted
+from tests.conformance.tree import FILES, ODD_NAMES, SPARSE_BYTES, SPARSE_PARTS
+from tests.unit.fuse.fake_node import MTIME_NS
+
+SEED = random.SystemRandom().getrandbits(32)
+EDGES = (0, 1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1)
+SIZES = (0, 1, 4096, 128 * KIB + 1, 2 * MIB)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    print(f"seed {SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture(params=sorted(FILES))
+def file(tree: Mounted, request: pytest.FixtureRequest) -> Iterator[tuple[int, bytes]]:
+    """An open descriptor, and what must be read from it."""
+    fd = os.open(tree.path / request.param, os.O_RDONLY)
+    try:
+        yield fd, FILES[request.param]
+    finally:
+        os.close(fd)
+
+
+def error_of(act: Callable[[], object]) -> int:
+    """The errno that an action ends with, 0 for none."""
+    try:
+        act()
+    except OSError as err:
+        return err.errno or 0
+    return 0
+
+
+# ---- names ----
+
+
+def test_names_are_bytes(tree: Mounted) -> None:
+    folder = bytes(tree.path / "odd")
+    assert sorted(os.listdir(folder)) == sorted(ODD_NAMES)
+    for name in ODD_NAMES:
+        with open(folder + b"/" + name, "rb") as odd:
+            assert odd.read() == name
+
+
+def test_long_names(tree: Mounted) -> None:
+    longest, too_long = tree.path / ("m" * 255), tree.path / ("m" * 256)
+    assert error_of(lambda: os.stat(longest)) == errno.ENOENT
+    assert error_of(lambda: os.stat(too_long)) == errno.ENAMETOOLONG
+
+
+def test_names_that_are_not_there(tree: Mounted) -> None:
+    assert error_of(lambda: os.stat(tree.path / "nothing")) == errno.ENOENT
+    assert error_of(lambda: os.stat(tree.path / "nothing/below")) == errno.ENOENT
+    assert error_of(lambda: os.stat(tree.path / "one/below")) == errno.ENOTDIR
+    assert error_of(lambda: os.stat(tree.path / "one" / "")) == 0  # pathlib drops the slash
+    assert error_of(lambda: os.stat(f"{tree.path}/one/")) == errno.ENOTDIR
+    assert error_of(lambda: os.open(tree.path / "one", os.O_DIRECTORY)) == errno.ENOTDIR
+    assert error_of(lambda: os.read(os.open(tree.path / "d", os.O_RDONLY), 1)) == errno.EISDIR
+
+
+def test_deep_paths_and_working_directories(tree: Mounted) -> None:
+    deep = "/".join(["deep"] * 8)
+    assert (tree.path / deep / "leaf").read_bytes() == b"down here"
+    assert (tree.path / deep / "../../deep/deep/leaf").resolve().read_bytes() == b"down here"
+    shown = subprocess.run(
+        ["sh", "-c", "pwd -P; cat leaf; cd ../..; pwd -P"],
+        cwd=tree.path / deep,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown == f"{tree.path}/{deep}\ndown here{tree.path}/{'/'.join(['deep'] * 6)}\n"
+
+
+def test_symbolic_links(tree: Mounted) -> None:
+    assert os.readlink(tree.path / "link") == "d/f00007"
+    assert os.stat(tree.path / "link").st_ino == os.stat(tree.path / "d/f00007").st_ino
+    info = os.lstat(tree.path / "link")
+    assert (stat.S_ISLNK(info.st_mode), info.st_size) == (True, len("d/f00007"))
+    assert error_of(lambda: os.stat(tree.path / "dangling")) == errno.ENOENT
+    assert os.readlink(tree.path / "dangling") == "nowhere/at all"
+    assert error_of(lambda: os.stat(tree.path / "loop")) == errno.ELOOP
+    no_follow = os.O_RDONLY | os.O_NOFOLLOW
+    assert error_of(lambda: os.open(tree.path / "link", no_follow)) == errno.ELOOP
+    assert error_of(lambda: os.readlink(tree.path / "one")) == errno.EINVAL
+
+
+# ---- attributes ----
+
+
+def test_attributes_of_files(tree: Mounted) -> None:
+    for name, data in FILES.items():
+        info = (tree.path / name).stat()
+        assert info.st_mode == stat.S_IFREG | 0o755
+        assert (info.st_size, info.st_nlink) == (len(data), 1)
+        assert info.st_blocks == -(-len(data) // 512)
+        assert info.st_mtime_ns == info.st_ctime_ns == info.st_atime_ns == MTIME_NS
+        assert (info.st_uid, info.st_gid) == (os.geteuid(), os.getegid())
+        assert info.st_ino == tree.node.find(name)
+        with (tree.path / name).open("rb") as opened:
+            assert os.fstat(opened.fileno()) == info
+
+
+def test_attributes_of_directories(tree: Mounted) -> None:
+    info = (tree.path / "d").stat()
+    assert info.st_mode == stat.S_IFDIR | 0o755
+    assert info.st_ino == tree.node.find("d")
+    assert info.st_dev == tree.path.stat().st_dev != tree.root.stat().st_dev
+    assert tree.path.stat().st_ino == 1
+
+
+def test_times_before_1970_and_sizes_beyond_32_bits(tree: Mounted) -> None:
+    assert (tree.path / "old").stat().st_mtime_ns == -86_400_000_000_000 - 1
+    info = (tree.path / "sparse").stat()
+    assert (info.st_size, info.st_blocks) == (SPARSE_BYTES, -(-SPARSE_BYTES // 512))
+
+
+def test_reading_changes_no_attribute(tree: Mounted) -> None:
+    before = (tree.path / "page").stat()
+    assert (tree.path / "page").read_bytes() == FILES["page"]
+    assert (tree.path / "page").stat() == before
+
+
+def test_access(tree: Mounted) -> None:
+    path = tree.path / "one"
+    assert os.access(path, os.R_OK | os.F_OK)
+    assert os.access(path, os.X_OK)
+    assert not os.access(path, os.W_OK)
+    assert not os.access(tree.path / "nothing", os.F_OK)
+    assert os.access(tree.path / "d", os.R_OK | os.X_OK)
+
+
+def test_programs_run(tree: Mounted) -> None:
+    done = subprocess.run([tree.path / "script"], capture_output=True, text=True, check=True)
+    assert done.stdout == "it runs\n"
+
+
+def test_statfs(tree: Mounted) -> None:
+    info = os.statvfs(tree.path)
+    assert info.f_bavail * info.f_frsize >= 1 << 50
+    assert info.f_favail > 0
+    assert info.f_namemax == 255
+    assert info.f_flag & os.ST_RDONLY
+    assert info.f_flag & os.ST_NOSUID
+    with (tree.path / "warm").open("rb") as opened:
+        assert os.fstatvfs(opened.fileno()) == os.statvfs(tree.path)
+
+
+def test_no_extended_attributes_and_no_ioctls(tree: Mounted) -> None:
+    for name in ("one", "d", "warm"):
+        path = tree.path / name
+        assert error_of(lambda path=path: os.getxattr(path, "user.a")) == errno.ENOTSUP
+        assert error_of(lambda path=path: os.listxattr(path)) in (0, errno.ENOTSUP)
+        assert error_of(lambda path=path: os.setxattr(path, "user.a", b"x")) == errno.EROFS
+        assert error_of(lambda path=path: os.removexattr(path, "user.a")) == errno.EROFS
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            for request in (0x5401, 0x80086601, 0x12345678):  # TCGETS, FS_IOC_GETFLAGS, no such
+                answer = error_of(
+                    lambda fd=fd, request=request: fcntl.ioctl(fd, request, b" " * 64)
+                )
+                assert answer == errno.ENOTTY, hex(request)
+        finally:
+            os.close(fd)
+    assert not os.isatty(os.open(tree.path / "one", os.O_RDONLY))
+
+
+# ---- directories ----
+
+
+@pytest.mark.parametrize("size", [300, 1000, 4096, MIB])
+def test_a_directory_lists_every_name_once(tree: Mounted, size: int) -> None:
+    fd = os.open(tree.path / "d", os.O_RDONLY)
+    try:
+        entries = posix.list_all(fd, size)
+        assert posix.getdents(fd, size) == []
+    finally:
+        os.close(fd)
+    assert [entry.name for entry in entries[:2]] == [b".", b".."]
+    assert [entry.name for entry in entries[2:]] == [b"f%05d" % n for n in range(2500)]
+    assert entries[0].ino == tree.node.find("d")
+    assert entries[1].ino == 1
+    assert [entry.ino for entry in entries[2:]] == [
+        tree.node.find(f"d/f{n:05d}") for n in (0, 1)
+    ] + [entry.ino for entry in entries[4:]]
+    assert len({entry.offset for entry in entries}) == len(entries)
+
+
+def test_seeking_in_a_directory(tree: Mounted, rng: random.Random) -> None:
+    fd = os.open(tree.path / "d", os.O_RDONLY)
+    try:
+        entries = posix.list_all(fd)
+        for _ in range(20):
+            place = rng.randrange(len(entries))
+            os.lseek(fd, entries[place].offset, os.SEEK_SET)
+            assert posix.getdents(fd, 2000)[0:3] == entries[place + 1 : place + 4]
+        os.lseek(fd, 0, os.SEEK_SET)
+        assert posix.list_all(fd) == entries
+    finally:
+        os.close(fd)
+
+
+def test_a_place_in_a_directory_holds_for_another_handle(tree: Mounted, rng: random.Random) -> None:
+    first, second = (os.open(tree.path / "d", os.O_RDONLY) for _ in range(2))
+    try:
+        entries = posix.list_all(first)
+        place = rng.randrange(1500, 2400)
+        os.lseek(second, entries[place].offset, os.SEEK_SET)
+        assert posix.list_all(second) == entries[place + 1 :]
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _kind(entry: os.DirEntry[str]) -> tuple[bool, bool]:
+    return entry.is_file(follow_symlinks=False), entry.is_symlink()
+
+
+def test_kinds_of_entries(tree: Mounted) -> None:
+    with os.scandir(tree.path) as entries:
+        kinds = {entry.name: _kind(entry) for entry in entries}
+    assert kinds["one"] == (True, False)
+    assert kinds["d"] == (False, False)
+    assert kinds["dangling"] == (False, True)
+    with os.scandir(tree.path / "odd") as entries:
+        for entry in entries:
+            assert entry.inode() == entry.stat().st_ino
+            assert entry.stat().st_size == len(os.fsencode(entry.name))
+
+
+def test_two_listings_at_a_time(tree: Mounted) -> None:
+    with os.scandir(tree.path / "d") as one, os.scandir(tree.path / "d") as two:
+        pairs = zip(one, two, strict=True)
+        assert all(a.name == b.name for a, b in pairs)
+
+
+def test_walks_in_parallel(tree: Mounted) -> None:
+    def walk(_: int) -> int:
+        command = ["find", tree.path, "-printf", "%P %s %i\n"]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        return hash(tuple(sorted(done.stdout.splitlines())))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(walk, range(4)))) == 1
+
+
+# ---- bytes ----
+
+
+def test_reads_at_edges(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    end = len(data)
+    for offset in (*EDGES, max(0, end - 4097), max(0, end - 1), end, end + 1, end + 5 * MIB):
+        for size in SIZES:
+            assert os.pread(fd, size, offset) == data[offset : offset + size], (offset, size)
+    assert os.pread(fd, 10, (1 << 63) - 4096) == b""
+
+
+def test_vectors(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    parts = [bytearray(size) for size in (1, 4096, 77, 100_000)]
+    count = os.preadv(fd, parts, 3)
+    assert b"".join(parts)[:count] == data[3 : 3 + count]
+    assert count == min(sum(map(len, parts)), max(0, len(data) - 3))
+
+
+def test_sequential_reads_of_odd_sizes(file: tuple[int, bytes], rng: random.Random) -> None:
+    fd, data = file
+    os.lseek(fd, 0, os.SEEK_SET)
+    got = bytearray()
+    while some := os.read(fd, rng.choice((1, 511, 4096, 65_537, 300_000))):
+        got += some
+    assert got == data
+
+
+def test_reads_backwards(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    for offset in range(len(data) - 1, -1, -200_003):
+        assert os.pread(fd, 70_000, offset) == data[offset : offset + 70_000]
+
+
+def test_direct_reads(tree: Mounted) -> None:
+    """With O_DIRECT the bytes are the same."""
+    for name in ("warm", "cold", "partial"):
+        data = FILES[name]
+        fd = os.open(tree.path / name, os.O_RDONLY | os.O_DIRECT)
+        try:
+            with mmap.mmap(-1, 64 * KIB) as buffer:  # aligned
+                for offset in (0, 4096, 512 * KIB, len(data) // 4096 * 4096):
+                    count = os.preadv(fd, [buffer], offset)
+                    assert buffer[:count] == data[offset : offset + 64 * KIB]
+        finally:
+            os.close(fd)
+
+
+def test_far_offsets_of_a_sparse_file(tree: Mounted) -> None:
+    with (tree.path / "sparse").open("rb", buffering=0) as sparse:
+        fd = sparse.fileno()
+        for offset, part in SPARSE_PARTS.items():
+            before = max(0, offset - 5)
+            want = bytes(offset - before) + part
+            assert os.pread(fd, len(want), before) == want
+        assert os.pread(fd, 100, 2 * GIB - 50) == bytes(100)
+        assert os.pread(fd, 100, SPARSE_BYTES - 4) == b"last"
+        assert os.lseek(fd, 0, os.SEEK_END) == SPARSE_BYTES
+
+
+def test_seeking_to_data_and_holes(file: tuple[int, bytes]) -> None:
+    """A hole of the cache file is no hole of the file: all is data up to its end."""
+    fd, data = file
+    if data:
+        assert os.lseek(fd, 0, os.SEEK_DATA) == 0
+        assert os.lseek(fd, len(data) - 1, os.SEEK_DATA) == len(data) - 1
+        assert os.lseek(fd, 0, os.SEEK_HOLE) == len(data)
+    for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+        assert error_of(lambda w=whence: os.lseek(fd, len(data), w)) == errno.ENXIO
+    assert error_of(lambda: os.lseek(fd, -1, os.SEEK_SET)) == errno.EINVAL
+
+
+def test_advice_and_read_ahead(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    for advice in (os.POSIX_FADV_WILLNEED, os.POSIX_FADV_RANDOM, os.POSIX_FADV_DONTNEED):
+        os.posix_fadvise(fd, 0, 0, advice)
+        assert os.pread(fd, MIB, 0) == data[:MIB]
+
+
+def test_copies_by_the_kernel(file: tuple[int, bytes], tmp_path: Path) -> None:
+    """sendfile copies; copy_file_range is refused between file systems, and programs then read."""
+    fd, data = file
+    with (tmp_path / "copy").open("w+b", buffering=0) as out:
+        at = 0
+        while count := os.sendfile(out.fileno(), fd, at, MIB):
+            at += count
+        if data:
+            copy = lambda: os.copy_file_range(fd, out.fileno(), MIB, 0, 0)  # noqa: E731
+            assert error_of(copy) == errno.EXDEV
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_copies_by_programs(tree: Mounted, tmp_path: Path) -> None:
+    paths = [tree.path / name for name in FILES]
+    subprocess.run(["cp", "--sparse=always", *paths, tmp_path], check=True)
+    for name, data in FILES.items():
+        assert (tmp_path / name).read_bytes() == data
+
+
+def test_splice(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    reading, writing = os.pipe()
+    got = bytearray()
+    try:
+        while count := os.splice(fd, writing, 64 * KIB, offset_src=len(got)):
+            while count:
+                some = os.read(reading, count)
+                got += some
+                count -= len(some)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert got == data
+
+
+# ---- maps ----
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_maps(file: tuple[int, bytes], flags: int) -> None:
+    fd, data = file
+    if not data:
+        with pytest.raises(ValueError, match="empty"):
+            mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ)
+        return
+    with mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ) as view:
+        assert view[len(data) - 1] == data[-1]
+        assert view[:] == data
+
+
+def test_private_maps_can_be_written(file: tuple[int, bytes]) -> None:
+    fd, data = file
+    if not data:
+        return
+    with mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as view:
+        view[0] = data[0] ^ 0xFF
+        assert view[1:] == data[1:]
+    assert os.pread(fd, 1, 0) == data[:1]
+
+
+def test_shared_maps_cannot_be_written(tree: Mounted) -> None:
+    with (tree.path / "warm").open("rb") as opened, pytest.raises(PermissionError):
+        mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_a_map_outlives_its_descriptor(tree: Mounted) -> None:
+    for name in ("warm", "cold", "partial"):
+        fd = os.open(tree.path / name, os.O_RDONLY)
+        view = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        os.close(fd)
+        with view:
+            assert view[:] == FILES[name]
+
+
+def test_beyond_the_end_of_a_map_is_a_bus_error(tree: Mounted) -> None:
+    """The rest of the last page is zeros; the page after it is SIGBUS."""
+    program = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    size, whole = len(view), -(-len(view) // 4096) * 4096
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+with open(sys.argv[1], "rb") as file:
+    address = libc.mmap(None, whole + 8192, 1, 1, file.fileno(), 0)
+print(ctypes.string_at(address + size, whole - size) == bytes(whole - size), flush=True)
+ctypes.string_at(address + whole, 1)
+"""
+    for name in ("warm", "partial"):
+        command = [sys.executable, "-c", program, str(tree.path / name)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.stdout, done.returncode) == ("True\n", -7)
+
+
+# ---- descriptors ----
+
+
+def test_changes_are_refused(tree: Mounted) -> None:
+    path = tree.path / "one"
+    attempts: list[Callable[[], object]] = [
+        lambda: (tree.path / "new").write_bytes(b"x"),
+        lambda: path.open("r+b"),
+        lambda: os.open(path, os.O_RDONLY | os.O_TRUNC),
+        lambda: os.truncate(path, 0),
+        lambda: path.unlink(),
+        lambda: (tree.path / "new").mkdir(),
+        lambda: (tree.path / "odd").rmdir(),
+        lambda: path.rename(tree.path / "two"),
+        lambda: os.symlink("a", tree.path / "new"),
+        lambda: os.link(path, tree.path / "new"),
+        lambda: os.utime(path),
+        lambda: os.chmod(path, 0o600),
+        lambda: os.chown(path, 1, 1),
+        lambda: os.mkfifo(tree.path / "new"),
+    ]
+    for number, attempt in enumerate(attempts):
+        assert error_of(attempt) == errno.EROFS, f"attempt {number}"
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert error_of(lambda: os.write(fd, b"x")) == errno.EBADF
+        assert error_of(lambda: os.ftruncate(fd, 0)) in (errno.EINVAL, errno.EBADF)
+        assert error_of(lambda: os.fchmod(fd, 0o600)) == errno.EROFS
+    finally:
+        os.close(fd)
+
+
+def test_syncing_what_was_not_written(file: tuple[int, bytes], tree: Mounted) -> None:
+    fd, _ = file
+    os.fsync(fd)
+    os.fdatasync(fd)
+    posix.syncfs(fd)
+    folder = os.open(tree.path / "d", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def test_duplicates_share_their_place(tree: Mounted) -> None:
+    for name in ("warm", "cold", "partial"):
+        data = FILES[name]
+        fd = os.open(tree.path / name, os.O_RDONLY)
+        other = os.dup(fd)
+        assert os.read(fd, 10) + os.read(other, 10) == data[:20]
+        os.close(fd)
+        assert os.read(other, 10) == data[20:30]
+        again = os.open(f"/proc/self/fd/{other}", os.O_RDONLY)
+        os.close(other)
+        assert os.pread(again, 100, 5000) == data[5000:5100]
+        os.close(again)
+
+
+def test_children_share_open_files(tree: Mounted) -> None:
+    program = "import os, sys; sys.stdout.buffer.write(os.read(int(sys.argv[1]), 10))"
+    for name in ("warm", "cold", "partial"):
+        data = FILES[name]
+        fd = os.open(tree.path / name, os.O_RDONLY)
+        try:
+            for number in range(3):
+                child = subprocess.run(
+                    [sys.executable, "-c", program, str(fd)], pass_fds=[fd], capture_output=True
+                )
+                assert child.stdout == data[number * 10 :][:10]
+            assert os.read(fd, 10) == data[30:40]
+        finally:
+            os.close(fd)
+
+
+def test_descriptors_of_paths_only(tree: Mounted) -> None:
+    fd = os.open(tree.path / "warm", os.O_PATH)
+    try:
+        assert os.fstat(fd).st_size == len(FILES["warm"])
+        assert error_of(lambda: os.read(fd, 1)) == errno.EBADF
+        assert Path(f"/proc/self/fd/{fd}").read_bytes() == FILES["warm"]
+        assert os.readlink(f"/proc/self/fd/{fd}") == str(tree.path / "warm")
+    finally:
+        os.close(fd)
+    folder = os.open(tree.path / "odd", os.O_PATH)
+    try:
+        assert os.stat("case", dir_fd=folder).st_size == 4
+    finally:
+        os.close(folder)
+
+
+def test_files_are_always_ready(file: tuple[int, bytes]) -> None:
+    fd, _ = file
+    assert select.select([fd], [], [], 10)[0] == [fd]
+
+
+def test_locks_between_processes(tree: Mounted) -> None:
+    program = (
+        "import fcntl, sys\n"
+        "try: fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError: sys.exit(7)"
+    )
+    command = [sys.executable, "-c", program, str(tree.path / "page")]
+    with (tree.path / "page").open("rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        assert subprocess.run(command).returncode == 7
+        fcntl.flock(opened, fcntl.LOCK_UN)
+        assert subprocess.run(command).returncode == 0
+
+
+# ---- many at a time ----
+
+
+def test_readers_in_parallel(tree: Mounted, rng: random.Random) -> None:
+    """Threads on shared descriptors, and each on its own."""
+    names = ["warm", "cold", "partial"]
+    shared = {name: os.open(tree.path / name, os.O_RDONLY) for name in names}
+
+    def read(seed: int) -> None:
+        own = random.Random(seed)
+        for _ in range(60):
+            name = own.choice(names)
+            offset, size = own.randrange(len(FILES[name])), own.choice((1, 4096, 200_000))
+            want = FILES[name][offset : offset + size]
+            assert os.pread(shared[name], size, offset) == want
+            with (tree.path / name).open("rb", buffering=0) as opened:
+                assert os.pread(opened.fileno(), size, offset) == want
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, [rng.randrange(1 << 30) for _ in range(8)]))
+    finally:
+        for fd in shared.values():
+            os.close(fd)
+
+
+def test_processes_in_parallel(tree: Mounted) -> None:
+    paths = [str(tree.path / name) for name in sorted(FILES)]
+    commands = [
+        subprocess.Popen(["md5sum", *paths], stdout=subprocess.PIPE, text=True) for _ in range(6)
+    ]
+    shown = {command.communicate(timeout=60)[0] for command in commands}
+    assert len(shown) == 1
+    assert [command.returncode for command in commands] == [0] * 6
+
+
+def test_complete_files_are_read_by_the_kernel_itself(tree: Mounted) -> None:
+    """With passthrough an open complete file needs nobody; without, it waits for its server."""
+    for name in ("warm", "cold"):
+        with (tree.path / name).open("rb", buffering=0) as opened:
+            if tree.transport == KERNEL:
+                with tree.stopped():
+                    assert os.pread(opened.fileno(), 4 * MIB, 0) == FILES[name]
+            assert os.pread(opened.fileno(), 4 * MIB, 0) == FILES[name]
