@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.errors import ProtocolError, Unsupported
 from cachefs.fuse.kernel.codec import Init, Op
-from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
+from cachefs.fuse.kernel.negotiation import MAX_PAGES, Negotiated, negotiate
 from tests.unit.fuse.kernel.requests import i32, init_request, request, u16, u32, u64
 
 LINUX_6_18 = (1 << 32) - 1 | sum(1 << bit for bit in range(32, 43))
@@ -25,17 +25,18 @@ def test_a_new_kernel_passes_through_and_sends_again() -> None:
     assert values.passthrough
     assert values.resend
     assert values.why_not == ""
-    assert values.max_write == 256 * 4096
+    assert values.max_write == 128 * 4096
     assert values.buffer_bytes == values.max_write + 4096
 
 
 def test_the_reply_is_laid_out_as_the_kernel_reads_it() -> None:
-    values, reply = agree(init_request(45, LINUX_6_18, max_readahead=131072))
+    request = init_request(45, LINUX_6_18, max_readahead=1 << 30)
+    values, reply = negotiate(request, may_passthrough="", pages_limit=16)
     golden = u32(16 + 64) + i32(0) + u64(2)
-    golden += u32(7) + u32(41) + u32(1 << 20)  # major, minor, max_readahead
+    golden += u32(7) + u32(41) + u32(1 << 19)  # major, minor, max_readahead
     golden += u32(values.flags & 0xFFFFFFFF) + u16(256) + u16(192)  # max_background, congestion
-    golden += u32(1 << 20) + u32(1)  # max_write, time_gran
-    golden += u16(256) + u16(0)  # max_pages, map_alignment
+    golden += u32(1 << 19) + u32(1)  # max_write, time_gran
+    golden += u16(128) + u16(0)  # max_pages, map_alignment
     golden += u32(values.flags >> 32) + u32(2)  # flags2, max_stack_depth
     golden += u16(0) + b"\0" * 22  # request_timeout, unused
     assert reply == golden
@@ -79,7 +80,7 @@ def test_linux_5_4_with_its_short_request() -> None:
     values, reply = agree(request(Op.INIT, body))
     assert values.minor == 31
     assert not values.passthrough
-    assert values.max_pages == 256
+    assert values.max_pages == 128
     assert len(reply) == 16 + 64
 
 
@@ -89,11 +90,12 @@ def test_without_max_pages_a_request_has_32() -> None:
     assert values.max_write == 32 * 4096
 
 
-@pytest.mark.parametrize(("limit", "pages"), [(256, 256), (16, 16), (65535, 1024)])
+@pytest.mark.parametrize(("limit", "pages"), [(256, 128), (16, 16), (65535, 128)])
 def test_requests_are_as_big_as_the_machine_allows(limit: int, pages: int) -> None:
     request = init_request(45, LINUX_6_18)
     values, reply = negotiate(request, may_passthrough="", pages_limit=limit)
     assert values.max_pages == pages
+    assert MAX_PAGES <= 1024
     assert reply[16 + 20 : 16 + 24] == u32(pages * 4096)
     assert values.buffer_bytes >= max(8192, pages * 4096 + 4096)
 
