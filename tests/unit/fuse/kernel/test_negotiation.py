@@ -25,7 +25,7 @@ def test_a_new_kernel_passes_through_and_sends_again() -> None:
     assert values.passthrough
     assert values.resend
     assert values.why_not == ""
-    assert values.max_write == 128 * 4096
+    assert values.max_write == MAX_PAGES * 4096
     assert values.buffer_bytes == values.max_write + 4096
 
 
@@ -33,10 +33,10 @@ def test_the_reply_is_laid_out_as_the_kernel_reads_it() -> None:
     request = init_request(45, LINUX_6_18, max_readahead=1 << 30)
     values, reply = negotiate(request, may_passthrough="", pages_limit=16)
     golden = u32(16 + 64) + i32(0) + u64(2)
-    golden += u32(7) + u32(41) + u32(1 << 19)  # major, minor, max_readahead
+    golden += u32(7) + u32(41) + u32(1 << 30)  # major, minor, max_readahead
     golden += u32(values.flags & 0xFFFFFFFF) + u16(256) + u16(192)  # max_background, congestion
-    golden += u32(1 << 19) + u32(1)  # max_write, time_gran
-    golden += u16(128) + u16(0)  # max_pages, map_alignment
+    golden += u32(16 * 4096) + u32(1)  # max_write, time_gran
+    golden += u16(16) + u16(0)  # max_pages, map_alignment
     golden += u32(values.flags >> 32) + u32(2)  # flags2, max_stack_depth
     golden += u16(0) + b"\0" * 22  # request_timeout, unused
     assert reply == golden
