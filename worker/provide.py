@@ -59,7 +59,7 @@ class Provider:
         ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
         if known:
             self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
-        handle.readahead.granted(ensured.end)
+        handle.readahead.granted(offset, ensured.end)
         self._complete_behind(entry)
         return ensured, fd
 

@@ -1,9 +1,12 @@
 """How far ahead of a reader to fetch, per open handle. Pure.
 
-Sequential reads double the window up to a cap; a jump elsewhere closes it, and it opens again only
-after two reads that continue each other, so that random reads fetch nothing that nobody asked for.
-Small jumps forward count as sequential while the window is open (a reader that skips parts of
-records). Fetching starts again when half of the window is used up, so that requests stay large.
+A handle may be read as several streams (threads of one process, a reader of two columns): the last
+few are told apart by where they go on. Sequential reads double a stream's window up to a cap; a
+read elsewhere is a new stream, whose window opens only after reads that continue each other, so
+that random reads fetch nothing that nobody asked for. Requests of a kernel that reads ahead come
+several at a time and unordered: a step back within the window changes nothing. Skips forward of a
+few pages keep an open window (a reader that leaves out parts of records), longer ones halve it.
+Fetching starts again when half of the window is used up, so that requests stay large.
 """
 
 from __future__ import annotations
@@ -12,53 +15,96 @@ from typing import Final
 
 FIRST_WINDOW_BYTES: Final = 2 << 20
 MOST_WINDOW_BYTES: Final = 64 << 20
-BACK_BYTES: Final = 1 << 20  # a small step back is no jump: several reads in flight come unordered
+BACK_BYTES: Final = 1 << 20  # a step back that is no jump while the window is closed
 NEAR_BYTES: Final = 256 << 10  # a forward step of up to this always continues
-SKIP_BYTES: Final = 8 << 20  # the longest one that continues in an open window
+KEEP_BYTES: Final = 4 << 20  # a skip of up to this keeps an open window as it is
+SKIP_BYTES: Final = 8 << 20  # the longest step, either way, that continues in an open window
 STREAK: Final = 2  # reads that continue each other before the window opens
+STREAMS: Final = 4  # of one handle
+
+
+class _Stream:
+    """`expected`: where a sequential reader asks next. `ahead`: up to here pages were asked for."""
+
+    __slots__ = ("ahead", "expected", "streak", "window_bytes")
+
+    def __init__(self, offset: int, demand: int) -> None:
+        self.expected = demand
+        self.ahead = demand
+        self.streak = STREAK - 1 if offset == 0 else 0  # most who start at the beginning go on
+        self.window_bytes = 0
+
+    def distance(self, offset: int) -> int | None:
+        """How far `offset` is from where the stream goes on; None: it is another's."""
+        gap = offset - self.expected
+        reach = min(self.window_bytes, SKIP_BYTES)
+        if -max(BACK_BYTES, reach) <= gap <= max(NEAR_BYTES, reach):
+            return abs(gap)
+        return None
+
+    def read(self, offset: int, demand: int) -> None:
+        """A read that continues the stream."""
+        gap = offset - self.expected
+        if demand <= self.expected:
+            return  # late: what is beyond it was asked for before
+        if gap > KEEP_BYTES:
+            self.window_bytes //= 2
+        elif gap <= NEAR_BYTES:
+            self.streak += 1
+            if self.streak >= STREAK:
+                doubled = max(2 * self.window_bytes, FIRST_WINDOW_BYTES)
+                self.window_bytes = min(doubled, MOST_WINDOW_BYTES)
+        self.expected = demand
+
+    def plan(self, offset: int, demand: int, most_bytes: int) -> int:
+        window = min(self.window_bytes, most_bytes)
+        if window < FIRST_WINDOW_BYTES:
+            self.ahead = demand
+        elif self.ahead - offset <= window // 2:
+            self.ahead = max(demand, offset + window)
+        return max(demand, self.ahead)
 
 
 class ReadAhead:
     """One handle's pattern. `plan` is asked once per request of the reader that was not granted
-    before; `granted` hears how far the answer reached."""
+    before; `granted` hears how far the answer to the last one reached."""
 
-    __slots__ = ("_ahead", "_expected", "_streak", "_window_bytes")
+    __slots__ = ("_streams",)
 
     def __init__(self) -> None:
-        self._expected = 0  # where a sequential reader asks next
-        self._ahead = 0  # up to here pages were asked for already
-        self._streak = 0
-        self._window_bytes = 0
+        self._streams: list[_Stream] = []  # the last one read comes last
 
     @property
     def sequential(self) -> bool:
-        return self._window_bytes > 0
+        """Is the window of the last reader open?"""
+        return bool(self._streams) and self._streams[-1].window_bytes > 0
 
     def plan(self, offset: int, size_bytes: int, most_bytes: int = MOST_WINDOW_BYTES) -> int:
         """The offset up to which to fetch now, at least `offset + size_bytes`. `most_bytes` caps
         the window (pressure): below the first window nothing is fetched ahead."""
         demand = offset + size_bytes
-        self._watch(offset, demand)
-        window = min(self._window_bytes, most_bytes)
-        if window < FIRST_WINDOW_BYTES:
-            self._ahead = demand
-        elif self._ahead - offset <= window // 2:
-            self._ahead = max(demand, offset + window)
-        return max(demand, self._ahead)
-
-    def granted(self, end: int) -> None:
-        """The reader may read up to `end` without asking."""
-        self._expected = max(self._expected, end)
-
-    def _watch(self, offset: int, demand: int) -> None:
-        forward = max(NEAR_BYTES, min(self._window_bytes, SKIP_BYTES))
-        if offset == 0:  # most who start at the beginning go on
-            self._streak, self._window_bytes, self._ahead = STREAK - 1, 0, demand
-        elif self._expected - BACK_BYTES <= offset <= self._expected + forward:
-            self._streak += 1
+        stream = self._find(offset)
+        if stream is None:
+            stream = _Stream(offset, demand)
+            del self._streams[: max(0, len(self._streams) + 1 - STREAMS)]
         else:
-            self._streak, self._window_bytes, self._ahead = 0, 0, demand
-        if self._streak >= STREAK:
-            doubled = max(2 * self._window_bytes, FIRST_WINDOW_BYTES)
-            self._window_bytes = min(doubled, MOST_WINDOW_BYTES)
-        self._expected = demand
+            self._streams.remove(stream)
+            stream.read(offset, demand)
+        self._streams.append(stream)
+        return stream.plan(offset, demand, most_bytes)
+
+    def granted(self, offset: int, end: int) -> None:
+        """Who asked at `offset` may read up to `end` without asking."""
+        for stream in reversed(self._streams):
+            if offset < stream.expected <= end:
+                stream.expected = end
+                return
+
+    def _find(self, offset: int) -> _Stream | None:
+        """The stream that goes on nearest to `offset`."""
+        found, nearest = None, 0
+        for stream in self._streams:
+            distance = stream.distance(offset)
+            if distance is not None and (found is None or distance <= nearest):
+                found, nearest = stream, distance
+        return found
