@@ -206,7 +206,7 @@ class Master:
             raise Unsupported("a symbolic link has no bytes")
         return Origin(
             ContentId.of(self.namespace, inode),
-            place.mount.record.source.key,
+            place.mount.key,
             place.of(name_of(at[1])),
             inode.etag,
             inode.size,

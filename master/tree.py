@@ -29,6 +29,10 @@ class Mount:
     connector: Connector
     interval_s: float
     health: OriginHealth = field(default_factory=OriginHealth)
+    key: str = ""  # of the UFS
+
+    def __post_init__(self) -> None:
+        self.key = self.record.source.key
 
     def shown(self, path: bytes) -> str:
         """A path below the root as people read it in a log line."""
@@ -70,7 +74,7 @@ class Tree:
     def by_key(self, key: str) -> Mount:
         """The mount of a UFS. Raises BadConfig for a key of no mount."""
         for mount in self._mounts.values():
-            if mount.record.source.key == key:
+            if mount.key == key:
                 return mount
         raise BadConfig(f"no source {key} in the mount table")
 

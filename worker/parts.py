@@ -51,6 +51,11 @@ def _ignore(result: Any) -> None:
     pass
 
 
+def _close_each(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def _reopen_and_close(fd: int) -> int:
     try:
         return reopen(fd)
@@ -139,6 +144,7 @@ class Parts:
     counters: Counters = field(default_factory=Counters)
     tasks: Tasks = field(default_factory=Tasks)
     room_changed: Signal = field(default_factory=Signal)
+    closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:
@@ -195,9 +201,15 @@ class Parts:
             return reopen(fd)
         return await self.ask_disk(_reopen_and_close, os.dup(fd), discard=os.close)
 
-    def close_later(self, fd: int) -> asyncio.Future[None]:
+    def close_later(self, fd: int) -> None:
         """Closes a descriptor of a file of the tier, without waiting for it."""
-        return self.disk.run(os.close, fd)
+        if not self.closing:
+            asyncio.get_running_loop().call_soon(self._close_all)
+        self.closing.append(fd)
+
+    def _close_all(self) -> None:
+        fds, self.closing = self.closing, []
+        self.disk.run(_close_each, fds)
 
     def close(self, fd: int) -> None:
         """Closes a descriptor that is not the last one of its file, at once where that waits for

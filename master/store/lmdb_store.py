@@ -69,6 +69,16 @@ class LmdbReader:
         return found
 
 
+class LmdbSnapshot(LmdbReader):
+    """A reader for a `with` block, which ends its transaction."""
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._txn.abort()
+
+
 class LmdbWriter(LmdbReader):
     """`Writer` over one LMDB write transaction."""
 
@@ -102,15 +112,12 @@ class LmdbStore:
             raise
         self._writer = GroupCommit(self._begin, "metadata-writer")
 
-    @contextmanager
-    def snapshot(self) -> Iterator[Reader]:
+    def snapshot(self) -> LmdbSnapshot:
         """A read transaction; keep it short, its pages cannot be reused meanwhile."""
         try:
-            txn = self._env.begin()
+            return LmdbSnapshot(self._env.begin(), self._tables)
         except lmdb.Error as err:
             raise _typed(err, self.directory) from err
-        with txn:
-            yield LmdbReader(txn, self._tables)
 
     def write(self, function: Callable[[Writer], T]) -> Future[T]:
         return self._writer.submit(function)
