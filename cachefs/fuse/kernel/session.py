@@ -53,7 +53,7 @@ class Waiting:
     def __init__(self, run: Run, pid: int) -> None:
         self.run = run
         self.pid = pid
-        self.number = 0  # among the watched ones; 0: not interrupted so far
+        self.number = 0  # among the watched ones; 0: not watched so far
 
 
 class KernelSession:
@@ -164,7 +164,9 @@ class KernelSession:
         self._counts["waits"] += 1
         run = self._runs.start(self._finish(opcode, unique, answer))
         if run.wait is not None:
-            self._waiting[unique & UNIQUE_MASK] = Waiting(run, pid)
+            self._waiting[unique & UNIQUE_MASK] = waiting = Waiting(run, pid)
+            if opcode is Op.READ:  # of read-ahead: who waits for its pages is not told of
+                waiting.number = self._interrupts.add(pid, run.interrupt)
         return None
 
     async def _finish(self, opcode: Op, unique: int, answer: Answer) -> None:
@@ -183,10 +185,11 @@ class KernelSession:
         per request, of whichever signal was first, so the caller is watched from then on."""
         (number,) = codec.INTERRUPT_IN.unpack_from(self._buffer, HEADER_BYTES)
         waiting = self._waiting.get(number & UNIQUE_MASK)
-        if waiting is None or waiting.number:
+        if waiting is None:
             return
         status = read_status(waiting.pid)
-        waiting.number = self._interrupts.add(waiting.pid, waiting.run.interrupt)
+        if not waiting.number:
+            waiting.number = self._interrupts.add(waiting.pid, waiting.run.interrupt)
         if not status or has_signal(status):
             waiting.run.interrupt(Interrupted("the caller got a signal"))
 
