@@ -80,7 +80,7 @@ async def serve(spec: ClientSpec, ready: ReadyPipe) -> None:
         session = KernelSession(vfs, runs, fd, TakeoverTable.create(), negotiated)
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.read_names_ahead)
-        nursery.start_soon(stop_on_signals, stopping)
+        await nursery.start(stop_on_signals, stopping)
         nursery.start_soon(unmount_when_told, spec, device, stopping, nursery.cancel_scope)
         StateHome(spec.home).write_mount(MountRecord.of(spec, os.getpid()))
         ready.say(Started(os.getpid(), warning=attached.warning))
@@ -89,8 +89,11 @@ async def serve(spec: ClientSpec, ready: ReadyPipe) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def stop_on_signals(stopping: trio.Event) -> None:
+async def stop_on_signals(
+    stopping: trio.Event, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
         async for _ in signals:
             stopping.set()
 
