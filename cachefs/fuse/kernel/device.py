@@ -18,6 +18,9 @@ _BACKING_OPEN: Final = 0x4010E501
 _BACKING_CLOSE: Final = 0x4004E502
 _ID: Final = struct.Struct("<I")
 _GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.EPERM))  # unmounted, aborted
+_NOT_REGISTERED: Final = frozenset(
+    (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY)  # or no passthrough
+)
 _NOT_NOW: Final = frozenset((errno.ENOENT, errno.EINTR))  # the request was taken back meanwhile
 
 
@@ -85,7 +88,7 @@ class Device:
         try:
             fcntl.ioctl(self.fd, _BACKING_CLOSE, _ID.pack(backing_id))
         except OSError as err:
-            if err.errno not in (errno.ENOENT, errno.ENODEV, errno.EPERM):
+            if err.errno not in _NOT_REGISTERED:
                 raise
 
     @staticmethod
