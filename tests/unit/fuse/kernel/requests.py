@@ -19,10 +19,12 @@ def u64(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-def request(opcode: int, body: bytes = b"", *, unique: int = 2, nodeid: int = 1) -> bytes:
+def request(
+    opcode: int, body: bytes = b"", *, unique: int = 2, nodeid: int = 1, pid: int = 4242
+) -> bytes:
     """struct fuse_in_header, and what follows it."""
     header = u32(40 + len(body)) + u32(opcode) + u64(unique) + u64(nodeid)
-    header += u32(1000) + u32(1001) + u32(4242)  # uid, gid, pid
+    header += u32(1000) + u32(1001) + u32(pid)  # uid, gid, pid
     header += u16(0) + u16(0)  # total_extlen, padding
     assert len(header) == 40
     return header + body
