@@ -12,7 +12,8 @@ MAX_RANGES = 512  # of one open file; beyond it the oldest knowledge is not wort
 
 class Intervals:
     """Ranges [start, end) that were added. Forgets the smallest one beyond `MAX_RANGES`, which
-    costs a question to the server and never a wrong answer."""
+    costs a question to the server and never a wrong answer; never the one that was added last:
+    somebody is about to read it."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -32,7 +33,7 @@ class Intervals:
         self._starts[first:last] = [start]
         self._ends[first:last] = [end]
         if len(self._starts) > MAX_RANGES:
-            self._forget_smallest()
+            self._forget_smallest(but=first)
 
     def end_of(self, position: int) -> int:
         """The end of the range that holds `position`; `position` itself when none does."""
@@ -46,7 +47,7 @@ class Intervals:
     def ranges(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._ends, strict=True))
 
-    def _forget_smallest(self) -> None:
-        sizes = [end - start for start, end in self.ranges()]
-        index = sizes.index(min(sizes))
+    def _forget_smallest(self, but: int) -> None:
+        others = (index for index in range(len(self._starts)) if index != but)
+        index = min(others, key=lambda one: self._ends[one] - self._starts[one])
         del self._starts[index], self._ends[index]
