@@ -88,10 +88,11 @@ class Provider:
     def _most_window(self, entry: Entry) -> int:
         """How far ahead to fetch at most: as far as memory and the cache, or else the scratch area,
         have room for."""
-        memory, readers = self._parts.memory, self.streaming_handles
+        memory = self._parts.memory
+        streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
         if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES)):
-            return memory.window(MOST_WINDOW_BYTES, readers)
-        return memory.window(self._segments.window_bytes(readers), readers)
+            return memory.window(MOST_WINDOW_BYTES, streams)
+        return memory.window(self._segments.window_bytes(self.streaming_handles), streams)
 
     def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
         """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""

@@ -19,6 +19,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
 PROBE_LIMIT_S: Final = 3.0  # a probe that takes longer says that the disk hangs
 PROBE_PAUSE_S: Final = 1.0  # between probes of a disk that answers slowly, or with errors
+MOST_GAP_S: Final = 1.0  # between looks; after a longer one nobody is blamed for it
 STUCK_S: Final = 15.0  # a write that takes longer hangs, whatever probes say
 
 
@@ -93,6 +94,7 @@ class Watch:
         self._probe_since_s = -1.0  # below 0: none is under way
         self._answered = False
         self._next_probe_s = 0.0
+        self._looked_at_s = float("inf")
 
     def suspect(self) -> None:
         """Somebody says that the disk does not answer."""
@@ -107,6 +109,7 @@ class Watch:
     def look(self, calls: Collection[Hashable], writes: Collection[Hashable], now_s: float) -> Act:
         """`calls`: everything under way at the disk, `writes` those of them that nothing but a
         hanging disk makes slow. Each is named by something that no later call has."""
+        self._forgive(now_s)
         self._since = {call: self._since.get(call, now_s) for call in (*calls, *writes)}
         stuck = any(now_s - self._since[call] >= STUCK_S for call in writes)
         if self._probe_since_s >= 0:
@@ -120,6 +123,15 @@ class Watch:
         if (slow or self._suspected) and now_s >= self._next_probe_s:
             return self._probe(now_s)
         return Act.NOTHING
+
+    def _forgive(self, now_s: float) -> None:
+        """This process was stopped, or starved: that was not the disk."""
+        gap_s = now_s - self._looked_at_s
+        self._looked_at_s = now_s
+        if gap_s > MOST_GAP_S:
+            self._since = {call: since + gap_s for call, since in self._since.items()}
+            if self._probe_since_s >= 0:
+                self._probe_since_s += gap_s
 
     def _probe(self, now_s: float) -> Act:
         self._suspected = self._answered = False

@@ -99,6 +99,15 @@ def test_a_wrong_answer_is_none() -> None:
     assert disk.run(3)[-1] is Act.RETURN
 
 
+def test_a_process_that_was_stopped_blames_nobody() -> None:
+    disk = Disk()
+    disk.calls = ["a sync"]
+    disk.probe_s = 1.0
+    assert disk.run(SUSPECT_S + 2 * STEP_S) == [Act.PROBE]
+    disk.now += 100.0
+    assert Act.LEAVE not in disk.run(20)
+
+
 def test_a_suspicion_is_looked_into_at_once() -> None:
     disk = Disk()
     disk.watch.suspect()
