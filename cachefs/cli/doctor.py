@@ -17,6 +17,7 @@ import msgspec
 from cachefs.cli import detach, output, settings
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
+from cachefs.cli.status import ask
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.processes import is_ours
 from cachefs.launcher.state import (
@@ -130,6 +131,7 @@ def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
     table = read_mounts()
     for mount in table.ours():
         yield _mount(mount, home, fix)
+        yield from _caches(mount, home)
     for record in home.mount_records():
         if is_stale(record, table):
             yield _stale_record(record, home, fix)
@@ -145,6 +147,29 @@ def _mount(mount: Mount, home: StateHome, fix: bool) -> Finding:
     if not cleared_by_us(mount):
         return Finding(name, "problem", detail, "it is another user's: ask them, or root")
     return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
+
+
+def _caches(mount: Mount, home: StateHome) -> Iterator[Finding]:
+    """What the server of a mount of ours says of its cache directories."""
+    record = home.find_mount(mount.mountpoint)
+    if record is None or is_dead(mount.mountpoint):
+        return
+    try:
+        status = ask(record)
+    except CacheFSError as err:
+        yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
+        return
+    for tier in status.get("cache", {}).get("tiers", []):
+        yield cache_finding(tier)
+
+
+def cache_finding(tier: dict[str, Any]) -> Finding:
+    """One cache directory, as its server describes it."""
+    name, state = f"cache {tier.get('path')}", tier.get("state")
+    if state == "normal":
+        return Finding(name, "ok", "in service")
+    remedy = "see to that disk, or mount with another --cache-dir"
+    return Finding(name, "problem", f"{state}: {tier.get('cause')}; reads go past it", remedy)
 
 
 def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:

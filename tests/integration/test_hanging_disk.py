@@ -235,6 +235,9 @@ def test_a_mount_serves_while_its_cache_disk_hangs(
             tier = node.status(mountpoint)["cache"]["tiers"][0]
             assert tier["state"] == "offline"
             assert "answer" in tier["cause"]
+            doctor = node.run("doctor")
+            assert doctor.returncode == 1
+            assert "offline: the disk does not answer; reads go past it" in doctor.stdout
             assert big.read() == data["big"][MIB:]
             assert warm.read() == data["f1"]
         finally:

@@ -1,4 +1,4 @@
-"""Reads that would wait are made in threads, with an end: a disk that hangs holds up nobody else."""
+"""Reads that would wait are made in threads and end: a disk that hangs holds up nobody else."""
 
 from __future__ import annotations
 

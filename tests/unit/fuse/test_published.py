@@ -92,9 +92,9 @@ def test_a_kernel_that_would_wait_or_knows_no_openat2(
 ) -> None:
     """Then the server opens the file."""
     monkeypatch.setattr(published, "_syscall", lambda *_: -1)
-    monkeypatch.setattr(published.ctypes, "get_errno", lambda: number)
+    monkeypatch.setattr("ctypes.get_errno", lambda: number)
     assert published._open_cached(pub, "published") == -1
-    monkeypatch.setattr(published.ctypes, "get_errno", lambda: errno.EMFILE)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EMFILE)
     with pytest.raises(OSError) as caught:
         published._open_cached(pub, "published")
     assert caught.value.errno == errno.EMFILE
