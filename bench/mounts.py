@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,28 @@ class BenchFailed(Exception):
 
 @dataclass
 class Mounted:
-    """A file system under test. `pids` are all its processes, the origin's not among them;
-    `ready_s` is how long its mount command took, where that goes to the background."""
+    """A file system under test. `pids` are all its processes, the origin's not among them, `roles`
+    what each of ours is; `ready_s` is how long its mount command took, where that goes to the
+    background; `cache` is our cache directory."""
 
     name: str
     path: Path
     pids: list[int]
     ready_s: float = 0.0
+    roles: dict[int, str] = field(default_factory=dict)
+    cache: Path = Path()
+
+    def only(self, role: str) -> Mounted:
+        """The same mount, whose CPU is that of one role's processes."""
+        return replace(self, pids=[pid for pid, its in self.roles.items() if its == role])
+
+    def published(self, size_bytes: int) -> Path:
+        """The cache file of the one complete file of this size. Raises BenchFailed."""
+        found = [p for p in self.cache.rglob("pub/**/*") if p.is_file()]
+        found = [path for path in found if path.stat().st_size == size_bytes]
+        if len(found) != 1:
+            raise BenchFailed(f"{len(found)} published files of {size_bytes} bytes")
+        return found[0]
 
 
 def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
@@ -111,11 +126,19 @@ class CacheFS:
         """Removes all state of ours (what is known of sources, caches in the default place)."""
         shutil.rmtree(self.home / ".cache", ignore_errors=True)
 
+    def status(self, path: Path) -> dict[str, Any]:
+        """What `cachefs status --json` says of a mount."""
+        document: dict[str, Any] = json.loads(self.run("status", "--json", path))
+        return document
+
     def processes(self, path: Path) -> list[dict[str, Any]]:
         """[{role, pid}] of a mount."""
-        document = json.loads(self.run("status", "--json", path))
-        mount = document[0] if isinstance(document, list) else document
-        found: list[dict[str, Any]] = mount["processes"]
+        found: list[dict[str, Any]] = self.status(path)["processes"]
+        return found
+
+    def counters(self, path: Path) -> dict[str, int]:
+        """What the client of a mount counted: `reads` (upcalls), `passthrough_opens` ..."""
+        found: dict[str, int] = self.status(path)["mount"]["counters"]
         return found
 
     def log_tail(self) -> str:
@@ -134,8 +157,9 @@ class CacheFS:
             started = time.monotonic()
             self.run("mount", source, path, "--cache-dir", cache, *flags)
             ready_s = time.monotonic() - started
-            pids = [process["pid"] for process in self.processes(path)]
-            yield Mounted("cachefs", path, pids, ready_s)
+            roles = {process["pid"]: process["role"] for process in self.processes(path)}
+            pids = list(roles)
+            yield Mounted("cachefs", path, pids, ready_s, roles, cache)
             self.run("umount", path)
         except BenchFailed as err:
             raise BenchFailed(f"{err}{self.log_tail()}") from err

@@ -23,14 +23,17 @@ from typing import Any
 import msgspec
 import xxhash
 
+from bench import plain_reads
+
 MIB = 1 << 20
 RANGE_BYTES = 8 * MIB
 START_LIMIT_S = 60.0
 
 
 class Spec(msgspec.Struct):
-    """`what`: files | random | obstore_file | obstore_files | obstore_list. Files below `root` (or
-    keys of `bucket`) named in `checksums`; `source` is the original that random reads compare with.
+    """`what`: files | random | obstore_file | obstore_files | obstore_list, or without checksums
+    plain_sequential | plain_random | plain_mapped | plain_opens. Files below `root` (or keys of
+    `bucket`) named in `checksums`; `source` is the original that random reads compare with.
     """
 
     what: str
@@ -43,6 +46,7 @@ class Spec(msgspec.Struct):
     read_bytes: int = 4096
     duration_s: float = 3.0
     seed: int = 1
+    once: bool = False  # plain_opens: every file once, in place of `duration_s`
     bucket: str = ""
     endpoint_url: str = ""
     region: str = ""
@@ -79,7 +83,7 @@ Plan = Sequence[tuple[str, str]] | Sequence[int]
 def plan_of(spec: Spec) -> Plan:
     """What all readers together read: files, or places (each page once, in random order)."""
     names = list(names_of(spec).items())
-    if spec.what == "files":
+    if spec.what != "random":
         return names
     size = os.path.getsize(os.path.join(spec.source, names[0][0]))
     places = list(range(0, size - spec.read_bytes + 1, spec.read_bytes))
@@ -121,9 +125,26 @@ def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
     return done
 
 
+def read_plainly(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done:
+    """The acts of `plain_reads`; operations count as files."""
+    tally = plain_reads.Tally(spec.duration_s)
+    name, expected = plan[0]
+    path, wrong = os.path.join(spec.root, name), []
+    if spec.what == "plain_sequential":
+        plain_reads.sequential(path, spec.chunk_bytes, tally)
+    elif spec.what == "plain_random":
+        plain_reads.scattered(path, spec.read_bytes, spec.seed + number, tally)
+    elif spec.what == "plain_mapped":
+        wrong = [name] if plain_reads.mapped(path, tally) != expected else []
+    else:
+        paths = [os.path.join(spec.root, name) for name, _ in plan[number :: spec.readers]]
+        plain_reads.open_read_close(paths, spec.chunk_bytes, tally, once=spec.once)
+    return Done(tally.bytes, tally.operations, wrong)
+
+
 def in_processes(spec: Spec) -> tuple[float, Done]:
     """Runs `readers` processes at once; returns the wall time and the sum of what they did."""
-    act: Any = {"files": read_files, "random": read_random}[spec.what]
+    act: Any = {"files": read_files, "random": read_random}.get(spec.what, read_plainly)
     fork = multiprocessing.get_context("fork")
     plan = plan_of(spec)
     ready = fork.Barrier(spec.readers + 1, timeout=START_LIMIT_S)

@@ -22,6 +22,8 @@ BENCHES = (
     "cold_small",
     "warm_small",
     "warm_read",
+    "warm_passthrough",
+    "warm_opens",
     "namespace",
     "mount_time",
     "memory",
