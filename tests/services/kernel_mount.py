@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.client.blocking import BlockingClient
+from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ServerSpec
@@ -110,6 +111,8 @@ class KernelMount:
         )  # fmt: skip
         self.server = ensure_server(spec).socket
         self.client = BlockingClient.connect(self.server)
+        self._keeper = BlockingClient(connect_socket(self.server))
+        self._keeper.call(m.Hello(role="fuse", pid=os.getpid()))  # the server outlives processes
         attached = self.client.call(m.Attach(self.source, self._sync_interval_s))
         assert isinstance(attached, m.Attached)
         self.namespace = attached.namespace
