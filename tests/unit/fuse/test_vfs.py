@@ -26,13 +26,16 @@ from cachefs.core.errors import (
     Stale,
 )
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec, nodeid
+from cachefs.fuse import pread
 from cachefs.fuse.attributes import Defaults, blocks, kernel_time
 from cachefs.fuse.handles import MAX_SEGMENTS
 from cachefs.fuse.node import MUST_WAIT
+from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
 from cachefs.fuse.vfs import Vfs
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
 
 MIB = 1 << 20
+LIMIT_S = 20.0
 BIG = random.Random(5).randbytes(9 * MIB + 77)
 DEFAULTS = Defaults(uid=10, gid=20)
 Test = Callable[[Vfs], Awaitable[None]]
@@ -486,6 +489,56 @@ def test_segments_of_what_the_cache_refused(
         await trio.to_thread.run_sync(assert_no_more_descriptors, before)
 
     run(test)
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("path", ["d/warm", "d/big"])
+def test_bytes_that_the_disk_does_not_give_are_asked_anew(
+    node: FakeNode, run: Callable[[Test], None], path: str, told: bool
+) -> None:
+    """Of a file that was complete, and of a partial one; once the server said that the disk hangs,
+    nobody waits for it."""
+    data = b"warm bytes" if path == "d/warm" else BIG
+    go_on = threading.Event()
+
+    def hang(*_: object) -> bytes:
+        go_on.wait(LIMIT_S)
+        return b""
+
+    def past(body: m.Message) -> tuple[m.Message, int | None]:
+        if isinstance(body, m.Open) and body.past_tier:
+            return m.Opened(7, len(data), complete=False, has_descriptor=False), None
+        if not isinstance(body, m.Ensure) or not body.past_tier:
+            return node.default(body)
+        fd = os.memfd_create("segment")
+        os.write(fd, data[:MIB])
+        return m.Ensured(0, min(MIB, len(data)), segment=True), fd
+
+    node.scripts[m.Open] = node.scripts[m.Ensure] = past
+
+    async def test(vfs: Vfs) -> None:
+        vfs._files._reader.limit_s = 0.05 if not told else LIMIT_S
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FileReader, "flags_of", _as_on_a_disk)
+            patch.setattr(pread, "_read_all", hang)
+            fh = await open_file(vfs, path)
+            if told:
+                assert await read(vfs, fh, 0, 0) == b""
+                vfs.on_event(m.TierState(False))
+                assert vfs.open_nowait(await look(vfs, "d/warm"), os.O_RDONLY) is MUST_WAIT
+            with trio.fail_after(LIMIT_S / 2):
+                assert await read(vfs, fh, 3, 5) == data[3:8]
+            go_on.set()
+        assert node.asked(m.Ensure)[-1].past_tier
+        vfs.release(fh)
+
+    run(test)
+
+
+def _as_on_a_disk(reader: FileReader, device: int, fd: int) -> int:
+    """Wherever the test's files lie."""
+    in_memory = os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+    return INLINE if in_memory else IN_THREAD
 
 
 @pytest.mark.parametrize(
