@@ -47,6 +47,7 @@ __all__ = ["Clocks", "FetchResult", "FreedCounts", "Grant", "Worker", "WorkerCon
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S: Final = 5.0  # for threads that are in a request
+HANGING_WAIT_S: Final = 0.5  # the same, while the disk hangs
 CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
 START_LIMIT_S: Final = 20.0
 
@@ -461,10 +462,12 @@ class Worker:
     def _close_all(self) -> bool:
         """In a thread of its own: the disk may hang. False when some thread has not ended."""
         parts = self._parts
-        ended = parts.fetchers.close(CLOSE_WAIT_S)
-        committed = parts.writer.close(None if parts.health.in_service else CLOSE_WAIT_S)
-        ended &= self._watch.close(0.0 if not committed else CLOSE_WAIT_S)
-        ended &= parts.disk.close(CLOSE_WAIT_S)
+        answers = parts.health.in_service
+        wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
+        ended = parts.fetchers.close(wait_s)
+        committed = parts.writer.close(None if answers else wait_s)
+        ended &= self._watch.close(wait_s)
+        ended &= parts.disk.close(wait_s)
         if ended and committed:
             self._catalog.close()
             self._leftovers.close()

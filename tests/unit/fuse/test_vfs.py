@@ -529,7 +529,9 @@ def test_bytes_that_the_disk_does_not_give_are_asked_anew(
             with trio.fail_after(LIMIT_S / 2):
                 assert await read(vfs, fh, 3, 5) == data[3:8]
             go_on.set()
-        assert node.asked(m.Ensure)[-1].past_tier
+        asked = node.asked(m.Ensure)[-1]
+        assert isinstance(asked, m.Ensure)
+        assert asked.past_tier
         vfs.release(fh)
 
     run(test)
