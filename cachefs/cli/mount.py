@@ -109,6 +109,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         log_to_stderr=foreground,
         debug=debug,
         server=server,
+        heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
     )
     return Request(server, client)
 
@@ -194,7 +195,8 @@ def stop_if_unused(socket: str) -> None:
 
 
 def _server_pids(status: dict[str, Any]) -> list[int]:
-    return [p["pid"] for p in status.get("processes", []) if p.get("role") != "client"]
+    beside = ("client", "supervisor")
+    return [p["pid"] for p in status.get("processes", []) if p.get("role") not in beside]
 
 
 def _say_ready(request: Request, server: Server, started: Started, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import stat
 from typing import Final
@@ -17,6 +18,7 @@ from cachefs.launcher.state import StateHome
 
 DEV_FUSE: Final = "/dev/fuse"
 FUSE_CONF: Final = "/etc/fuse.conf"
+OLDEST_KERNEL: Final = (5, 4)  # that the transport `kernel` works with
 
 
 def prepare(path: str, home: StateHome) -> str:
@@ -118,8 +120,17 @@ def user_allow_other(path: str = FUSE_CONF) -> bool:
 
 def choose_transport(asked: str) -> str:
     """The transport to use. Raises Unsupported when its extra is not installed."""
+    if asked == "kernel" or (asked == "auto" and kernel_version() >= OLDEST_KERNEL):
+        return "kernel"
     if importlib.util.find_spec("pyfuse3") is None:
         raise Unsupported(
-            "the file system needs the extra pyfuse3", remedy="pip install 'cachefs[pyfuse3]'"
+            "the transport pyfuse3 needs the extra of that name",
+            remedy="pip install 'cachefs[pyfuse3]', or use Linux 5.4 or later",
         )
     return "pyfuse3"
+
+
+def kernel_version() -> tuple[int, int]:
+    """Of the running kernel; (0, 0) when it cannot be read."""
+    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(match[1]), int(match[2])) if match is not None else (0, 0)

@@ -168,8 +168,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "transport",
         Type.CHOICE,
         "auto",
-        "How the file system talks to the kernel.",
-        choices=("auto", "pyfuse3"),
+        "How the file system talks to the kernel; auto: the best that works here.",
+        choices=("auto", "kernel", "pyfuse3"),
+    ),
+    Setting(
+        "heartbeat_timeout",
+        Type.DURATION,
+        10.0,
+        "A client that shows no sign of life for so long is replaced (transport kernel).",
+        minimum=1,
     ),
     Setting(
         "passthrough",

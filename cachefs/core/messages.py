@@ -35,6 +35,7 @@ class Hello(Message, frozen=True):
     protocol: int = PROTOCOL
     version: str = ""
     mountpoint: str = ""
+    supervisor: int = 0  # its pid; a client that has one is followed by another when it dies
 
 
 class Welcome(Message, frozen=True):
@@ -69,6 +70,21 @@ class Detach(Message, frozen=True):
     stop."""
 
     reason: str = ""
+
+
+class Leaving(Message, frozen=True):
+    """A client says that its mount is gone: no successor comes. Answered by nothing."""
+
+
+class MountFacts(Message, frozen=True):
+    """What a client tells of its mount, for people. Answered by nothing. `why_not`: one line why
+    the kernel does not read complete files by itself, "" while it does."""
+
+    transport: str
+    passthrough: bool
+    why_not: str = ""
+    supervisor: int = 0
+    counters: dict[str, int] = {}
 
 
 class Cancel(Message, frozen=True):
@@ -296,7 +312,7 @@ class Freed(Message, frozen=True):
 
 
 Body = (
-    Hello | Welcome | Attach | Attached | Detach | Cancel | Done | Failure
+    Hello | Welcome | Attach | Attached | Detach | Leaving | MountFacts | Cancel | Done | Failure
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
     | Open | Opened | Ensure | Ensured | TierState | Release | Used
     | Status | StatusReply | CacheState | CacheStateReply

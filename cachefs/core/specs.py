@@ -50,6 +50,27 @@ class ClientSpec(msgspec.Struct, frozen=True):
     log_to_stderr: bool = False
     debug: bool = False
     server: ServerSpec | None = None  # how to start the embedded server again, should it die
+    heartbeat_timeout_s: float = 10.0  # a client that does not beat for so long is replaced
+    control_fd: int = -1  # to its supervisor, inherited; -1: it has none
+    successor: bool = False  # it follows one that ended: the mount is there
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """A mount that the client `pid` serves and whose supervisor is lost; descriptors are
+    inherited."""
+
+    pid: int
+    control_fd: int
+    fuse_fd: int
+    table_fd: int
+    negotiated: bytes  # as `cachefs.fuse.supervisor.wire` encodes it
+
+
+class SupervisorSpec(msgspec.Struct, frozen=True):
+    """A supervisor: `python -I -m cachefs.fuse.supervisor`."""
+
+    client: ClientSpec
+    adopt: Adopted | None = None  # None: it mounts, and starts a client
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -1,22 +1,22 @@
 """The FUSE client: one process per mount point, `python -I -m cachefs.fuse.client`.
 
-Reads a `ClientSpec` on standard input, connects to the node's server, mounts, and says `Started` on
-standard output when the file system answers, or why it never will (exit code 1, nothing mounted).
-Ends with exit code 0 when the mount is gone, on SIGTERM, SIGINT, SIGHUP, and when the server says
-Detach.
+Reads a `ClientSpec` on standard input and connects to the node's server. With the transport
+`kernel` a supervisor started it and mounts, and this process tells it how it goes; with `pyfuse3`
+it mounts by itself and says `Started` on standard output when the file system answers, or why it
+never will (exit code 1, nothing mounted). Ends with exit code 0 when the mount is gone, on SIGTERM,
+SIGINT, SIGHUP, and when the server says Detach.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import resource
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -26,101 +26,96 @@ import cachefs
 from cachefs.client.connection import Connection
 from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, CannotMount, Unsupported
+from cachefs.core.errors import CacheFSError, Unsupported
 from cachefs.core.specs import ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
+from cachefs.fuse.runs import Runs
+from cachefs.fuse.supervisor import wire
+from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs
-from cachefs.fuse.workers import Workers
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.state import StateHome
 
 log = logging.getLogger("cachefs.client")
 
-INIT_DEADLINE_S: Final = 10.0
 DRAIN_S: Final = 2.0  # for requests under way when the mount is taken away
+SERVER_WAIT_S: Final = 60.0  # of a successor, for a server that is just being started again
+_PAUSE_S: Final = 0.1
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Client:
-    """The life of one mount. `stopping` is set by whatever ends it."""
+    """What both transports need. `stopping` is set by whatever ends the mount; `link` is to the
+    supervisor (None: there is none)."""
 
-    def __init__(self, spec: ClientSpec, ready: ReadyPipe) -> None:
-        self._spec = spec
-        self._ready = ready
-        self._stopping = trio.Event()
-        self._workers = Workers()
-        self._home = StateHome(spec.home)
+    def __init__(self, spec: ClientSpec, ready: ReadyPipe, link: Link | None) -> None:
+        self.spec = spec
+        self.ready = ready
+        self.link = link
+        self.home = StateHome(spec.home)
+        self.stopping = trio.Event()
+        self.runs = _runs(spec)
+        self._conn: Connection
 
     async def run(self) -> None:
-        """Until the mount is gone. Raises the typed error of a start that failed; nothing stays
-        mounted."""
+        """Until the mount is gone. Raises the typed error of a start that failed."""
+        self._conn = conn = await self._connect()
+        conn.on_event = self._early_event
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(conn.run)
+            await self._serve(conn)
+            nursery.cancel_scope.cancel()
+
+    async def _connect(self) -> Connection:
+        """A connection; a successor waits for a server that is being started again."""
+        spec = self.spec
         hello = m.Hello(
             role="fuse",
             pid=os.getpid(),
             version=cachefs.__version__,
-            mountpoint=self._spec.mountpoint,
+            mountpoint=spec.mountpoint,
+            supervisor=self.link.supervisor if self.link is not None else 0,
         )
-        conn = await Connection.connect(
-            self._spec.socket, hello, reconnect=self._reconnect, waits=self._workers
-        )
-        conn.on_event = self._early_event
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(conn.run)
-            await self._mount(conn)
-            nursery.cancel_scope.cancel()
+        deadline = trio.current_time() + (SERVER_WAIT_S if spec.successor else 0.0)
+        while True:
+            try:
+                return await Connection.connect(
+                    spec.socket, hello, reconnect=self._reconnect, waits=self.runs
+                )
+            except CacheFSError:
+                if trio.current_time() >= deadline:
+                    raise
+            with contextlib.suppress(CacheFSError):
+                (await self._reconnect()).close()
+            await trio.sleep(_PAUSE_S)
 
-    async def _mount(self, conn: Connection) -> None:
-        spec = self._spec
+    async def _serve(self, conn: Connection) -> None:
+        spec = self.spec
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
-        vfs = Vfs(conn, attached, _defaults(spec), waits=self._workers)
+        vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs)
         conn.on_reconnected = vfs.on_reconnected
         conn.on_event = lambda event: self._event(vfs, event)
         try:
-            await self._serve(vfs, attached.warning)
+            if self.link is not None:
+                from cachefs.fuse import kernel_mount
+
+                await kernel_mount.serve(self, conn, vfs, attached.warning)
+            else:
+                from cachefs.fuse import pyfuse3_mount
+
+                await pyfuse3_mount.serve(self, conn, vfs, attached.warning)
         finally:
             vfs.close()
 
-    async def _serve(self, vfs: Vfs, warning: str) -> None:
-        """Mounts, says so, serves, unmounts."""
-        from cachefs.fuse.pyfuse3_transport import Session  # needs libfuse
-
-        spec = self._spec
-        with _libfuse_says() as said:
-            try:
-                options = mounting.mount_options(spec)
-                session = Session(vfs, self._workers, spec.mountpoint, options)
-            except RuntimeError as err:
-                raise cannot_mount(spec.mountpoint, said()) from err
-        device = mounting.device_at(spec.mountpoint)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_on_signals)
-                nursery.start_soon(vfs.report_uses)
-                nursery.start_soon(vfs.read_names_ahead)
-                nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
-                nursery.start_soon(self._announce, session.operations.ready, device, warning)
-                await session.serve()
-                log.info("the mount is gone")
-                nursery.cancel_scope.cancel()
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(mounting.unmount, spec.mountpoint, device)
-            session.close()
-            self._home.remove_mount(spec.mountpoint, os.getpid())
-
-    async def _announce(self, answering: trio.Event, device: str, warning: str) -> None:
-        with trio.move_on_after(INIT_DEADLINE_S):
-            await answering.wait()
-        if not answering.is_set():
-            raise CannotMount("the kernel did not start the session", path=self._spec.mountpoint)
-        mounting.raise_read_ahead(device)
-        mounting.raise_background(device)
-        self._home.write_mount(MountRecord.of(self._spec, os.getpid()))
-        log.info("%s is ready at %s", self._spec.source.url, self._spec.mountpoint)
-        self._ready.say(Started(os.getpid(), warning=warning))
+    def start_tasks(self, nursery: trio.Nursery, vfs: Vfs, device: str) -> None:
+        """What runs beside every session; `nursery` ends with it."""
+        nursery.start_soon(self._end_on_signals)
+        nursery.start_soon(vfs.report_uses)
+        nursery.start_soon(vfs.read_names_ahead)
+        nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
 
     # ---- what ends it ----
 
@@ -128,23 +123,31 @@ class Client:
         with trio.open_signal_receiver(*_SIGNALS) as signals:
             async for number in signals:
                 log.info("stopping: %s", signal.Signals(number).name)
-                self._stopping.set()
+                self.stopping.set()
 
     async def _unmount_when_told(self, device: str, scope: trio.CancelScope) -> None:
         """The session ends by itself when the mount is gone; who keeps files open is cut off."""
-        await self._stopping.wait()
-        if await trio.to_thread.run_sync(mounting.unmount, self._spec.mountpoint, device):
+        await self.stopping.wait()
+        if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)
+        self.leave()
         scope.cancel()
+
+    def leave(self) -> None:
+        """The mount is gone: nobody need wait for a successor."""
+        self._conn.post(m.Leaving())
+        self.home.remove_mount(self.spec.mountpoint, os.getpid())
+        if self.link is not None:
+            self.link.say(wire.Ending())
 
     def _early_event(self, event: m.Message) -> None:
         if isinstance(event, m.Detach):
-            self._stopping.set()
+            self.stopping.set()
 
     def _event(self, vfs: Vfs, event: m.Message) -> None:
         if isinstance(event, m.Detach):
             log.info("stopping: the server says %s", event.reason or "so")
-            self._stopping.set()
+            self.stopping.set()
         else:
             vfs.on_event(event)
 
@@ -152,14 +155,22 @@ class Client:
 
     async def _reconnect(self) -> socket.socket:
         """Another connection; an embedded server that died is started again."""
-        if self._stopping.is_set() or self._spec.server is None:
-            return connect_socket(self._spec.socket)
+        if self.stopping.is_set() or self.spec.server is None:
+            return connect_socket(self.spec.socket)
         from cachefs.launcher.processes import ensure_server
 
         server = await trio.to_thread.run_sync(
-            ensure_server, self._spec.server, abandon_on_cancel=True
+            ensure_server, self.spec.server, abandon_on_cancel=True
         )
         return connect_socket(server.socket)
+
+
+def _runs(spec: ClientSpec) -> Runs:
+    if spec.transport == "kernel":
+        return Runs()
+    from cachefs.fuse.workers import Workers
+
+    return Workers()
 
 
 def _defaults(spec: ClientSpec) -> Defaults:
@@ -171,47 +182,20 @@ def _defaults(spec: ClientSpec) -> Defaults:
     )
 
 
-@contextlib.contextmanager
-def _libfuse_says() -> Iterator[Callable[[], str]]:
-    """Catches what libfuse writes to standard error; gives it to the caller, and to the log."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-
-        def said() -> str:
-            caught.seek(0)
-            return caught.read().decode(errors="replace").strip()
-
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield said
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            if text := said():
-                log.info("libfuse: %s", text)
-
-
-def cannot_mount(mountpoint: str, said: str) -> CannotMount:
-    """Why libfuse could not mount, with what to do."""
-    if not os.path.exists("/dev/fuse"):
-        return CannotMount(
-            "there is no /dev/fuse", remedy="load the kernel module: modprobe fuse", path=mountpoint
-        )
-    line = said.splitlines()[-1] if said else "libfuse gives no reason"
-    remedy = "see the client's log"
-    if "allow_other" in said:
-        remedy = "add user_allow_other to /etc/fuse.conf, or mount without --allow-other"
-    elif "fusermount" in said and "not found" in said:
-        remedy = "install the package fuse3"
-    return CannotMount(line.removeprefix("fuse: "), remedy=remedy, path=mountpoint)
-
-
 def raise_descriptor_limit() -> None:
     """Every open file of the mount is a descriptor here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def write_stacks_on_signal(spec: ClientSpec) -> None:
+    """The supervisor asks a client that hangs for its stacks; they go to its log."""
+    if spec.log_to_stderr or not spec.log_file:
+        return faulthandler.register(signal.SIGUSR2, all_threads=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    faulthandler.register(signal.SIGUSR2, os.open(spec.log_file, flags, 0o600), all_threads=True)
 
 
 def _only_error(group: BaseException) -> BaseException:
@@ -226,16 +210,20 @@ def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ClientSpec)
     ready = ReadyPipe()
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
+    write_stacks_on_signal(spec)
     raise_descriptor_limit()
+    link = Link(spec) if spec.control_fd >= 0 else None
     try:
-        if spec.transport not in ("auto", "pyfuse3"):
-            raise Unsupported(f"unknown transport {spec.transport!r}", remedy="use pyfuse3")
-        trio.run(Client(spec, ready).run, restrict_keyboard_interrupt_to_checkpoints=True)
+        if spec.transport not in ("kernel", "pyfuse3"):
+            raise Unsupported(f"unknown transport {spec.transport!r}", remedy="use auto")
+        trio.run(Client(spec, ready, link).run, restrict_keyboard_interrupt_to_checkpoints=True)
     except* CacheFSError as group:
         error = _only_error(group)
         assert isinstance(error, CacheFSError)
         log.error("%s", error.one_line())
         ready.say(Started(os.getpid(), failure=m.failure_of(error)))
+        if link is not None:
+            link.say(wire.Failed(m.failure_of(error)))
         return_code = 1
     else:
         return_code = 0

@@ -34,10 +34,14 @@ _CLOEXEC: Final = 1  # of fsopen and of fsmount
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 
 
+def source_name(spec: ClientSpec) -> str:
+    """The source as the mount table shows it."""
+    return "".join(c if 32 < ord(c) < 127 else f"%{ord(c):02X}" for c in spec.source.url)
+
+
 def mount_options(spec: ClientSpec) -> list[str]:
-    """Options for libfuse, in its syntax (a comma in a value is escaped)."""
-    name = "".join(c if 32 < ord(c) < 127 else f"%{ord(c):02X}" for c in spec.source.url)
-    name = name.replace("\\", "\\\\").replace(",", "\\,")
+    """Options for libfuse and fusermount3, in their syntax (a comma in a value is escaped)."""
+    name = source_name(spec).replace("\\", "\\\\").replace(",", "\\,")
     options = [f"fsname={name}", f"subtype={SUBTYPE}", "nosuid", "nodev"]
     if spec.read_only:
         options.append("ro")

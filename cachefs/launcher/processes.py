@@ -34,13 +34,14 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.messages import error_of
-from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import state
 from cachefs.launcher.state import Pointer, StateHome, read_pointer
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
 CLIENT_MODULE: Final = "cachefs.fuse.client"
+SUPERVISOR_MODULE: Final = "cachefs.fuse.supervisor"
 DEFAULT_CACHE_BYTES: Final = 20 << 30
 DEFAULT_CACHE_SHARE: Final = 0.8  # of what is free plus what the cache already holds
 LAUNCH_LOCK_WAIT_S: Final = 120.0  # another mount may be starting the server under it
@@ -102,17 +103,21 @@ _OTHER_CACHE: Final = (
 
 
 def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] = ()) -> Started:
-    """Start the FUSE client and wait until its file system answers.
+    """Start the FUSE client, with the transport `kernel` under a supervisor, and wait until the
+    file system answers.
 
     In the foreground it logs to our standard error, and `wait_child` says how it ended. Raises the
     typed error of a start that failed; the process has ended then.
     """
-    document = msgspec.msgpack.encode(msgspec.structs.replace(spec, log_to_stderr=foreground))
+    spec = msgspec.structs.replace(spec, log_to_stderr=foreground)
+    supervised = spec.transport == "kernel"
+    module = SUPERVISOR_MODULE if supervised else CLIENT_MODULE
+    document = msgspec.msgpack.encode(SupervisorSpec(spec) if supervised else spec)
     name = f"client-{state.mount_id(spec.mountpoint)}.err"
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
     # A source that is new to a running server is checked at the origin first.
     wait_s = CLIENT_START_S + (spec.server.origin_deadline_s if spec.server is not None else 0.0)
-    return _start(command or module_command(CLIENT_MODULE), document, log, wait_s, reap=False)
+    return _start(command or module_command(module), document, log, wait_s, reap=False)
 
 
 def client_log(spec: ServerSpec, mountpoint: str) -> str:
@@ -389,6 +394,25 @@ class Watch:
         if self._fd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, number)
+
+
+def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
+    """Start the next supervisor of a mount that the caller serves; its pid. It inherits `fds`, and
+    its standard error is ours."""
+    process = subprocess.Popen(
+        module_command(SUPERVISOR_MODULE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        umask=0o077,
+        pass_fds=fds,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(msgspec.msgpack.encode(spec))
+    threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+    return process.pid
 
 
 def wait_child(pid: int) -> int:

@@ -56,13 +56,14 @@ class MountRecord(msgspec.Struct, frozen=True):
     socket: str
     sync_interval_s: float = 60.0
     read_only: bool = True
+    supervisor: int = 0  # its pid; 0: there is none
     uid: int = -1  # shown where the origin has none; of() puts in who mounts
     gid: int = -1
     file_mode: int = 0o644
     dir_mode: int = 0o755
 
     @classmethod
-    def of(cls, spec: ClientSpec, pid: int) -> MountRecord:
+    def of(cls, spec: ClientSpec, pid: int, supervisor: int = 0) -> MountRecord:
         """The record of a client started with `spec`, made by that client."""
         return cls(
             mountpoint=spec.mountpoint,
@@ -71,6 +72,7 @@ class MountRecord(msgspec.Struct, frozen=True):
             socket=spec.socket,
             sync_interval_s=spec.sync_interval_s,
             read_only=spec.read_only,
+            supervisor=supervisor,
             uid=spec.uid if spec.uid >= 0 else os.geteuid(),
             gid=spec.gid if spec.gid >= 0 else os.getegid(),
             file_mode=spec.file_mode,
@@ -134,6 +136,11 @@ class StateHome:
         private_dir(self.path)
         mounts = private_dir(self.path / "mounts")
         _write(mounts, _record_name(record.mountpoint), msgspec.to_builtins(record))
+
+    def control_socket(self, mountpoint: str) -> Path:
+        """Where the supervisor of a mount point listens; the directory is made when missing."""
+        private_dir(self.path)
+        return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
 
     def find_mount(self, mountpoint: str) -> MountRecord | None:
         """The record of a mount point (absolute, no trailing '/'), or None."""

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 FIRST_MOUNT_GRACE_S = 30.0
 LAST_MOUNT_GRACE_S = 0.3
+SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client broke off
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
 
@@ -112,7 +113,7 @@ class NodeServer:
     def forget(self, session: Session) -> None:
         self._sessions.discard(session)
         if session.role == "fuse" and not self._mounts():
-            self._arm(LAST_MOUNT_GRACE_S)
+            self._arm(SUCCESSOR_GRACE_S if session.is_followed else LAST_MOUNT_GRACE_S)
 
     async def attach(self, body: m.Attach) -> m.Attached:
         return await self._sources.attach(body)
@@ -123,7 +124,7 @@ class NodeServer:
 
     def status(self) -> dict[str, Any]:
         mounts = self._mounts()
-        clients = [{"role": "client", "pid": session.pid} for session in mounts]
+        clients = [process for session in mounts for process in _processes(session)]
         return {
             "version": cachefs.__version__,
             "protocol": m.PROTOCOL,
@@ -186,9 +187,21 @@ def _peer_uid(sock: socket.socket) -> int:
     return uid
 
 
+def _processes(session: Session) -> list[dict[str, Any]]:
+    supervisor = session.facts.supervisor if session.facts is not None else 0
+    found = [{"role": "supervisor", "pid": supervisor}] if supervisor else []
+    return [*found, {"role": "client", "pid": session.pid}]
+
+
 def _mount_status(session: Session) -> dict[str, Any]:
-    return {
+    status = {
         "mountpoint": session.mountpoint,
         "pid": session.pid,
         "sources": sorted(session.sources.values()),
     }
+    facts = session.facts
+    if facts is not None:
+        status["transport"] = facts.transport
+        status["passthrough"] = "yes" if facts.passthrough else f"no: {facts.why_not}"
+        status["counters"] = facts.counters
+    return status

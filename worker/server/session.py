@@ -41,6 +41,8 @@ class Session:
         self.role = ""
         self.pid = 0
         self.mountpoint = ""
+        self.facts: m.MountFacts | None = None
+        self.is_followed = False  # by another session of the same mount, when this one breaks off
         self.sources: dict[NamespaceId, str] = {}
         self._handles: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -142,6 +144,12 @@ class Session:
     def _used(self, id: int, body: m.Used) -> None:
         self.server.worker.used(body.names, body.hit_bytes)
 
+    def _leaving(self, id: int, body: m.Leaving) -> None:
+        self.is_followed = False
+
+    def _take_facts(self, id: int, body: m.MountFacts) -> None:
+        self.facts = body
+
     def _cancel(self, id: int, body: m.Cancel) -> None:
         task = self._tasks.get(body.id)
         if task is not None:
@@ -191,6 +199,7 @@ class Session:
                 remedy="install the same version of cachefs on both sides and mount again",
             )
         self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
+        self.is_followed = body.supervisor > 0
         try:
             self.server.joined(self)
         except CacheFSError:
@@ -271,6 +280,8 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Release: Session._release,  # type: ignore[dict-item]
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
+    m.Leaving: Session._leaving,  # type: ignore[dict-item]
+    m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
 }
 _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Hello: Session._hello,  # type: ignore[dict-item]

@@ -1,0 +1,101 @@
+"""Serving a mount by our own session, under a supervisor, which mounts and keeps it alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from cachefs.core import messages as m
+from cachefs.fuse import mounting
+from cachefs.fuse.kernel.session import KernelSession
+from cachefs.fuse.supervisor import wire as w
+from cachefs.fuse.vfs import Vfs
+from cachefs.launcher.state import MountRecord
+
+if TYPE_CHECKING:
+    from cachefs.client.connection import Connection
+    from cachefs.fuse.client import Client
+
+log = logging.getLogger("cachefs.client")
+
+REPORT_S: Final = 1.0
+
+
+async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> None:
+    """Is told to serve, serves, and unmounts when it is asked to. A failure leaves the mount for a
+    successor."""
+    assert client.link is not None
+    served = Served(client, conn, vfs)
+    client.link.say(w.Ready(warning))
+    await client.link.take()
+    await served.run()
+
+
+class Served:
+    """One mount, for as long as this process serves it."""
+
+    def __init__(self, client: Client, conn: Connection, vfs: Vfs) -> None:
+        assert client.link is not None
+        self._client = client
+        self._link = client.link
+        self._conn = conn
+        self._vfs = vfs
+        self._session: KernelSession
+        self._told: m.MountFacts | None = None
+        self._told_in = 0  # which epoch of the connection
+        self._is_retired = False
+
+    async def run(self) -> None:
+        """Until the mount is gone, or a successor is there."""
+        link, client = self._link, self._client
+        self._session = KernelSession(
+            self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
+        )
+        device = mounting.device_at(client.spec.mountpoint)
+        link.on_retire, link.on_supervisor = self._retire, self._write_record
+        self._write_record()
+        async with trio.open_nursery() as nursery:
+            client.start_tasks(nursery, self._vfs, device)
+            nursery.start_soon(link.run)
+            nursery.start_soon(self._report)
+            self._tell_facts()
+            link.say(w.Serving())
+            log.info("%s is ready at %s", client.spec.source.url, client.spec.mountpoint)
+            await self._session.serve(link.takeover)
+            self._end()
+            nursery.cancel_scope.cancel()
+
+    def _end(self) -> None:
+        """The session ended by itself."""
+        if self._is_retired:
+            log.info("a successor serves the mount now")
+            return self._link.say(w.Retired())
+        log.info("the mount is gone")
+        self._client.leave()
+
+    def _retire(self) -> None:
+        self._is_retired = True
+        self._session.retire()
+
+    def _write_record(self) -> None:
+        """Who serves and who supervises."""
+        record = MountRecord.of(self._client.spec, os.getpid(), self._link.supervisor)
+        self._client.home.write_mount(record)
+
+    async def _report(self) -> None:
+        """Tells the server what `status` shows, when it has changed."""
+        while True:
+            await trio.sleep(REPORT_S)
+            self._tell_facts()
+
+    def _tell_facts(self) -> None:
+        session = self._session
+        facts = m.MountFacts(
+            "kernel", session.passthrough, session.why_not, self._link.supervisor, session.facts()
+        )
+        if facts != self._told or self._conn.epoch != self._told_in:
+            self._told, self._told_in = facts, self._conn.epoch
+            self._conn.post(facts)

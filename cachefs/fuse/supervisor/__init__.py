@@ -1,0 +1,1 @@
+"""The process that holds a mount and starts who serves it."""

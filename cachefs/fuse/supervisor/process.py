@@ -1,0 +1,75 @@
+"""A client's process as its supervisor sees it: pid, pidfd, control socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.core.specs import ClientSpec
+
+CLIENT_MODULE: Final = "cachefs.fuse.client"
+_REAP_S: Final = 0.5
+
+
+class Process:
+    """One client. `child` is None for one that another process started."""
+
+    def __init__(
+        self, pid: int, control: socket.socket, child: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self.pid = pid
+        self.control = control
+        self.said_ending = False
+        self._child = child
+        self.pidfd = os.pidfd_open(pid)
+
+    @classmethod
+    def start(cls, spec: ClientSpec, python: str, *, successor: bool) -> Process:
+        """Starts a client of an interpreter (and so of a version). Its standard error is ours."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            spec = msgspec.structs.replace(spec, control_fd=theirs.fileno(), successor=successor)
+            child = subprocess.Popen(
+                [python, "-I", "-m", CLIENT_MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(msgspec.msgpack.encode(spec))
+        return cls(child.pid, ours, child)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal; one that has ended is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def is_dead(self) -> bool:
+        """Has its main thread ended? Another thread may be held by the kernel, in a notification
+        that waits for a request which only a successor answers: such a process is never gone."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return True
+        return stat.rpartition(")")[2].split()[0] in ("Z", "X")
+
+    def ended_well(self) -> bool:
+        """Did it end because there is nothing left to serve?"""
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(_REAP_S) == 0
+        return self.said_ending
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.pidfd)

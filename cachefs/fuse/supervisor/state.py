@@ -1,0 +1,427 @@
+"""What the supervisor does when: `handle(event, now) -> actions`. Pure.
+
+Clients are known by pid. At most one of them may read the device: the one that was told to serve
+last, and the next is told only when that one has ended, or has said that it reads no more. A client
+that ends or hangs is followed by another, at once the first time and after growing pauses then;
+after `MAX_DEATHS` in a row the mount is given up, so that callers get an error and never a hang.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.messages import Failure
+from cachefs.fuse.supervisor.wire import BEAT_S
+
+START_LIMIT_S: Final = 90.0  # from its start to Ready: it may have to start a server
+SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving
+DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
+MAX_DEATHS: Final = 5  # in a row: none of them served for `GOOD_S`
+GOOD_S: Final = 10.0
+PAUSE_FIRST_S: Final = 0.1
+PAUSE_MAX_S: Final = 2.0
+
+
+class Phase(enum.Enum):
+    STARTING = enum.auto()  # connects to the server
+    READY = enum.auto()  # waits to be told to serve
+    TOLD = enum.auto()  # was told
+    SERVING = enum.auto()
+    RETIRING = enum.auto()  # told to stop reading
+    RETIRED = enum.auto()  # reads no more
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Begin(NamedTuple):
+    """A new mount."""
+
+
+class Started(NamedTuple):
+    """A client's process was started."""
+
+    pid: int
+
+
+class NotStarted(NamedTuple):
+    """The process could not be started."""
+
+    cause: str
+
+
+class Ready(NamedTuple):
+    pid: int
+    warning: str = ""
+
+
+class Failed(NamedTuple):
+    """A client says that it never will serve."""
+
+    pid: int
+    failure: Failure
+
+
+class Mounted(NamedTuple):
+    """`failure`: why it cannot be."""
+
+    failure: Failure | None = None
+
+
+class Serving(NamedTuple):
+    pid: int
+
+
+class Beat(NamedTuple):
+    pid: int
+
+
+class Retired(NamedTuple):
+    pid: int
+
+
+class Ended(NamedTuple):
+    """`clean`: it ended by itself, with exit status 0."""
+
+    pid: int
+    clean: bool
+
+
+class StopAsked(NamedTuple):
+    """By a signal."""
+
+
+class UpgradeAsked(NamedTuple):
+    """By the command line; what to start is the shell's to know."""
+
+
+class Tick(NamedTuple):
+    """Time passed."""
+
+
+"""
+"""
+
+
+# ---- actions -------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """Start a client; `upgrade`: of the version that was asked for."""
+
+    upgrade: bool = False
+
+
+class Mount(NamedTuple):
+    """Mount, answer INIT, make the table."""
+
+
+class Serve(NamedTuple):
+    pid: int
+    takeover: bool
+
+
+class Retire(NamedTuple):
+    pid: int
+
+
+class DumpStacks(NamedTuple):
+    pid: int
+
+
+class Kill(NamedTuple):
+    pid: int
+
+
+class Terminate(NamedTuple):
+    """Ask it to unmount and end."""
+
+    pid: int
+
+
+class SayStarted(NamedTuple):
+    pid: int
+    warning: str
+
+
+class SayFailed(NamedTuple):
+    failure: Failure
+
+
+class SayUpgraded(NamedTuple):
+    pid: int
+    failure: Failure | None
+
+
+class GiveUp(NamedTuple):
+    """Take the mount away and close every descriptor."""
+
+    cause: str
+
+
+class Finish(NamedTuple):
+    code: int
+
+
+class Leave(NamedTuple):
+    """End without touching the client, which starts another supervisor."""
+
+    pid: int
+
+
+Event = (
+    Begin | Started | NotStarted | Ready | Failed | Mounted | Serving | Beat | Retired | Ended
+    | StopAsked | UpgradeAsked | Tick
+)  # fmt: skip
+Action = (
+    Start | Mount | Serve | Retire | DumpStacks | Kill | Terminate | SayStarted | SayFailed
+    | SayUpgraded | GiveUp | Finish | Leave
+)  # fmt: skip
+
+
+class Client:
+    """A client's process. `since`: when it entered its phase."""
+
+    __slots__ = ("beat_at", "dumped_at", "is_upgrade", "killed", "phase", "pid", "since", "warning")
+
+    def __init__(self, pid: int, now: float, *, is_upgrade: bool = False) -> None:
+        self.pid = pid
+        self.is_upgrade = is_upgrade
+        self.phase = Phase.STARTING
+        self.since = self.beat_at = now
+        self.dumped_at: float | None = None
+        self.killed = False
+        self.warning = ""
+
+    def enter(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.since = self.beat_at = now
+
+    @property
+    def reads(self) -> bool:
+        """May it read the device?"""
+        return self.phase in (Phase.TOLD, Phase.SERVING, Phase.RETIRING)
+
+
+class Supervision:
+    """See the module. `heartbeat_timeout_s`: a client that serves and does not beat for so long
+    hangs. `can_take_over` is False where the kernel sends nothing again: the first death is then
+    the end."""
+
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self.can_take_over = True
+        self._timeout_s = heartbeat_timeout_s
+        self._clients: dict[int, Client] = {}
+        self._mounted = False
+        self._announced = False
+        self._stopping = False
+        self._deaths = 0
+        self._start_at: float | None = None
+        self._starting_upgrade = False
+        self.finished = False
+
+    @classmethod
+    def of_running(cls, heartbeat_timeout_s: float, pid: int, now: float) -> Supervision:
+        """As a supervisor that was started by the client `pid`, which serves."""
+        self = cls(heartbeat_timeout_s)
+        self._mounted = self._announced = True
+        client = self._clients[pid] = Client(pid, now)
+        client.enter(Phase.SERVING, now)
+        return self
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about an event; nothing once it has finished."""
+        if self.finished:
+            return []
+        actions = self._handle(event, now)
+        self.finished = any(isinstance(a, Finish | Leave) for a in actions)
+        return actions
+
+    def next_look_s(self, now: float) -> float:
+        """Until the next Tick is worth something."""
+        if self._start_at is not None:
+            return max(0.0, min(self._start_at - now, BEAT_S))
+        return BEAT_S
+
+    def clients(self) -> list[int]:
+        return list(self._clients)
+
+    # ---- events ----
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Begin():
+                return [Start()]
+            case Started(pid):
+                self._clients[pid] = Client(pid, now, is_upgrade=self._starting_upgrade)
+                self._starting_upgrade = False
+                return []
+            case NotStarted(cause):
+                return self._on_not_started(cause, now)
+            case Mounted(failure):
+                return self._on_mounted(failure, now)
+            case StopAsked():
+                return self._on_stop()
+            case UpgradeAsked():
+                return self._on_upgrade()
+            case Tick():
+                return self._on_tick(now)
+        client = self._clients.get(event.pid)
+        return [] if client is None else self._of_client(event, client, now)
+
+    def _of_client(self, event: Event, client: Client, now: float) -> list[Action]:
+        match event:
+            case Ready(_, warning):
+                return self._on_ready(client, warning, now)
+            case Failed(_, failure):
+                return self._on_failed(client, failure)
+            case Serving():
+                return self._on_serving(client, now)
+            case Beat():
+                client.beat_at = now
+                client.dumped_at = None
+                if client.phase is Phase.SERVING and now - client.since >= GOOD_S:
+                    self._deaths = 0
+            case Retired():
+                client.enter(Phase.RETIRED, now)
+                return self._serve_next(now)
+            case Ended(_, clean):
+                return self._on_ended(client, clean, now)
+        return []
+
+    def _on_not_started(self, cause: str, now: float) -> list[Action]:
+        if self._starting_upgrade:
+            self._starting_upgrade = False
+            return [SayUpgraded(0, _failure(cause))]
+        if not self._announced:
+            return [SayFailed(_failure(cause)), *self._kill_all(), Finish(1)]
+        return self._on_death(now)
+
+    def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
+        client.warning = warning
+        client.enter(Phase.READY, now)
+        if not self._mounted:
+            return [Mount()]
+        reader = self._reader()
+        if reader is None:
+            return self._serve_next(now)
+        reader.enter(Phase.RETIRING, now)
+        return [Retire(reader.pid)]
+
+    def _on_mounted(self, failure: Failure | None, now: float) -> list[Action]:
+        if failure is not None:
+            return [SayFailed(failure), *self._kill_all(), Finish(1)]
+        self._mounted = True
+        return self._serve_next(now)
+
+    def _on_serving(self, client: Client, now: float) -> list[Action]:
+        client.enter(Phase.SERVING, now)
+        if client.is_upgrade:
+            return [SayUpgraded(client.pid, None), Leave(client.pid)]
+        if self._announced:
+            return []
+        self._announced = True
+        return [SayStarted(client.pid, client.warning)]
+
+    def _on_failed(self, client: Client, failure: Failure) -> list[Action]:
+        if client.is_upgrade:
+            return [SayUpgraded(0, failure)]
+        if self._announced:
+            return []  # its end counts
+        return [SayFailed(failure), *self._kill_all(), Finish(1)]
+
+    def _on_ended(self, client: Client, clean: bool, now: float) -> list[Action]:
+        del self._clients[client.pid]
+        if client.is_upgrade and not client.reads and self._reader() is not None:
+            return [SayUpgraded(0, _failure("the new client ended before it could serve"))]
+        if self._stopping or (clean and client.phase is Phase.SERVING):
+            return [GiveUp("stopped"), *self._kill_all(), Finish(0)]
+        if client.phase in (Phase.RETIRING, Phase.RETIRED):
+            return self._serve_next(now)
+        if not self._announced:
+            cause = "the file system's process ended before it answered"
+            return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
+        return self._on_death(now)
+
+    def _on_death(self, now: float) -> list[Action]:
+        self._deaths += 1
+        if not self.can_take_over:
+            return self._give_up("the kernel cannot send requests to a successor")
+        if self._deaths > MAX_DEATHS:
+            return self._give_up(f"{self._deaths} clients died one after the other")
+        if any(c.phase is Phase.READY for c in self._clients.values()):
+            return self._serve_next(now)
+        pause_s = 0.0 if self._deaths == 1 else PAUSE_FIRST_S * 2 ** (self._deaths - 2)
+        self._start_at = now + min(pause_s, PAUSE_MAX_S)
+        return self._on_tick(now)
+
+    def _on_stop(self) -> list[Action]:
+        if self._stopping or not self._clients:
+            return [*self._kill_all(), GiveUp("stopped"), Finish(0)]
+        self._stopping = True
+        return [Terminate(pid) for pid in self._clients]
+
+    def _on_upgrade(self) -> list[Action]:
+        reader = self._reader()
+        if reader is None or reader.phase is not Phase.SERVING or len(self._clients) > 1:
+            return [SayUpgraded(0, _failure("the mount is just being taken over; try again"))]
+        if not self.can_take_over:
+            return [SayUpgraded(0, _failure("the kernel cannot send requests to a successor"))]
+        self._starting_upgrade = True
+        return [Start(upgrade=True)]
+
+    def _on_tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self._start_at is not None and now >= self._start_at:
+            self._start_at = None
+            actions.append(Start())
+        for client in self._clients.values():
+            actions += self._look_at(client, now)
+        return actions
+
+    def _look_at(self, client: Client, now: float) -> list[Action]:
+        """Kills what hangs; its stacks first, when it had come to serve."""
+        limits_s = {Phase.STARTING: START_LIMIT_S, Phase.TOLD: SERVE_LIMIT_S}
+        limit_s = limits_s.get(client.phase, self._timeout_s)
+        waits = client.phase in (Phase.READY, Phase.RETIRED)  # for us
+        if client.killed or (waits and not self._stopping) or now - client.beat_at < limit_s:
+            return []
+        if client.dumped_at is None:
+            client.dumped_at = now
+            return [DumpStacks(client.pid)]
+        if now - client.dumped_at < DUMP_GRACE_S:
+            return []
+        client.killed = True
+        return [Kill(client.pid)]
+
+    # ---- inside ----
+
+    def _reader(self) -> Client | None:
+        return next((client for client in self._clients.values() if client.reads), None)
+
+    def _serve_next(self, now: float) -> list[Action]:
+        """Tells the client that is ready, once nobody else reads."""
+        if self._reader() is not None:
+            return []
+        ready = (c for c in self._clients.values() if c.phase is Phase.READY)
+        client = next(ready, None)
+        if client is None:
+            starting = any(c.phase is Phase.STARTING for c in self._clients.values())
+            if not starting and self._start_at is None:
+                self._start_at = now
+                return self._on_tick(now)
+            return []
+        client.enter(Phase.TOLD, now)
+        return [Serve(client.pid, takeover=self._announced)]
+
+    def _give_up(self, cause: str) -> list[Action]:
+        return [*self._kill_all(), GiveUp(cause), Finish(1)]
+
+    def _kill_all(self) -> list[Action]:
+        return [Kill(pid) for pid in self._clients]
+
+
+def _failure(cause: str) -> Failure:
+    return Failure(CacheFSError.code, cause)

@@ -1,0 +1,285 @@
+"""The supervisor's shell: a poll loop around `state.Supervision`.
+
+Owns /dev/fuse, what INIT agreed on, the takeover table and the control sockets of its clients. No
+request of the kernel is served here, so nothing that a request needs can end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.core.messages import Failure, failure_of
+from cachefs.core.specs import Adopted, ClientSpec, Started, SupervisorSpec
+from cachefs.fuse import mounting
+from cachefs.fuse.kernel.mount import answer_init, mount
+from cachefs.fuse.kernel.negotiation import Negotiated
+from cachefs.fuse.kernel.table import TakeoverTable
+from cachefs.fuse.supervisor import state as s
+from cachefs.fuse.supervisor import wire as w
+from cachefs.fuse.supervisor.process import Process
+from cachefs.fuse.supervisor.upgrades import Upgrades
+from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.state import StateHome
+
+log = logging.getLogger("cachefs.supervisor")
+
+LOOK_S: Final = 0.25  # for processes that have ended without being gone
+STACKS_SIGNAL: Final = signal.SIGUSR2
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Supervisor:
+    """See the module. `run` gives the exit status."""
+
+    def __init__(self, spec: SupervisorSpec, ready: ReadyPipe) -> None:
+        self._spec: ClientSpec = spec.client
+        self._ready = ready
+        self._fuse_fd = -1
+        self._table_fd = -1
+        self._negotiated: Negotiated | None = None
+        self._device = ""
+        self._processes: dict[int, Process] = {}
+        self._last_pid = 0
+        self._selector = selectors.DefaultSelector()
+        self._looked_at = 0.0
+        self._exit: int | None = None
+        self._upgrades = Upgrades(StateHome(spec.client.home), spec.client.mountpoint)
+        now = time.monotonic()
+        if spec.adopt is None:
+            self._state = s.Supervision(spec.client.heartbeat_timeout_s)
+        else:
+            timeout_s = spec.client.heartbeat_timeout_s
+            self._state = s.Supervision.of_running(timeout_s, spec.adopt.pid, now)
+            self._adopt(spec.adopt)
+
+    # ---- its life ----
+
+    def run(self) -> int:
+        """Until the mount is gone, given up, or left to the next supervisor."""
+        with self._signals(), self._upgrades.listening() as listener:
+            self._selector.register(listener, selectors.EVENT_READ, self._upgrade_asked)
+            if not self._processes:
+                self._on(s.Begin())
+            while self._exit is None:
+                self._step()
+        for process in self._processes.values():
+            process.close()
+        return self._exit
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for key, _ in self._selector.select(self._state.next_look_s(now)):
+            if self._exit is None:
+                key.data()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            for process in [p for p in self._processes.values() if p.is_dead()]:
+                self._ended(process)
+        self._on(s.Tick())
+
+    def _on(self, event: s.Event) -> None:
+        for action in self._state.handle(event, time.monotonic()):
+            self._do(action)
+
+    @contextlib.contextmanager
+    def _signals(self):  # type: ignore[no-untyped-def]
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)  # the byte below is what counts
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+
+        def asked() -> None:
+            ours.recv(64)
+            log.info("stopping: asked by a signal")
+            self._on(s.StopAsked())
+
+        self._selector.register(ours, selectors.EVENT_READ, asked)
+        with ours, theirs:
+            yield
+            signal.set_wakeup_fd(-1)
+
+    def _adopt(self, adopt: Adopted) -> None:
+        self._fuse_fd, self._table_fd = adopt.fuse_fd, adopt.table_fd
+        for fd in (self._fuse_fd, self._table_fd):
+            os.set_inheritable(fd, False)
+        self._negotiated = w.decode_negotiated(adopt.negotiated)
+        self._state.can_take_over = self._negotiated.resend
+        self._device = mounting.device_at(self._spec.mountpoint)
+        self._add(Process(adopt.pid, socket.socket(fileno=adopt.control_fd)))
+        log.info("watching the client %d, whose supervisor was lost", adopt.pid)
+        self._ready.say(Started(os.getpid()))
+
+    # ---- clients ----
+
+    def _add(self, process: Process) -> None:
+        self._processes[process.pid] = process
+        self._last_pid = process.pid
+
+        def watch(what: int | socket.socket, call: Callable[[], None]) -> None:
+            self._selector.register(what, selectors.EVENT_READ, call)
+
+        watch(process.control, lambda: self._heard(process))
+        watch(process.pidfd, lambda: self._ended(process))
+
+    def _heard(self, process: Process) -> None:
+        try:
+            note, fds = w.receive(process.control)
+        except (OSError, ProtocolError) as err:
+            log.warning("client %d: %s", process.pid, err)
+            note, fds = None, []
+        for fd in fds:
+            os.close(fd)
+        if note is None:  # it ends, or is broken: its end, or the heartbeat, tells
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(process.control)
+            return
+        pid = process.pid
+        if isinstance(note, w.Ending):
+            process.said_ending = True
+        elif isinstance(note, w.Ready):
+            self._on(s.Ready(pid, note.warning))
+        elif isinstance(note, w.Failed):
+            self._on(s.Failed(pid, note.failure))
+        elif isinstance(note, w.Serving):
+            self._on(s.Serving(pid))
+        elif isinstance(note, w.Retired):
+            self._on(s.Retired(pid))
+        elif isinstance(note, w.Beat):
+            self._on(s.Beat(pid))
+
+    def _ended(self, process: Process) -> None:
+        if self._processes.get(process.pid) is not process:
+            return
+        while self._said_something(process):  # before it ended
+            self._heard(process)
+        del self._processes[process.pid]
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(process.control)
+        self._selector.unregister(process.pidfd)
+        well = process.ended_well()
+        log.log(
+            logging.INFO if well else logging.WARNING,
+            "client %d has ended%s", process.pid, "" if well else " unexpectedly",
+        )  # fmt: skip
+        process.close()
+        self._on(s.Ended(process.pid, well))
+
+    def _said_something(self, process: Process) -> bool:
+        if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
+            return False
+        try:
+            return bool(process.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    # ---- actions ----
+
+    def _do(self, action: s.Action) -> None:
+        match action:
+            case s.Start(upgrade):
+                self._start(upgrade)
+            case s.Mount():
+                self._mount()
+            case s.Serve(pid, takeover):
+                self._tell_to_serve(pid, takeover)
+            case s.Retire(pid):
+                self._tell(pid, w.Retire())
+            case s.DumpStacks(pid):
+                log.warning("client %d does not answer; its stacks are in the client's log", pid)
+                self._signal(pid, STACKS_SIGNAL)
+            case s.Kill(pid):
+                log.warning("killing client %d", pid)
+                self._signal(pid, signal.SIGKILL)
+            case s.Terminate(pid):
+                self._signal(pid, signal.SIGTERM)
+            case s.SayStarted(_, warning):
+                self._ready.say(Started(os.getpid(), warning=warning))
+            case s.SayFailed(failure):
+                self._ready.say(Started(os.getpid(), failure=failure))
+            case s.SayUpgraded(pid, failure):
+                self._upgrades.answer(w.Upgraded(pid, failure))
+            case s.GiveUp(cause):
+                self._give_up(cause)
+            case s.Leave():
+                self._exit = 0
+            case s.Finish(code):
+                self._exit = code
+
+    def _start(self, upgrade: bool) -> None:
+        python = self._upgrades.python if upgrade else sys.executable
+        try:
+            process = Process.start(self._spec, python, successor=self._fuse_fd >= 0)
+        except OSError as err:
+            log.error("no client could be started: %s", err)
+            return self._on(s.NotStarted(f"{python}: {err.strerror}"))
+        self._add(process)
+        log.info("started client %d", process.pid)
+        self._on(s.Started(process.pid))
+
+    def _mount(self) -> None:
+        failure: Failure | None = None
+        try:
+            self._fuse_fd = mount(self._spec)
+            self._negotiated = answer_init(self._fuse_fd, self._spec)
+            self._table_fd = os.dup(TakeoverTable.create().fd)
+        except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
+            failure = failure_of(err if isinstance(err, CacheFSError) else CacheFSError(str(err)))
+        else:
+            self._device = mounting.device_at(self._spec.mountpoint)
+            mounting.raise_read_ahead(self._device)
+            mounting.raise_background(self._device)
+            self._state.can_take_over = self._negotiated.resend
+        if failure is not None and self._fuse_fd >= 0:
+            self._give_up(failure.cause)
+        self._on(s.Mounted(failure))
+
+    def _tell_to_serve(self, pid: int, takeover: bool) -> None:
+        assert self._negotiated is not None
+        self._tell(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
+
+    def _tell(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
+        process = self._processes.get(pid)
+        if process is not None:
+            try:
+                w.send(process.control, note, fds)
+            except OSError as err:  # it has ended, which is heard of as well
+                log.warning("client %d cannot be told: %s", pid, err)
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        process = self._processes.get(pid)
+        if process is not None:
+            process.signal(number)
+
+    def _give_up(self, cause: str) -> None:
+        """Takes the mount away, if it is still there; with our descriptors the connection ends."""
+        log.info("taking %s away: %s", self._spec.mountpoint, cause)
+        if self._device:
+            try:
+                mounting.unmount(self._spec.mountpoint, self._device)
+            except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
+                log.error("cannot unmount: %s", err)
+        StateHome(self._spec.home).remove_mount(self._spec.mountpoint, self._last_pid)
+        for fd in (self._fuse_fd, self._table_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fuse_fd = self._table_fd = -1
+
+    # ---- upgrades ----
+
+    def _upgrade_asked(self) -> None:
+        if self._upgrades.accept(foreground=self._spec.log_to_stderr):
+            self._on(s.UpgradeAsked())

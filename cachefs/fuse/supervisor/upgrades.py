@@ -1,0 +1,113 @@
+"""Where the command line asks a supervisor for an upgrade: a socket in the state home, one at a
+time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, ProtocolError, Unreachable
+from cachefs.core.messages import Failure, error_of
+from cachefs.fuse.supervisor import wire as w
+from cachefs.launcher.state import StateHome
+
+log = logging.getLogger(__name__)
+
+READ_S: Final = 2.0  # for the question
+WAIT_S: Final = 150.0  # for the answer: the new client may have to start a server
+_BACKLOG: Final = 4
+
+
+class Upgrades:
+    """The socket, and who waits for an answer. `python` is the interpreter that was asked for."""
+
+    def __init__(self, home: StateHome, mountpoint: str) -> None:
+        self.python = ""
+        self._path = home.control_socket(mountpoint)
+        self._listener: socket.socket | None = None
+        self._waiting: socket.socket | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[socket.socket]:
+        """The listening socket; its name is removed at the end, unless it is a successor's."""
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path.name, dir_fd=directory)
+            listener.bind(f"/proc/self/fd/{directory}/{self._path.name}")
+            listener.listen(_BACKLOG)
+            ino = os.stat(self._path.name, dir_fd=directory).st_ino
+            self._listener = listener
+            yield listener
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(self._path.name, dir_fd=directory).st_ino == ino:
+                    os.unlink(self._path.name, dir_fd=directory)
+        finally:
+            listener.close()
+            os.close(directory)
+
+    def accept(self, *, foreground: bool) -> bool:
+        """Takes a question. True when it is one that should be acted on; `answer` ends it."""
+        assert self._listener is not None
+        sock, _ = self._listener.accept()
+        sock.settimeout(READ_S)
+        try:
+            note, fds = w.receive(sock)
+            for fd in fds:
+                os.close(fd)
+        except (OSError, ProtocolError) as err:
+            log.warning("a question that cannot be read: %s", err)
+            note = None
+        if not isinstance(note, w.Upgrade) or self._waiting is not None or foreground:
+            cause = "it runs in the foreground" if foreground else "another upgrade is under way"
+            _reply(sock, w.Upgraded(0, Failure(CacheFSError.code, cause)))
+            return False
+        self._waiting, self.python = sock, note.python
+        return True
+
+    def answer(self, note: w.Upgraded) -> None:
+        """Tells who waits, if anybody does."""
+        sock, self._waiting = self._waiting, None
+        if sock is not None:
+            _reply(sock, note)
+
+
+def _reply(sock: socket.socket, note: w.Upgraded) -> None:
+    with sock, contextlib.suppress(OSError):
+        w.send(sock, note)
+
+
+def ask(home: StateHome, mountpoint: str, python: str) -> int:
+    """Asks the supervisor of a mount to let the client of an interpreter take over; its pid.
+    Raises Unreachable, or what the supervisor says."""
+    path = home.control_socket(mountpoint)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(WAIT_S)
+        try:
+            _connect(sock, str(path))
+            w.send(sock, w.Upgrade(python))
+            note, _ = w.receive(sock)
+        except OSError as err:
+            raise Unreachable(
+                f"the mount's supervisor does not answer: {err.strerror or err}",
+                remedy="unmount and mount again",
+                path=mountpoint,
+            ) from err
+    if not isinstance(note, w.Upgraded):
+        raise Unreachable("the mount's supervisor ended before it answered", path=mountpoint)
+    if note.failure is not None:
+        raise error_of(note.failure)
+    return note.pid
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
