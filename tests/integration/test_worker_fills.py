@@ -672,3 +672,37 @@ def test_what_the_origin_answers_wrongly_never_becomes_bytes(tmp_path: Path) -> 
                 await worker._parts.metadata(b"?" * 16).locate(1)  # type: ignore[arg-type]
 
     run(script())
+
+
+def test_a_file_of_which_the_disk_did_not_say_what_is_cached_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index still knows its pages: in a new cache file they would be holes."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 200 * MIB)
+        rig.put(1, 12 * MIB)
+        async with rig.worker() as worker:
+            first = await open_reader(worker, 1)
+            await first.at(0, 3 * MIB)
+            first.close()
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(Tier, "open_file", _fails)
+                reader = await open_reader(worker, 1)
+            worker._parts.health.returned()  # the pause after a fault is over
+            for page in range(3, 12):
+                offset = page * MIB
+                assert await reader.at(offset, MIB) == rig.data[1][offset : offset + MIB]
+            reader.close()
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            assert await read(worker, 1) == rig.data[1]
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+        async with rig.worker() as worker:
+            assert await read(worker, 1) == rig.data[1]
+
+    run(script())
+
+
+def _fails(*_: object) -> int:
+    raise OSError(errno.EIO, "broken")
