@@ -60,6 +60,26 @@ class Datasets:
         name = f"bench-{count}-files-of-{size_bytes}"
         return self._once(name, lambda folder: self._small(folder, count, size_bytes))
 
+    def mixed(self, big_mib: int, cold_mib: int, count: int, cold_count: int) -> Dataset:
+        """Folders `big` and `cold` with one `data.bin` each (that of `cold` sparse), and folders
+        `small` and `cold_small` with files of 110 KiB."""
+
+        def make(folder: Path) -> dict[str, str]:
+            parts: dict[str, Callable[[Path], dict[str, str]]] = {
+                "big": lambda part: self._big(part, big_mib),
+                "cold": lambda part: _sparse(part, cold_mib),
+                "small": lambda part: self._small(part, count, SMALL_BYTES),
+                "cold_small": lambda part: self._small(part, cold_count, SMALL_BYTES),
+            }
+            checksums: dict[str, str] = {}
+            for name, fill in parts.items():
+                (folder / name).mkdir()
+                made = fill(folder / name)
+                checksums |= {f"{name}/{file}": digest for file, digest in made.items()}
+            return checksums
+
+        return self._once(f"bench-mixed-{big_mib}-{cold_mib}-{count}-{cold_count}", make)
+
     def _once(self, bucket: str, make: Callable[[Path], dict[str, str]]) -> Dataset:
         if bucket not in self._made:
             self._made[bucket] = self._make(bucket, make)

@@ -26,10 +26,10 @@ from typing import Any
 import msgspec
 
 from bench import machine
-from bench.datasets import Dataset, Datasets
+from bench.datasets import MIB, Dataset, Datasets
 from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, unmount
-from bench.origin import REPOSITORY, Origin, origin
-from bench.readers import Spec
+from bench.origin import REPOSITORY, Origin, Shaped, light_origin, origin
+from bench.readers import Spec, read_file
 from bench.report import Result, markdown
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -117,6 +117,10 @@ class Lab:
     def rclone(self, data: Dataset, url: str) -> contextlib.AbstractContextManager[Mounted]:
         return rclone(self.root, self.origin, url, data.bucket)
 
+    def light(self) -> contextlib.AbstractContextManager[Shaped]:
+        """The same objects behind an origin that takes little CPU, shapes and counts."""
+        return light_origin(self.origin, self.datasets.root / "objects")
+
     def bare(self, data: Dataset) -> contextlib.AbstractContextManager[Mounted]:
         return bare_pyfuse3(self.root, data.folder)
 
@@ -143,11 +147,19 @@ class Lab:
         return self._run(spec, mount.pids)
 
     def obstore(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
-        """Plain GETs or a listing by obstore in threads; its CPU counts as the server's."""
+        """Plain GETs or a listing by obstore in threads; its CPU counts as the server's. What went
+        to a file is compared after the clock stopped. Raises BenchFailed on a wrong byte."""
         spec = Spec(what=what, checksums=str(data.checksums), readers=readers, bucket=data.bucket)
+        spec.destination = str(self.root / "obstore")
+        (self.root / "obstore").unlink(missing_ok=True)
         spec.endpoint_url, spec.region = url, self.origin.region
         spec.access_key, spec.secret_key = self.origin.access_key, self.origin.secret_key
         done = self._run(spec, [])
+        if os.path.exists(spec.destination):
+            expected = json.loads(data.checksums.read_text())[data.names[0]]
+            if read_file(spec.destination, MIB)[1] != expected:
+                raise BenchFailed("obstore wrote other bytes")
+            os.unlink(spec.destination)
         return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
 
     def _run(self, spec: Spec, pids: list[int]) -> Pass:

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.machine import is_running, mounted
 from bench.origin import REPOSITORY, Origin
+from cachefs.launcher.state import StateHome
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
@@ -135,6 +136,15 @@ class CacheFS:
         """[{role, pid}] of a mount."""
         found: list[dict[str, Any]] = self.status(path)["processes"]
         return found
+
+    def pids(self, path: Path) -> list[int]:
+        """Of a mount, as they are now."""
+        return [process["pid"] for process in self.processes(path)]
+
+    def client_pid(self, path: Path) -> int:
+        """Of the client that serves now, from the record of the mount; 0: there is none."""
+        record = StateHome(str(self.home / ".cache/cachefs")).find_mount(str(path))
+        return record.pid if record else 0
 
     def counters(self, path: Path) -> dict[str, int]:
         """What the client of a mount counted: `reads` (upcalls), `passthrough_opens` ..."""

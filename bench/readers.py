@@ -31,9 +31,10 @@ START_LIMIT_S = 60.0
 
 
 class Spec(msgspec.Struct):
-    """`what`: files | random | obstore_file | obstore_files | obstore_list, or without checksums
-    plain_sequential | plain_random | plain_mapped | plain_opens. Files below `root` (or keys of
-    `bucket`) named in `checksums`; `source` is the original that random reads compare with.
+    """`what`: files | random | obstore_file | obstore_to_file | obstore_files | obstore_list, or
+    without checksums plain_sequential | plain_random | plain_mapped | plain_opens. Files below
+    `root` (or keys of `bucket`) named in `checksums`; `source` is the original that random reads
+    compare with.
     """
 
     what: str
@@ -53,6 +54,7 @@ class Spec(msgspec.Struct):
     access_key: str = ""
     secret_key: str = ""
     limit: int = 0
+    destination: str = ""  # obstore_to_file: where to
 
 
 class Done(msgspec.Struct):
@@ -209,6 +211,26 @@ def obstore_file(spec: Spec) -> tuple[float, Done]:
     return wall_s, Done(sum(len(p) for p in parts), 1, wrong)
 
 
+def obstore_to_file(spec: Spec) -> tuple[float, Done]:
+    """One object in 8 MiB ranges by threads into a file, which the caller looks at."""
+    import obstore
+
+    store, ((name, _),) = bucket_of(spec), names_of(spec).items()
+    size = obstore.head(store, name)["size"]
+    file = os.open(spec.destination, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def fetch(start: int) -> int:
+        end = min(size, start + RANGE_BYTES)
+        return os.pwrite(file, obstore.get_range(store, name, start=start, end=end), start)
+
+    with ThreadPoolExecutor(spec.readers) as pool:
+        started = time.monotonic()
+        count = sum(pool.map(fetch, range(0, size, RANGE_BYTES)))
+        wall_s = time.monotonic() - started
+    os.close(file)
+    return wall_s, Done(count, 1)
+
+
 def obstore_files(spec: Spec) -> tuple[float, Done]:
     """Every object, whole, by threads."""
     import obstore
@@ -242,7 +264,7 @@ def obstore_list(spec: Spec) -> tuple[float, Done]:
 def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
     alone = {"obstore_file": obstore_file, "obstore_files": obstore_files}
-    alone["obstore_list"] = obstore_list
+    alone |= {"obstore_to_file": obstore_to_file, "obstore_list": obstore_list}
     wall_s, done = alone.get(spec.what, in_processes)(spec)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = sum(part.ru_utime + part.ru_stime for part in usage)
