@@ -2,7 +2,7 @@
 
 Clients are known by pid. At most one of them may read the device: the one that was told to serve
 last, and the next is told only when that one has ended, or has said that it reads no more. A client
-that ends or hangs is followed by another, at once the first time and after growing pauses then;
+that ends or hangs is followed by another, at once the first times and after growing pauses then;
 after `MAX_DEATHS` in a row the mount is given up, so that callers get an error and never a hang.
 """
 
@@ -18,10 +18,11 @@ from cachefs.fuse.supervisor.wire import BEAT_S
 START_LIMIT_S: Final = 90.0  # from its start to Ready: it may have to start a server
 SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
-MAX_DEATHS: Final = 5  # in a row: none of them served for `GOOD_S`
-GOOD_S: Final = 10.0
+MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
+GOOD_S: Final = 0.5  # what kills a client over and over is a request, which comes again at once
+AT_ONCE: Final = 2  # deaths in a row after which the next one is started without a pause
 PAUSE_FIRST_S: Final = 0.1
-PAUSE_MAX_S: Final = 2.0
+PAUSE_MAX_S: Final = 1.0
 
 
 class Phase(enum.Enum):
@@ -282,8 +283,6 @@ class Supervision:
             case Beat():
                 client.beat_at = now
                 client.dumped_at = None
-                if client.phase is Phase.SERVING and now - client.since >= GOOD_S:
-                    self._deaths = 0
             case Retired():
                 client.enter(Phase.RETIRED, now)
                 return self._serve_next(now)
@@ -297,7 +296,7 @@ class Supervision:
             return [SayUpgraded(0, _failure(cause))]
         if not self._announced:
             return [SayFailed(_failure(cause)), *self._kill_all(), Finish(1)]
-        return self._on_death(now)
+        return self._on_death(None, now)
 
     def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
         client.warning = warning
@@ -343,17 +342,21 @@ class Supervision:
         if not self._announced:
             cause = "the file system's process ended before it answered"
             return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
-        return self._on_death(now)
+        return self._on_death(client, now)
 
-    def _on_death(self, now: float) -> list[Action]:
-        self._deaths += 1
+    def _on_death(self, client: Client | None, now: float) -> list[Action]:
+        served = (
+            client is not None and client.phase is Phase.SERVING and now - client.since >= GOOD_S
+        )
+        self._deaths = 1 if served else self._deaths + 1
         if not self.can_take_over:
             return self._give_up("the kernel cannot send requests to a successor")
         if self._deaths > MAX_DEATHS:
             return self._give_up(f"{self._deaths} clients died one after the other")
         if any(c.phase is Phase.READY for c in self._clients.values()):
             return self._serve_next(now)
-        pause_s = 0.0 if self._deaths == 1 else PAUSE_FIRST_S * 2 ** (self._deaths - 2)
+        more = self._deaths - AT_ONCE
+        pause_s = PAUSE_FIRST_S * 2 ** (more - 1) if more > 0 else 0.0
         self._start_at = now + min(pause_s, PAUSE_MAX_S)
         return self._on_tick(now)
 
