@@ -23,8 +23,9 @@ class Entry:
 
     __slots__ = (
         "ahead", "allocated_bytes", "busy_pieces", "commit_waiters", "completing", "creation",
-        "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking", "name", "origin",
-        "pages", "published", "recorded", "uncommitted", "unrecorded", "users",
+        "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking",
+        "measured_bytes", "name", "origin", "pages", "published", "recorded", "uncommitted",
+        "unrecorded", "users",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
@@ -33,7 +34,8 @@ class Entry:
         self.name = key.hex()
         self.pages = PageMap(origin.size, bits)
         self.fd = -1
-        self.allocated_bytes = 0
+        self.allocated_bytes = 0  # as counted
+        self.measured_bytes = -1  # as the disk said last, where it is asked in threads only
         self.published = False
         self.recorded = False  # an index record exists or is on its way
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted

@@ -40,7 +40,7 @@ class Piece:
     """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
 
     __slots__ = (
-        "allocated_bytes", "background", "cache_only", "end", "entry", "first", "last",
+        "background", "cache_only", "end", "entry", "first", "last",
         "past", "room_bytes", "unsettled", "whole",
     )  # fmt: skip
 
@@ -55,7 +55,6 @@ class Piece:
         self.whole = False  # a segment is of use only with all pages
         self.past = False  # past the tier's disk, into memory
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
-        self.allocated_bytes = -1  # of the file, when the last transfer ended
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
         """Tells who waits for the page. The first word counts."""
@@ -290,9 +289,10 @@ class Filler:
         try:
             transfer.run(connector, entry.fd)
         finally:
-            transfer.at_disk += 1
-            piece.allocated_bytes = allocated_bytes(entry.fd)
-            transfer.at_disk += 1
+            if not self._parts.tier.reopens_at_once:
+                transfer.at_disk += 1
+                entry.measured_bytes = allocated_bytes(entry.fd)
+                transfer.at_disk += 1
 
     def make_file(self, entry: Entry) -> None:
         """In a thread: the cache file, unless there is one. Raises DiskFault."""
@@ -338,10 +338,14 @@ class Filler:
         """From what was counted to what the disk says, once no other piece writes the file. True
         when that is news."""
         entry = piece.entry
-        off = piece.allocated_bytes - entry.allocated_bytes
-        if entry.busy_pieces > 1 or piece.allocated_bytes < 0 or not off:
+        if entry.busy_pieces > 1:
             return False
-        self._catalog.grow(entry, off)
+        real_bytes = entry.measured_bytes
+        if entry.fd >= 0 and self._parts.tier.reopens_at_once:
+            real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended meanwhile
+        if real_bytes in (-1, entry.allocated_bytes):
+            return False
+        self._catalog.grow(entry, real_bytes - entry.allocated_bytes)
         return True
 
     # ---- past the cache ----

@@ -1,7 +1,7 @@
 """What the kernel tells of files and file systems: is a file in use, syncfs, the kind of a mount.
 
-Blocking calls; none is made from an event loop except `is_unused` and `reopen`, which touch memory
-only.
+Blocking calls; none is made from an event loop except `is_unused`, `reopen` and `allocated_bytes`,
+which touch memory only (the last two on `LOCAL` file systems).
 """
 
 from __future__ import annotations

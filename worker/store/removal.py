@@ -91,8 +91,9 @@ def _is_busy(tier: Tier, name: str) -> bool:
 
 
 def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
-    """Removes the files from the tier, whoever has them open. Raises OSError before anything was
-    unlinked."""
+    """Removes the files from the tier, whoever has them open. Nothing is submitted for them any
+    more. Raises OSError before anything was unlinked."""
+    writer.write([])  # what was on its way is published by now: it is unpublished with the others
     found = {name: _Found(tier, name) for name in names}
     try:
         writer.write([DropFile(bytes.fromhex(name)) for name in names])
@@ -116,7 +117,6 @@ class _Found:
         dropped = Dropped(self._recorded_bytes)
         if self._fd is None:
             return dropped
-        tier.unpublish(name)  # a commit that was on its way may have published it again
         tier.unlink(name)
         dropped.allocated_bytes = filesystem.allocated_bytes(self._fd)
         if filesystem.is_unused(self._fd):

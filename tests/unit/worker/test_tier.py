@@ -7,8 +7,10 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from cachefs.core.errors import BadConfig, InUse
 from cachefs.core.model import ContentId, NamespaceId
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
+from worker.store.index import Change
 from worker.store.records import FileRecord
 from worker.store.removal import drop, evict
 from worker.store.tier import Tier
@@ -208,6 +211,43 @@ def test_dropping_leaves_readers_their_bytes(shelf: Shelf) -> None:
     assert shelf.tier.index.totals().files == 0
     assert shelf.tier.fans() != []
     assert [name for fan in shelf.tier.fans() for name in shelf.tier.names(fan)] == []
+
+
+def test_a_publication_on_its_way_is_undone_before_its_record_goes(shelf: Shelf) -> None:
+    """A crash at any moment leaves no name in `pub/` without a record."""
+    tier, writer = shelf.tier, shelf.writer
+    name = shelf.put(1)
+    key = bytes.fromhex(name)
+    tier.unpublish(name)
+    record = tier.index.get(key)
+    assert record is not None
+    submit, write = writer.submit, tier.index.write
+    dropping = threading.Event()
+    seen: list[tuple[bool, bool]] = []  # published, recorded
+
+    def look() -> None:
+        seen.append((name in os.listdir(tier.pub_fd), tier.index.get(key) is not None))
+
+    def watched_submit(*arguments: Any) -> None:
+        submit(*arguments)
+        dropping.set()
+
+    def watched_write(changes: list[Change]) -> None:
+        write(changes)
+        look()
+
+    def publish() -> None:
+        assert dropping.wait(10)
+        tier.publish(name)
+        look()
+
+    writer.submit([PutFile(key, record, {0: 1})], lambda _: None, publish)
+    writer.submit = watched_submit  # type: ignore[method-assign, assignment]
+    tier.index.write = watched_write  # type: ignore[method-assign]
+    drop(tier, writer, [name])
+    look()
+    assert (True, False) not in seen
+    assert seen[-1] == (False, False)
 
 
 _LEASE = """
