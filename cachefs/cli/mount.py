@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, mountpoint, output, settings
+from cachefs.cli import detach, mountpoint, output, settings, take_over
 from cachefs.cli.mounts import read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
@@ -37,22 +37,33 @@ class Request(msgspec.Struct, frozen=True):
 
 @click.command("mount")
 @click.argument("source")
-@click.argument("where", metavar="MOUNTPOINT")
+@click.argument("where", metavar="MOUNTPOINT", required=False)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front, log here; Ctrl-C unmounts.")
+@click.option("--upgrade", is_flag=True, help="Let this version take over a mount: --upgrade DIR.")
 @settings.setting_flags("mount")
 @output.json_flag
 @output.debug_flag
 def command(
     source: str,
-    where: str,
+    where: str | None,
     foreground: bool,
+    upgrade: bool,
     as_json: bool,
     debug: bool,
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Mount SOURCE (s3://bucket/prefix, file:///path) on the empty directory MOUNTPOINT."""
+    """Mount SOURCE (s3://bucket/prefix, file:///path) on the empty directory MOUNTPOINT.
+
+    \b
+    cachefs mount s3://bucket/train /mnt/data --cache-dir /ssd/cachefs
+    cachefs mount --upgrade /mnt/data      # after an upgrade of the package, under running readers
+    """
     chosen = settings.load_settings(flags, config_file)
+    if upgrade:
+        return take_over.perform(where or source, settings.state_home(chosen), as_json=as_json)
+    if where is None:
+        raise click.UsageError("Missing argument 'MOUNTPOINT'.")
     return perform(source, where, chosen, foreground=foreground, as_json=as_json, debug=debug)
 
 

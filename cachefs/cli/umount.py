@@ -18,6 +18,7 @@ from cachefs.launcher.processes import Watch, is_ours
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
 CLIENT_END_S: Final = 20.0
+SUPERVISOR_END_S: Final = 5.0
 SERVER_END_S: Final = 30.0
 LAZY_END_S: Final = 2.0  # files may stay open for as long as they like
 BUSY_RETRY_S: Final = 1.0  # a user that is just ending
@@ -57,6 +58,8 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     with contextlib.ExitStack() as stack:
         # Watched from before the unmount, so that a reused number is never waited for.
         client_watch = stack.enter_context(Watch(record.pid)) if record is not None else None
+        supervisor = record.supervisor if record is not None else 0
+        supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
         server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
         _detach(mount, table, lazy=lazy)
         if read_mounts().of_device(mount.device) or record is None:
@@ -65,6 +68,8 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
             LAZY_END_S if lazy else CLIENT_END_S
         ):
             return mount.mountpoint, _not_ended(record, lazy)
+        if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
+            return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
         home.remove_mount(mount.mountpoint, record.pid)
         last = server_watch is not None and not _others(record, home)
         if last and server_watch is not None and not server_watch.ended(SERVER_END_S):

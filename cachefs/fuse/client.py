@@ -110,17 +110,18 @@ class Client:
         finally:
             vfs.close()
 
-    def start_tasks(self, nursery: trio.Nursery, vfs: Vfs, device: str) -> None:
-        """What runs beside every session; `nursery` ends with it."""
-        nursery.start_soon(self._end_on_signals)
+    async def start_tasks(self, nursery: trio.Nursery, vfs: Vfs, device: str) -> None:
+        """What runs beside every session; `nursery` ends with it. Signals are heard from now on."""
+        await nursery.start(self._end_on_signals)
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
 
     # ---- what ends it ----
 
-    async def _end_on_signals(self) -> None:
+    async def _end_on_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(*_SIGNALS) as signals:
+            task_status.started()
             async for number in signals:
                 log.info("stopping: %s", signal.Signals(number).name)
                 self.stopping.set()

@@ -58,7 +58,7 @@ class Served:
         link.on_retire, link.on_supervisor = self._retire, self._write_record
         self._write_record()
         async with trio.open_nursery() as nursery:
-            client.start_tasks(nursery, self._vfs, device)
+            await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
             nursery.start_soon(self._report)
             self._tell_facts()

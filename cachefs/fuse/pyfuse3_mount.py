@@ -45,7 +45,7 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
     conn.post(m.MountFacts("pyfuse3", False, WHY_NOT))
     try:
         async with trio.open_nursery() as nursery:
-            client.start_tasks(nursery, vfs, device)
+            await client.start_tasks(nursery, vfs, device)
             nursery.start_soon(_announce, client, session.operations.ready, device, warning)
             await session.serve()
             log.info("the mount is gone")

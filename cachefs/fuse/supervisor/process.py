@@ -70,6 +70,11 @@ class Process:
                 return self._child.wait(_REAP_S) == 0
         return self.said_ending
 
+    def was_killed(self) -> bool:
+        """Was it SIGKILL that ended it, or can nobody tell?"""
+        status = self._child.poll() if self._child is not None else None
+        return status in (None, -signal.SIGKILL)
+
     def close(self) -> None:
         self.control.close()
         os.close(self.pidfd)

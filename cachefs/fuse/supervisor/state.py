@@ -84,10 +84,12 @@ class Retired(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """`clean`: it ended by itself, with exit status 0."""
+    """`clean`: it ended by itself, with exit status 0. `killed`: by SIGKILL, or in a way that
+    nobody can tell."""
 
     pid: int
     clean: bool
+    killed: bool = False
 
 
 class StopAsked(NamedTuple):
@@ -219,6 +221,7 @@ class Supervision:
         self._announced = False
         self._stopping = False
         self._deaths = 0
+        self._kills = 0
         self._start_at: float | None = None
         self._starting_upgrade = False
         self.finished = False
@@ -286,8 +289,8 @@ class Supervision:
             case Retired():
                 client.enter(Phase.RETIRED, now)
                 return self._serve_next(now)
-            case Ended(_, clean):
-                return self._on_ended(client, clean, now)
+            case Ended(_, clean, killed):
+                return self._on_ended(client, clean, killed, now)
         return []
 
     def _on_not_started(self, cause: str, now: float) -> list[Action]:
@@ -331,7 +334,7 @@ class Supervision:
             return []  # its end counts
         return [SayFailed(failure), *self._kill_all(), Finish(1)]
 
-    def _on_ended(self, client: Client, clean: bool, now: float) -> list[Action]:
+    def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
         del self._clients[client.pid]
         if client.is_upgrade and not client.reads and self._reader() is not None:
             return [SayUpgraded(0, _failure("the new client ended before it could serve"))]
@@ -351,8 +354,9 @@ class Supervision:
         self._deaths = 1 if served else self._deaths + 1
         if not self.can_take_over:
             return self._give_up("the kernel cannot send requests to a successor")
-        if self._deaths > MAX_DEATHS:
-            return self._give_up(f"{self._deaths} clients died one after the other")
+        if self._deaths > MAX_DEATHS or self._kills > MAX_KILLS:
+            count = self._deaths + self._kills
+            return self._give_up(f"{count} clients died one after the other")
         if any(c.phase is Phase.READY for c in self._clients.values()):
             return self._serve_next(now)
         more = self._deaths - AT_ONCE

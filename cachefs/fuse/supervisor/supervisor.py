@@ -170,13 +170,13 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
         self._selector.unregister(process.pidfd)
-        well = process.ended_well()
+        well, killed = process.ended_well(), process.was_killed()
         log.log(
             logging.INFO if well else logging.WARNING,
             "client %d has ended%s", process.pid, "" if well else " unexpectedly",
         )  # fmt: skip
         process.close()
-        self._on(s.Ended(process.pid, well))
+        self._on(s.Ended(process.pid, well, killed))
 
     def _said_something(self, process: Process) -> bool:
         if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
