@@ -147,8 +147,16 @@ class CacheFS:
         return record.pid if record else 0
 
     def counters(self, path: Path) -> dict[str, int]:
-        """What the client of a mount counted: `reads` (upcalls), `passthrough_opens` ..."""
-        found: dict[str, int] = self.status(path)["mount"]["counters"]
+        """What the client of a mount counted so far: `reads` (upcalls), `passthrough_opens` ...
+        It reports now and then, so a name that is nowhere is asked for until that was counted."""
+        before = self._reported(path)
+        os.path.lexists(path / f"nowhere-{time.monotonic()}")
+        wait_for(lambda: self._reported(path) != before, "the client's counters", 10.0)
+        return self._reported(path)
+
+    def _reported(self, path: Path) -> dict[str, int]:
+        mounts = self.status(path)["mounts"]
+        found: dict[str, int] = next(m for m in mounts if m["mountpoint"] == str(path))["counters"]
         return found
 
     def log_tail(self) -> str:
