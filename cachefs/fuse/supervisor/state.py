@@ -4,6 +4,7 @@ Clients are known by pid. At most one of them may read the device: the one that 
 last, and the next is told only when that one has ended, or has said that it reads no more. A client
 that ends or hangs is followed by another, at once the first times and after growing pauses then;
 after `MAX_DEATHS` in a row the mount is given up, so that callers get an error and never a hang.
+One that was killed from outside did nothing wrong: the next comes at once, up to `MAX_KILLS`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ START_LIMIT_S: Final = 90.0  # from its start to Ready: it may have to start a s
 SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
 MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
+MAX_KILLS: Final = 100  # likewise, of clients that were killed from outside
 GOOD_S: Final = 0.5  # what kills a client over and over is a request, which comes again at once
 AT_ONCE: Final = 2  # deaths in a row after which the next one is started without a pause
 PAUSE_FIRST_S: Final = 0.1
@@ -299,7 +301,7 @@ class Supervision:
             return [SayUpgraded(0, _failure(cause))]
         if not self._announced:
             return [SayFailed(_failure(cause)), *self._kill_all(), Finish(1)]
-        return self._on_death(None, now)
+        return self._on_death(now)
 
     def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
         client.warning = warning
@@ -345,13 +347,14 @@ class Supervision:
         if not self._announced:
             cause = "the file system's process ended before it answered"
             return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
-        return self._on_death(client, now)
+        if client.phase is Phase.SERVING and now - client.since >= GOOD_S:
+            self._deaths = self._kills = 0
+        return self._on_death(now, killed=killed and not client.killed)
 
-    def _on_death(self, client: Client | None, now: float) -> list[Action]:
-        served = (
-            client is not None and client.phase is Phase.SERVING and now - client.since >= GOOD_S
-        )
-        self._deaths = 1 if served else self._deaths + 1
+    def _on_death(self, now: float, *, killed: bool = False) -> list[Action]:
+        """`killed`: from outside."""
+        self._kills += killed
+        self._deaths += not killed
         if not self.can_take_over:
             return self._give_up("the kernel cannot send requests to a successor")
         if self._deaths > MAX_DEATHS or self._kills > MAX_KILLS:
@@ -359,7 +362,7 @@ class Supervision:
             return self._give_up(f"{count} clients died one after the other")
         if any(c.phase is Phase.READY for c in self._clients.values()):
             return self._serve_next(now)
-        more = self._deaths - AT_ONCE
+        more = 0 if killed else self._deaths - AT_ONCE
         pause_s = PAUSE_FIRST_S * 2 ** (more - 1) if more > 0 else 0.0
         self._start_at = now + min(pause_s, PAUSE_MAX_S)
         return self._on_tick(now)
