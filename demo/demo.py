@@ -20,6 +20,7 @@ from demo.dataset import Dataset, make_dataset
 from demo.readers import Rates, WrongBytes
 from demo.sandbox import END_LIMIT_S, MARK, Sandbox, is_running, wait_until
 from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, upload
+from demo.survival import Survival
 from tests.services.s3_server import S3Server
 
 COMMAND_LIMIT_S = 60.0
@@ -27,6 +28,7 @@ DEMO_LIMIT_S = 170
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 WIDTH = 42
+KILLS = 3
 
 
 class DemoFailed(Exception):
@@ -118,6 +120,31 @@ class Demo:
             readers.from_directory(self.dataset, self.dataset.root),
         )
 
+    def pid_of(self, role: str) -> int:
+        """The process in a role, 0 while there is none."""
+        pids = (p["pid"] for p in self.status()["processes"] if p["role"] == role)
+        return next((pid for pid in pids if is_running(pid)), 0)
+
+    def kill_the_client(self) -> None:
+        """kill -9 of the process behind the mount, again and again, under readers that must not
+        notice."""
+        survival = Survival(self.dataset, self.box.mountpoint)
+        killed: list[int] = []
+        with survival.reading():
+            for _ in range(KILLS):
+                wait_until(lambda: self.pid_of("client") not in (0, *killed), END_LIMIT_S)
+                killed.append(self.pid_of("client"))
+                self.box.kill(killed[-1:])
+            wait_until(lambda: self.pid_of("client") not in (0, *killed), END_LIMIT_S)
+        say(
+            f"\n$ kill -9 {' '.join(map(str, killed))}   # the client, {KILLS} times, under readers"
+        )
+        expect(not survival.problems, f"readers noticed: {survival.problems[:3]}")
+        say(
+            f"  {survival.files:,} files, {survival.bytes / 1e9:.1f} GB read meanwhile: no error,"
+            f" no wrong byte; the longest wait was {survival.longest_s:.2f} s"
+        )
+
     def kill_everything(self) -> None:
         """kill -9 of all processes of CacheFS."""
         pids = {process["pid"]: process["role"] for process in self.status()["processes"]}
@@ -179,6 +206,7 @@ def play(box: Sandbox, real_server: bool) -> None:
         demo = Demo(box, dataset, server)
         demo.mount()
         demo.compare()
+        demo.kill_the_client()
         demo.kill_everything()
         demo.remount()
         demo.umount()
