@@ -125,6 +125,11 @@ class Files:
             return Descriptor(fd, self._reader.flags_unasked(fd))
         return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd))
 
+    @property
+    def tier_in_service(self) -> bool:
+        """Does its disk answer?"""
+        return self._published.in_service
+
     def tier_changed(self, *, in_service: bool) -> None:
         """Whether the disk of the node's tier answers: what lies there is used, or not."""
         self._published.in_service = in_service

@@ -334,6 +334,11 @@ class Vfs:
 
     # ---- what the server says by itself ----
 
+    @property
+    def tier_in_service(self) -> bool:
+        """Does the disk of the node's tier answer?"""
+        return self._files.tier_in_service
+
     def on_event(self, event: m.Message) -> None:
         """Takes an Invalidate or a TierState; others are not for the file system."""
         if isinstance(event, m.TierState):

@@ -59,6 +59,8 @@ class Opens:
             if unique & UNIQUE_MASK in node.handles:  # the request came again
                 return self._reply(unique, node.mode, node.backing_id)
             if node.mode is Mode.PASSTHROUGH:
+                if not self._vfs.tier_in_service and self.nodes.move_on(nodeid):
+                    raise Stale("the cache disk does not answer: read past it, by the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
         elif not self.why_not:
             published = self._vfs.open_published(nodeid, flags)

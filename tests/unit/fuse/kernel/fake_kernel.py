@@ -81,6 +81,7 @@ class FakeVfs:
         self.table = HandleTable()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
         self.failure: OSError | None = None
+        self.tier_in_service = True
         self.dropped = 0
 
     def add(self, ino: int, *, complete: bool = False) -> None:

@@ -126,6 +126,17 @@ def test_who_opens_what_has_become_complete_is_sent_back_once(client: Client) ->
     assert client.vfs.dropped == 1
 
 
+def test_an_open_file_on_a_disk_that_hangs_is_opened_past_it(client: Client) -> None:
+    client.vfs.complete.add(INO)
+    client.open(INO)
+    client.vfs.tier_in_service = False
+    with pytest.raises(Stale):
+        client.answer(100, INO)
+    client.vfs.complete.clear()
+    client.open(nodeid(INO, 1))
+    assert client.mode(nodeid(INO, 1)) is Mode.CACHED
+
+
 def test_an_evicted_file_that_is_fetched_again_meets_its_old_opens(client: Client) -> None:
     client.vfs.complete.add(INO)
     client.open(INO)
