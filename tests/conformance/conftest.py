@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,7 +74,11 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @contextlib.contextmanager
 def node_for(root: Path, transport: str) -> Iterator[Mounted]:
-    with FakeNode(root / "node") as node:
+    """The node's files are on tmpfs, where opening what is published asks nobody."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cachefs-test-", dir="/dev/shm") as memory,
+        FakeNode(Path(memory)) as node,
+    ):
         mounted = Mounted(node, root, transport)
         node.listen(root / "node.sock")
         try:

@@ -460,7 +460,7 @@ def test_a_mount_point_that_is_none(idle: Mounted) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_end_it(mounted: Mounted, number: signal.Signals) -> None:
-    records = list((mounted.home / "mounts").iterdir())
+    records = list((mounted.home / "mounts").glob("*.json"))
     assert json.loads(records[0].read_text())["mountpoint"] == str(mounted.path)
     assert mounted.process is not None
     mounted.process.send_signal(number)

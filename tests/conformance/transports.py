@@ -16,25 +16,23 @@ from typing import Any
 import msgspec
 
 from cachefs.core.model import UfsSpec
-from cachefs.core.specs import ClientSpec, Started
+from cachefs.core.specs import ClientSpec, Started, SupervisorSpec
 from cachefs.launcher.state import StateHome
 from tests.unit.fuse.fake_node import FakeNode
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 20.0
 KERNEL = "kernel"  # the kernel reads complete files by itself
 CACHED = "kernel without passthrough"
 PYFUSE3 = "pyfuse3"
 TRANSPORTS = (KERNEL, CACHED, PYFUSE3)
-_PROGRAM = {
-    KERNEL: "tests.services.kernel_client",
-    CACHED: "tests.services.kernel_client",
-    PYFUSE3: "cachefs.fuse.client",
-}
-_SPEC: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, str]] = {
     KERNEL: {"transport": "kernel"},
     CACHED: {"transport": "kernel", "passthrough": "off"},
     PYFUSE3: {"transport": "pyfuse3"},
+}
+OPTIONS = {
+    name: tuple(text for key, value in settings.items() for text in (f"--{key}", value))
+    for name, settings in SETTINGS.items()
 }
 
 
@@ -68,19 +66,23 @@ class Mounted:
             mountpoint=str(self.path),
             log_file=str(self.log),
         )
-        return msgspec.structs.replace(spec, **(_SPEC[self.transport] | changes))
+        return msgspec.structs.replace(spec, **(SETTINGS[self.transport] | changes))
 
     def start(self, **changes: object) -> Started:
         """What the process says when the mount answers, or cannot be made."""
+        spec = self.spec(**changes)
+        document: object = spec
+        program = "cachefs.fuse.client"
+        if self.transport != PYFUSE3:
+            program, document = "cachefs.fuse.supervisor", SupervisorSpec(spec)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM[self.transport]],
+            [sys.executable, "-I", "-m", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=ROOT,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(msgspec.msgpack.encode(self.spec(**changes)))
+        self.process.stdin.write(msgspec.msgpack.encode(document))
         self.process.stdin.close()
         line = self.process.stdout.read()
         self.process.stdout.close()
