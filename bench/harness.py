@@ -27,7 +27,7 @@ import msgspec
 
 from bench import machine
 from bench.datasets import MIB, Dataset, Datasets
-from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, unmount
+from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, rclone_mount, unmount
 from bench.origin import REPOSITORY, Origin, Shaped, light_origin, origin
 from bench.readers import Spec, read_file
 from bench.report import Result, markdown
@@ -116,6 +116,9 @@ class Lab:
 
     def rclone(self, data: Dataset, url: str) -> contextlib.AbstractContextManager[Mounted]:
         return rclone(self.root, self.origin, url, data.bucket)
+
+    def rclone_of(self, folder: Path) -> contextlib.AbstractContextManager[Mounted]:
+        return rclone_mount(self.root, str(folder), dict(os.environ))
 
     def light(self) -> contextlib.AbstractContextManager[Shaped]:
         """The same objects behind an origin that takes little CPU, shapes and counts."""

