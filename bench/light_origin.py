@@ -60,7 +60,8 @@ class Head:
     def is_object(self) -> bool:
         """Does it ask for an object, and for nothing special of it?"""
         key = self.path.lstrip(b"/").partition(b"/")[2]
-        return self.method in (b"GET", b"HEAD") and bool(key) and not self.query
+        is_plain = self.query in (b"", b"x-id=GetObject", b"x-id=HeadObject")
+        return self.method in (b"GET", b"HEAD") and bool(key) and is_plain
 
 
 @dataclass

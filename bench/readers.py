@@ -47,6 +47,7 @@ class Spec(msgspec.Struct):
     read_bytes: int = 4096
     duration_s: float = 3.0
     seed: int = 1
+    places: list[int] = msgspec.field(default_factory=list)  # random: where, in place of a seed
     once: bool = False  # plain_opens: every file once, in place of `duration_s`
     bucket: str = ""
     endpoint_url: str = ""
@@ -87,6 +88,8 @@ def plan_of(spec: Spec) -> Plan:
     names = list(names_of(spec).items())
     if spec.what != "random":
         return names
+    if spec.places:
+        return spec.places
     size = os.path.getsize(os.path.join(spec.source, names[0][0]))
     places = list(range(0, size - spec.read_bytes + 1, spec.read_bytes))
     random.Random(spec.seed).shuffle(places)
@@ -111,7 +114,8 @@ def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
     (name,) = names_of(spec)
     done = Done()
     fd = os.open(os.path.join(spec.root, name), os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel asks for what is read, no more
+    if not spec.places:  # each page once: the kernel is to ask for what is read, no more
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     with open(os.path.join(spec.source, name), "rb") as file:
         original = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     end = time.monotonic() + spec.duration_s
