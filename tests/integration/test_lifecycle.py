@@ -23,7 +23,7 @@ def test_mount_says_that_it_is_ready(node: Node, bucket: Bucket) -> None:
     assert said.strip() == f"OK, {bucket.url}/a is ready at {mountpoint}"
     assert os.listdir(mountpoint) == ["b"]
     roles = sorted(process["role"] for process in node.processes(mountpoint))
-    assert roles == ["client", "server"]
+    assert roles == ["client", "server", "supervisor"]
     node.umount(mountpoint)
 
 
