@@ -1,0 +1,372 @@
+"""A mount outlives its processes: whatever is killed, readers get their bytes and no errno.
+
+With the transport `kernel` on Linux >= 6.9, by the real command line, over a source of plain files,
+so that every reader can compare what it reads with what it should have read.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import json
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.launcher.state import MountRecord, StateHome
+from tests.integration.conftest import Node, alive, is_mounted, wait_until
+from tests.integration.dataset import body
+
+MIB = 1 << 20
+KILLS = 50
+LIMIT_S = 60.0
+SEED = random.SystemRandom().getrandbits(32)
+READER = Path(__file__).with_name("reader.py")
+KINDS = ("open", "hold", "map", "walk", "stat")
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    print(f"seed {SEED}")
+    return random.Random(SEED)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Small files in folders, files that are read piece by piece, many names."""
+    root = tmp_path / "source"
+    for number in range(120):
+        path = root / f"small{number % 6}" / f"f{number:04d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body(number, 60_000 + number * 997))
+    for number in range(4):
+        (root / f"big{number}").write_bytes(body(1000 + number, 20 * MIB + number))
+    (root / "names").mkdir()
+    for number in range(1500):
+        (root / "names" / f"n{number:05d}").touch()
+    return root
+
+
+class Survivor:
+    """A mount on the transport `kernel`, its processes, and readers of it."""
+
+    def __init__(self, node: Node, source: Path, *options: str) -> None:
+        self.node = node
+        self.source = source
+        self.path = node.mount(f"file://{source}", "--transport", "kernel", *options)
+        self.stop = node.root / "stop"
+        self.readers: list[subprocess.Popen[str]] = []
+        node.allowed_log.append(r"client|supervisor|server|connection|took over|killed|died|lost")
+
+    @property
+    def record(self) -> MountRecord:
+        found = StateHome(str(self.node.state)).find_mount(str(self.path))
+        assert found is not None, "the mount's record is gone"
+        return found
+
+    @property
+    def client(self) -> int:
+        return self.record.pid
+
+    @property
+    def supervisor(self) -> int:
+        return self.record.supervisor
+
+    @property
+    def server(self) -> int:
+        return next(p["pid"] for p in self.node.processes(self.path) if p["role"] == "server")
+
+    def kill_client(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Returns when the next one serves."""
+        before = self.client
+        os.kill(before, number)
+        self.next_client(before)
+
+    def next_client(self, before: int) -> int:
+        def changed() -> bool:
+            pid = self.client
+            return pid != before and alive(pid)
+
+        wait_until(changed, "the next client", LIMIT_S)
+        self.node.pids.add(self.client)
+        return self.client
+
+    def next_supervisor(self, before: int) -> int:
+        def changed() -> bool:
+            pid = self.supervisor
+            return pid not in (0, before) and alive(pid)
+
+        wait_until(changed, "the next supervisor", LIMIT_S)
+        self.node.pids.add(self.supervisor)
+        return self.supervisor
+
+    def start_readers(self, rng: random.Random, kinds: tuple[str, ...] = KINDS) -> None:
+        for kind in kinds:
+            arguments = [kind, self.path, self.source, self.stop, rng.randrange(1 << 30)]
+            command = [sys.executable, "-I", READER, *arguments]
+            self.readers.append(
+                subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+            )
+        for reader in self.readers:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+
+    def finish_readers(self) -> None:
+        """Every reader was right all the time, and got on."""
+        self.stop.touch()
+        for reader in self.readers:
+            out, _ = reader.communicate(timeout=LIMIT_S)
+            said = json.loads(out)
+            print(reader.args[3], said)
+            assert said["errors"] == [], reader.args[3]
+            assert said["rounds"] > 0, reader.args[3]
+
+    def clean_up(self) -> None:
+        self.stop.touch()
+        for reader in self.readers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                reader.wait(5)
+            reader.kill()
+            if reader.stdout is not None:
+                reader.stdout.close()
+
+
+@pytest.fixture
+def mount(node: Node, source: Path) -> Iterator[Callable[..., Survivor]]:
+    """Mounts the source with the options given."""
+    made: list[Survivor] = []
+
+    def make(*options: str) -> Survivor:
+        made.append(Survivor(node, source, *options))
+        return made[-1]
+
+    yield make
+    for survivor in made:
+        survivor.clean_up()
+
+
+def test_the_client_is_killed_again_and_again(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """50 times at random moments, under every kind of reader, while the cache is too small for
+    them, so that files are cold, warm, evicted and fetched again all the time."""
+    survivor = mount("--cache-size", "48MiB", "--admission", "always")
+    survivor.start_readers(rng, (*KINDS, "open", "map"))
+    pause = threading.Event()
+    for _ in range(KILLS):
+        pause.wait(rng.uniform(0, 0.4))
+        survivor.kill_client()
+    survivor.finish_readers()
+
+
+def test_the_client_is_killed_while_it_takes_over(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """The next one dies before it has served anybody; the one after that serves all."""
+    survivor = mount()
+    survivor.start_readers(rng)
+    first = survivor.client
+    children = Path(f"/proc/{survivor.supervisor}/task/{survivor.supervisor}/children")
+    os.kill(first, signal.SIGKILL)
+
+    def second() -> int:
+        others = [int(pid) for pid in children.read_text().split() if int(pid) != first]
+        return others[0] if others else 0
+
+    os.kill(wait_until(second, "a successor is started"), signal.SIGKILL)
+    survivor.next_client(first)
+    survivor.finish_readers()
+
+
+def test_a_client_that_hangs_is_replaced(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    survivor = mount("--heartbeat-timeout", "1s")
+    survivor.start_readers(rng)
+    stopped = survivor.client
+    survivor.kill_client(signal.SIGSTOP)
+    wait_until(lambda: not alive(stopped), "the one that hung is killed")
+    survivor.finish_readers()
+
+
+def test_the_supervisor_is_killed(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """The client starts another, which does what the first did; three times over."""
+    survivor = mount()
+    survivor.start_readers(rng)
+    for _ in range(3):
+        client, before = survivor.client, survivor.supervisor
+        os.kill(before, signal.SIGKILL)
+        survivor.next_supervisor(before)
+        assert survivor.client == client, "the client went on"
+        survivor.kill_client()
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
+
+
+def test_supervisor_and_client_are_killed_at_once(
+    mount: Callable[..., Survivor], node: Node, source: Path
+) -> None:
+    """[S-crash] The mount is dead, says so, and the next one at its place clears it."""
+    survivor = mount()
+    pids = [survivor.supervisor, survivor.client]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # so that neither sees the other die
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "both are dead")
+    with pytest.raises(OSError) as caught:
+        os.listdir(survivor.path)
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    node.ok("mount", f"file://{source}", survivor.path, "--transport", "kernel")
+    assert (survivor.path / "big1").read_bytes() == (source / "big1").read_bytes()
+    node.umount(survivor.path)
+
+
+def test_the_server_is_killed(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """Its client starts it again; who reads what is not complete waits for that."""
+    survivor = mount("--cache-size", "48MiB", "--admission", "always")
+    survivor.start_readers(rng)
+    for _ in range(3):
+        before = survivor.server
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda pid=before: not alive(pid), "the server is dead")
+        assert (survivor.path / "big2").read_bytes() == (survivor.source / "big2").read_bytes()
+    survivor.finish_readers()
+
+
+def test_server_and_client_are_killed_at_once(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    survivor = mount()
+    survivor.start_readers(rng)
+    server, client = survivor.server, survivor.client
+    os.kill(server, signal.SIGKILL)
+    os.kill(client, signal.SIGKILL)
+    survivor.next_client(client)
+    assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
+    survivor.finish_readers()
+
+
+def test_warm_files_are_served_while_the_server_hangs(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """A successor needs no server for a file that is open."""
+    survivor = mount()
+    path = survivor.path / "big0"
+    want = (survivor.source / "big0").read_bytes()
+    assert path.read_bytes() == want
+    server = survivor.server
+    with path.open("rb", buffering=0) as file:
+        os.kill(server, signal.SIGSTOP)
+        try:
+            os.kill(survivor.client, signal.SIGKILL)
+            for _ in range(20):
+                offset = rng.randrange(len(want))
+                assert os.pread(file.fileno(), MIB, offset) == want[offset : offset + MIB]
+        finally:
+            os.kill(server, signal.SIGCONT)
+    assert path.read_bytes() == want
+
+
+def test_an_upgrade_under_load(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """Client and supervisor are replaced, and no reader notices; twice."""
+    survivor = mount()
+    survivor.start_readers(rng)
+    for _ in range(2):
+        old = survivor.client, survivor.supervisor
+        survivor.node.ok("mount", "--upgrade", survivor.path)
+        survivor.next_client(old[0])
+        survivor.next_supervisor(old[1])
+        wait_until(lambda pids=old: not any(map(alive, pids)), "the old ones end")
+    survivor.kill_client()
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
+
+
+class Held:
+    """Files that are open and mapped, and the bytes that they must go on having."""
+
+    def __init__(self, stack: contextlib.ExitStack, root: Path, names: list[str]) -> None:
+        self.files = []
+        for name in names:
+            file = stack.enter_context((root / name).open("rb", buffering=0))
+            view = stack.enter_context(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+            self.files.append((name, file.fileno(), view, view[:]))
+
+    def check(self) -> None:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(self._check, self.files))
+
+    @staticmethod
+    def _check(held: tuple[str, int, mmap.mmap, bytes]) -> None:
+        name, fd, view, want = held
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(fd, len(want), 0) == want, name
+        assert view[:] == want, name
+
+
+def test_freed_and_fetched_again_under_open_files(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """`free`, a refetch and the client's death, in every order, under open and mapped files."""
+    survivor = mount()
+    names = ["small0/f0000", "small1/f0001", "big0", "big1"]
+    acts: list[Callable[[], object]] = [
+        survivor.kill_client,
+        lambda: survivor.node.ok("free", survivor.path),
+        lambda: [(survivor.path / name).read_bytes() for name in names],
+    ]
+    with contextlib.ExitStack() as stack:
+        held = [Held(stack, survivor.path, names)]
+        for _ in range(3):
+            rng.shuffle(acts)
+            for act in acts:
+                act()
+                held[-1].check()
+            held.append(Held(stack, survivor.path, names))
+        for each in held:
+            each.check()
+
+
+def test_replaced_under_open_files(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """A new version at the origin is a new file to who opens it; who has the old one keeps it."""
+    survivor = mount("--sync-interval", "0")
+    names = ["small0/f0000", "big0"]
+    with contextlib.ExitStack() as stack:
+        old = []
+        for version in range(3):
+            old.append(Held(stack, survivor.path, names))
+            for name in names:
+                path = survivor.source / name
+                path.unlink()
+                path.write_bytes(
+                    body(5000 + version, 100_001 + version if "f" in name else 9 * MIB)
+                )
+            if rng.random() < 0.5:
+                survivor.kill_client()
+            for name in names:
+                new = (survivor.source / name).read_bytes()
+                assert (survivor.path / name).read_bytes() == new
+            survivor.kill_client()
+            for each in old:
+                each.check()
+
+
+def test_killed_and_unmounted(mount: Callable[..., Survivor], node: Node) -> None:
+    """After deaths the usual ends are as they were: nothing is left."""
+    survivor = mount()
+    survivor.kill_client()
+    os.kill(survivor.supervisor, signal.SIGKILL)
+    pids = [survivor.client]
+    subprocess.run(["umount", survivor.path], check=True)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "the client ends")
+    assert not is_mounted(survivor.path)
