@@ -56,7 +56,7 @@ def run(lab: Lab, result: Result) -> None:
         kinds = [kind for kind in KINDS if kind != "big file, whole"]
         with steady(mount, data, kinds, lab.root) as readers:
             story = disturb(lab, mount, kills)
-        mount.pids += lab.cachefs.pids(mount.path)
+        mount.pids += list(lab.cachefs.running())
     show(result, story, readers.records)
     judge(result, story, readers.records)
 

@@ -1,0 +1,188 @@
+"""An hour (`--minutes N`) of mixed readers, opens, listings, `free`, dropped kernel caches, and
+SIGKILLs of client and server: every read is right, RssAnon and descriptors of all processes flat.
+
+Flat: the peak of the last third is at most 16 MiB and 16 descriptors above that of the second. The
+cache holds half of the data and admits all, so that it evicts under open files all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import machine
+from bench.datasets import MIB, Dataset
+from bench.harness import Lab, first_paragraph, labs, measure
+from bench.mounts import BenchFailed, Mounted
+from bench.report import Result, markdown
+from bench.steady import steady
+from bench.steady_readers import KINDS, Record
+
+MINUTES = 60.0
+SEED = 5
+GROWTH_MIB, GROWTH_DESCRIPTORS = 16.0, 16.0
+SAMPLE_S = 0.5
+KILL_EVERY_S = (12.0, 300.0)  # at least (a client is good after ten seconds), at most
+KILLS = 12
+OTHER_EVERY_S = 4.0
+PACE_S = 0.005
+
+
+@dataclass
+class Samples:
+    """RssAnon in MiB and descriptors over time, by role."""
+
+    memory_mib: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    descriptors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, running: dict[int, str]) -> None:
+        """Of the processes of this moment; one that ends meanwhile is left out."""
+        for pid, role in running.items():
+            with contextlib.suppress(OSError):
+                memory = machine.rss_anon_bytes(pid) / MIB
+                count = len(os.listdir(f"/proc/{pid}/fd"))
+                self.memory_mib[role].append(memory)
+                self.descriptors[role].append(count)
+
+
+def soak(lab: Lab, result: Result, minutes: float) -> None:
+    """Runs for `minutes`; fills bars and tables."""
+    data = lab.datasets.mixed(*((16, 128, 300, 300) if lab.quick else (128, 1024, 2000, 2000)))
+    flags = ("--transport", "kernel", "--admission", "always", "--log-level", "warning")
+    done: dict[str, int] = defaultdict(int)
+    with lab.ours(
+        data.url, *flags, url=lab.origin.direct_url, cache_size=f"{data.size_bytes // 2}B"
+    ) as mount:
+        with steady(mount, data, list(KINDS), lab.root, PACE_S) as readers, sampled(lab) as samples:
+            for act in schedule(lab, mount, data, minutes * 60):
+                act()
+                done[act.__name__] += 1
+                readers.check()
+        mount.pids += list(lab.cachefs.running())
+    show(result, samples, readers.records, done)
+    judge(result, samples, readers.records, done)
+
+
+Act = Callable[[], None]
+
+
+def schedule(lab: Lab, mount: Mounted, data: Dataset, duration_s: float) -> Iterator[Act]:
+    """What disturbs, each when its time has come; ends after `duration_s`."""
+    rng, clock = random.Random(SEED), threading.Event()
+    end_s = time.monotonic() + duration_s
+    every_s = min(max(duration_s / KILLS, KILL_EVERY_S[0]), KILL_EVERY_S[1])
+    kill_at_s, victim = time.monotonic() + every_s / 2, "client"
+    others = disturbances(lab, mount, data, rng)
+    while (now := time.monotonic()) < end_s:
+        if now >= kill_at_s:
+            yield kill(lab, victim)
+            kill_at_s, victim = now + every_s, "server" if victim == "client" else "client"
+        else:
+            yield next(others)
+        clock.wait(min(OTHER_EVERY_S, max(0.0, end_s - time.monotonic())))
+
+
+def kill(lab: Lab, role: str) -> Act:
+    def act() -> None:
+        for pid, its in lab.cachefs.running().items():
+            if its == role:
+                os.kill(pid, signal.SIGKILL)
+
+    act.__name__ = f"SIGKILL of the {role}"
+    return act
+
+
+def disturbances(lab: Lab, mount: Mounted, data: Dataset, rng: random.Random) -> Iterator[Act]:
+    """`free` of a random file or folder, the kernel's caches dropped; in turn, for ever."""
+
+    def free() -> None:
+        parts = data.names[rng.randrange(len(data.names))].split("/")
+        path = mount.path.joinpath(*parts[: rng.randint(1, len(parts))])
+        lab.cachefs.run("free", path)
+
+    def drop_caches() -> None:
+        lab.drop_caches(dentries=rng.random() < 0.5)
+
+    while True:
+        yield free
+        yield drop_caches
+
+
+@contextlib.contextmanager
+def sampled(lab: Lab) -> Iterator[Samples]:
+    """Looks at all processes of ours twice a second while the block runs."""
+    samples, stop = Samples(), threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(SAMPLE_S):
+            samples.take(lab.cachefs.running())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()
+
+
+def thirds(values: list[float]) -> tuple[float, float, float]:
+    """The peaks of the three thirds. Raises BenchFailed when there are too few values."""
+    size = len(values) // 3
+    if not size:
+        raise BenchFailed("the soak was too short to see a trend")
+    return max(values[:size]), max(values[size : 2 * size]), max(values[-size:])
+
+
+def show(result: Result, samples: Samples, records: list[Record], done: dict[str, int]) -> None:
+    table = result.table("Peaks of the three thirds", "what", "first", "second", "last")
+    for role in samples.memory_mib:
+        table.add(f"RssAnon of the {role}, MiB", *thirds(samples.memory_mib[role]))
+        table.add(f"descriptors of the {role}", *thirds(samples.descriptors[role]))
+    table = result.table("Readers", "kind", "operations", "longest s")
+    for record in records:
+        table.add(record.kind, record.operations, record.worst_s)
+    result.notes.append(", ".join(f"{what}: {count} times" for what, count in done.items()))
+
+
+def judge(result: Result, samples: Samples, records: list[Record], done: dict[str, int]) -> None:
+    wrong = [text for record in records for text in record.wrong]
+    result.bar("errors and wrong bytes", len(wrong), 0)
+    result.notes += wrong[:10]
+    result.bar(
+        "operations of the idlest reader", min(r.operations for r in records), 1, at_least=True
+    )
+    for role in ("client", "server"):
+        result.bar(f"SIGKILLs of the {role}", done[f"SIGKILL of the {role}"], 1, at_least=True)
+    for role in samples.memory_mib:
+        _, second, last = thirds(samples.memory_mib[role])
+        result.bar(f"growth of the {role}'s RssAnon", last - second, GROWTH_MIB, "MiB")
+        _, second, last = thirds(samples.descriptors[role])
+        result.bar(f"growth of the {role}'s descriptors", last - second, GROWTH_DESCRIPTORS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--quick", action="store_true", help="small data")
+    chosen = parser.parse_args()
+    with labs(chosen.quick) as make_lab:
+        question = first_paragraph(__doc__ or "")
+        run = lambda lab, result: soak(lab, result, chosen.minutes)  # noqa: E731
+        result = measure(Path(__file__).stem, question, run, make_lab)
+    print(markdown(result))
+    return 0 if result.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
