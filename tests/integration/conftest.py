@@ -58,8 +58,11 @@ def open_mountinfo() -> list[str]:
 class Node:
     """A user on a machine: a state home, an environment, the command line."""
 
-    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, root: Path, environment: dict[str, str], mount_options: tuple[str, ...] = ()
+    ) -> None:
         self.root = root
+        self.mount_options = mount_options
         self.home = root / "home"
         self.home.mkdir()
         keep = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LC_ALL": "C.UTF-8"}
@@ -108,7 +111,7 @@ class Node:
         mountpoint = self.mountpoint(name)
         if mountpoint not in self.mountpoints:
             self.mountpoints.append(mountpoint)
-        self.ok("mount", source, mountpoint, *options)
+        self.ok("mount", source, mountpoint, *self.mount_options, *options)
         assert is_mounted(mountpoint)
         self.processes(mountpoint)
         return mountpoint
@@ -168,8 +171,14 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, s3: S3Server) -> Iterator[Node]:
-    user = Node(tmp_path, s3.credentials())
+def transport_options() -> tuple[str, ...]:
+    """Options of every mount of a test; modules that run on each transport have their own."""
+    return ()
+
+
+@pytest.fixture
+def node(tmp_path: Path, s3: S3Server, transport_options: tuple[str, ...]) -> Iterator[Node]:
+    user = Node(tmp_path, s3.credentials(), transport_options)
     try:
         yield user
     finally:

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
 from tests.integration.conftest import Bucket, Node, alive, is_mounted, wait_until
 from tests.integration.dataset import body, digest
 from worker.store import records
 
 MIB = 1 << 20
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport_options(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Every paragraph holds on every transport, but for deaths."""
+    return OPTIONS[request.param]
 
 
 def reads(path: Path) -> bytes | int:
@@ -163,8 +170,9 @@ def test_interval_minus_one_never_asks_again(node: Node, bucket: Bucket) -> None
     assert os.listdir(mounted) == ["a"]
 
 
+@pytest.mark.parametrize("transport_options", [OPTIONS[PYFUSE3]])
 def test_a_killed_client(node: Node, bucket: Bucket) -> None:
-    """[S-crash] A killed client leaves ENOTCONN, cleared by the next mount; the cache is kept."""
+    """[S-crash] With pyfuse3 it leaves ENOTCONN, cleared by the next mount; the cache is kept."""
     data = body(8, 3 * MIB)
     bucket.put("a", data)
     mounted = node.mount(bucket.url, *bucket.options)
