@@ -97,11 +97,11 @@ class Held:
 # ---- names ----
 
 
-@pytest.mark.parametrize("sync_interval_s", [60.0, 0.0])
-def test_ten_thousand_names_with_their_attributes(place: Place, sync_interval_s: float) -> None:
+@pytest.mark.parametrize(("sync_interval_s", "names"), [(60.0, 10_000), (0.0, 200)])
+def test_many_names_with_their_attributes(place: Place, sync_interval_s: float, names: int) -> None:
     directory = place.origin / "many"
     directory.mkdir()
-    sizes = {f"name-{number:05}.jpg": number % 97 for number in range(10_000)}
+    sizes = {f"name-{number:05}.jpg": number % 97 for number in range(names)}
     for name, size in sizes.items():
         (directory / name).write_bytes(b"x" * size)
     mount = place.mount(sync_interval_s=sync_interval_s)
@@ -111,15 +111,15 @@ def test_ten_thousand_names_with_their_attributes(place: Place, sync_interval_s:
         with os.scandir(mount.path / "many") as entries:
             found = {entry.name: entry.stat().st_size for entry in entries}
         assert found == sizes
-        names = os.listdir(mount.path / "many")
-        assert len(names) == len(sizes)
-        assert set(names) == set(sizes)
+        listed = os.listdir(mount.path / "many")
+        assert len(listed) == len(sizes)
+        assert set(listed) == set(sizes)
     if sync_interval_s:
-        before = mount.facts()["requests"]
+        before = mount.facts()["lookups"]
         drop_caches()
-        mount.distrust_names()
-        subprocess.run(["ls", "-l", mount.path / "many"], check=True, capture_output=True)
-        assert mount.facts()["requests"] - before < 2000, "attributes come with the names"
+        command = ["find", mount.path / "many", "-size", "+1"]
+        subprocess.run(command, check=True, capture_output=True)
+        assert mount.facts()["lookups"] - before < 10, "attributes come with the names"
 
 
 # ---- signals ----
@@ -288,16 +288,18 @@ while True:
 class Openers:
     """Programs that hold files open and read all of them when told."""
 
-    def __init__(self, directory: Path, programs: int, files: int) -> None:
-        hard = max(resource.getrlimit(resource.RLIMIT_NOFILE)[1], files + 100)
+    def __init__(self, directory: Path, files: int) -> None:
+        hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 20)
+        each = min(files // 4, hard - 100)
+        shares = [each] * (files // each) + [files % each]
         self.popens = [
             subprocess.Popen(
-                [sys.executable, "-c", OPENERS, str(directory), str(files)],
+                [sys.executable, "-c", OPENERS, str(directory), str(share)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard)),
             )
-            for _ in range(programs)
+            for share in shares
         ]
 
     def __enter__(self) -> Openers:
@@ -333,7 +335,7 @@ def test_a_hundred_thousand_open_files(place: Place) -> None:
     mount = place.mount()
     for name in names:  # cold: filled whole
         assert (mount.path / "many" / name).read_text() == name
-    with Openers(mount.path / "many", 4, 25_000) as openers:
+    with Openers(mount.path / "many", 100_000) as openers:
         facts = mount.facts()
         assert facts["open_files"] == len(names)
         assert facts["descriptors"] < 64

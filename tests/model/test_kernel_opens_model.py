@@ -36,8 +36,9 @@ from tests.services.kernel_mount import KernelMount
 
 MIB = 1 << 20
 SIZES = {"small": 110 << 10, "tiny": 5, "big": 9 * MIB + 4097, "other": 8 * MIB + 1}
-HISTORIES = int(os.environ.get("CACHEFS_TEST_HISTORIES", "30"))  # a second each
+HISTORIES = int(os.environ.get("CACHEFS_TEST_HISTORIES", "25"))  # a second each
 STEPS = 40
+CACHE_BYTES = 64 * MIB  # of which one history fills a third: most evict
 OP_S = 20.0  # of one operation while who serves is killed
 FIRST_MTIME_S = 1_700_000_000
 
@@ -296,7 +297,11 @@ def mount() -> Iterator[KernelMount]:
         origin = Path(directory) / "origin"
         origin.mkdir()
         with KernelMount(
-            origin, Path(directory), sync_interval_s=0.0, limit_s=170.0 * max(1.0, HISTORIES / 100)
+            origin,
+            Path(directory),
+            sync_interval_s=0.0,
+            cache_size_bytes=CACHE_BYTES,
+            limit_s=max(170.0, 3.0 * HISTORIES),
         ) as mount:
             World.mount, World.origin = mount, origin
             yield mount

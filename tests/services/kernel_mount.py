@@ -108,6 +108,7 @@ class KernelMount:
         spec = ServerSpec(
             home=str(self.home), source=self.source, cache_dir=str(self.home / "cache"),
             cache_size_bytes=self._cache_size_bytes, sync_interval_s=self._sync_interval_s,
+            admission="always",
         )  # fmt: skip
         self.server = ensure_server(spec).socket
         self.client = BlockingClient.connect(self.server)
@@ -134,19 +135,21 @@ class KernelMount:
     ) -> None:
         self._watchdog.cancel()
         _libc.umount2(os.fsencode(self.path), _DETACH)
-        self.abort()
-        self.process.end()
-        os.close(self.fd)
-        self.table.close()
+        try:
+            self.abort()
+            self.process.end()
+        finally:
+            os.close(self.fd)
+            self.table.close()
+            self._keeper.close()
+            self.client.close()
         if self._owns_server:
-            self._stop_server()
-        self.client.close()
+            self._wait_server_ends()
         assert not self.aborted, f"it hung: {self.log.read_text()}"
 
-    def _stop_server(self) -> None:
+    def _wait_server_ends(self) -> None:
         with Watch(self.client.welcome.pid) as watch:
-            self.client.call(m.Detach())
-            assert watch.ended(ANSWER_S), "the server does not end"
+            assert watch.ended(ANSWER_S), "the server does not end after its last mount"
 
     def _mount(self) -> tuple[int, Negotiated]:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
