@@ -154,15 +154,17 @@ def mount(node: Node, source: Path) -> Iterator[Callable[..., Survivor]]:
         survivor.clean_up()
 
 
+@pytest.mark.parametrize(("passthrough", "kills"), [("auto", KILLS), ("off", KILLS // 3)])
 def test_the_client_is_killed_again_and_again(
-    mount: Callable[..., Survivor], rng: random.Random
+    mount: Callable[..., Survivor], rng: random.Random, passthrough: str, kills: int
 ) -> None:
     """50 times at random moments, under every kind of reader, while the cache is too small for
     them, so that files are cold, warm, evicted and fetched again all the time."""
-    survivor = mount("--cache-size", "48MiB", "--admission", "always")
+    small = ("--cache-size", "48MiB", "--admission", "always")
+    survivor = mount(*small, "--passthrough", passthrough)
     survivor.start_readers(rng, (*KINDS, "open", "map"))
     pause = threading.Event()
-    for _ in range(KILLS):
+    for _ in range(kills):
         pause.wait(rng.uniform(0, 0.4))
         survivor.kill_client()
     survivor.finish_readers()
