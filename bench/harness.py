@@ -33,6 +33,7 @@ from bench.readers import Spec, read_file
 from bench.report import Result, markdown
 
 SHARED_MEMORY = Path("/dev/shm")
+PROFILES = Path(__file__).with_name("profiles")
 READ_LIMIT_S = 300.0
 GB = 1e9
 
@@ -244,12 +245,19 @@ Run = Callable[[Lab, Result], None]
 def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) -> Result:
     """Runs one bench; what stops it is kept as the result's error."""
     result, started = Result(name, question), time.monotonic()
+    result.profile = profile_of(name)
     try:
         run(make_lab(name), result)
     except (BenchFailed, subprocess.SubprocessError, OSError, LookupError, ValueError) as err:
         result.error = f"{type(err).__name__}: {err}"
     result.took_s = time.monotonic() - started
     return result
+
+
+def profile_of(name: str) -> str:
+    """What somebody with a profiler wrote down of a bench, with the date; "" for most."""
+    path = PROFILES / f"{name}.md"
+    return path.read_text() if path.exists() else ""
 
 
 def main(run: Run, arguments: list[str] | None = None) -> None:

@@ -42,7 +42,8 @@ class Table:
 
 @dataclass
 class Result:
-    """One bench. `error` is set when it could not be finished."""
+    """One bench. `error` is set when it could not be finished. `profile`: what the time goes to,
+    Markdown written by hand from a profiler's output and shown as it is."""
 
     name: str
     question: str
@@ -51,6 +52,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     took_s: float = 0.0
+    profile: str = ""
 
     @property
     def passed(self) -> bool:
@@ -95,6 +97,8 @@ def markdown(result: Result) -> str:
         shown = [[show(cell) for cell in row] for row in table.rows]
         lines += [f"{table.title}:", "", *_markdown(table.columns, shown), ""]
     lines += [f"- {note}" for note in result.notes]
+    if result.profile:
+        lines += ["", "What the time goes to:", "", result.profile.strip()]
     lines += ["", f"Took {result.took_s:.0f} s: `python -m bench.{result.name}`.", ""]
     return "\n".join(lines)
 
@@ -128,6 +132,7 @@ def as_json(results: list[Result], machine: str) -> dict[str, Any]:
                 "bars": [{**vars(bar), "passed": bar.passed} for bar in r.bars],
                 "tables": [vars(table) for table in r.tables],
                 "notes": r.notes,
+                "profile": r.profile,
             }
             for r in results
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.harness import Pass, first_paragraph, median, median_rate
-from bench.report import Bar, Result, as_json, page, show
+from bench.report import Bar, Result, as_json, markdown, page, show
 
 
 def one(wall_s: float, files: int = 10) -> Pass:
@@ -30,6 +30,12 @@ def test_a_result_with_an_error_or_a_missed_bar_is_not_met() -> None:
     assert "| b | rate | 1 x | >= 3 x | **FAIL** |" in text
     assert "**Not finished:** no such thing" in text
     assert as_json([missed], "a machine")["results"][0]["bars"][0]["passed"] is False
+
+
+def test_a_profile_stands_in_its_section_as_it_was_written() -> None:
+    result = Result("a", "?", profile="| part | us |\n|---|--:|\n| loop | 9 |\n")
+    assert "What the time goes to:\n\n| part | us |\n|---|--:|\n| loop | 9 |\n" in markdown(result)
+    assert "What the time goes to" not in markdown(Result("a", "?"))
 
 
 def test_figures_are_short() -> None:
