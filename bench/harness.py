@@ -130,15 +130,15 @@ class Lab:
 
     @contextlib.contextmanager
     def side_by_side(self, data: Dataset, readers: int) -> Iterator[list[Mounted]]:
-        """Native tmpfs, a bare pyfuse3 server, rclone's mount2 and ours, all mounted at once and
-        each read once by `readers`, so that warm passes can take turns."""
+        """Native tmpfs, a bare pyfuse3 server, rclone's mount2 and ours by pyfuse3, all mounted at
+        once and each read once by `readers`, so that warm passes can take turns."""
         url = self.origin.direct_url
         with contextlib.ExitStack() as stack:
             contenders = [
                 Mounted("native tmpfs", data.folder, []),
                 stack.enter_context(self.bare(data)),
                 stack.enter_context(self.rclone(data, url)),
-                stack.enter_context(self.ours(data.url, url=url)),
+                stack.enter_context(self.ours(data.url, "--transport", "pyfuse3", url=url)),
             ]
             for contender in contenders:
                 self.read(contender, data, readers=readers)

@@ -1,5 +1,5 @@
-"""Warm files of 110 KiB, 4 readers, open + read + close: >= rclone's mount2, with the kernel's
-names dropped before the pass and with names kept.
+"""Transport pyfuse3: warm files of 110 KiB, 4 readers, open + read + close >= rclone's mount2, with
+the kernel's names dropped before the pass and with names kept.
 
 Native tmpfs and a bare pyfuse3 loop-back server stand beside; the page cache is dropped before
 every pass.
