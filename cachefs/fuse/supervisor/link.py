@@ -92,7 +92,10 @@ class Link:
         while True:
             try:
                 note, fds = await self._receive()
-            except (OSError, ProtocolError) as err:
+            except ProtocolError as err:  # of another version: it may say what we do not know
+                log.info("the supervisor: %s", err)
+                continue
+            except OSError as err:
                 log.debug("control socket: %s", err)
                 return
             for fd in fds:

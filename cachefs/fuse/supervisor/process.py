@@ -15,7 +15,7 @@ import msgspec
 from cachefs.core.specs import ClientSpec
 
 CLIENT_MODULE: Final = "cachefs.fuse.client"
-_REAP_S: Final = 0.5
+_REAP_S: Final = 0.1  # one whose other threads end late; a successor waits meanwhile
 
 
 class Process:
@@ -32,22 +32,49 @@ class Process:
 
     @classmethod
     def start(cls, spec: ClientSpec, python: str, *, successor: bool) -> Process:
-        """Starts a client of an interpreter (and so of a version). Its standard error is ours."""
+        """Starts a client of an interpreter (and so of a version). Its standard error is ours.
+        Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             spec = msgspec.structs.replace(spec, control_fd=theirs.fileno(), successor=successor)
-            child = subprocess.Popen(
-                [python, "-I", "-m", CLIENT_MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            try:
+                child = subprocess.Popen(
+                    [python, "-I", "-m", CLIENT_MODULE],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin:
             child.stdin.write(msgspec.msgpack.encode(spec))
         return cls(child.pid, ours, child)
+
+    @classmethod
+    def adopt(cls, pid: int, control_fd: int) -> Process | None:
+        """The process at the other end of a control socket, which another process started; None
+        when it has ended (its number may be somebody else's by now)."""
+        control = socket.socket(fileno=control_fd)
+        os.set_inheritable(control_fd, False)
+        with contextlib.suppress(ProcessLookupError):
+            found = cls(pid, control)
+            if not found._has_hung_up():
+                return found
+            os.close(found.pidfd)
+        control.close()
+        return None
+
+    def _has_hung_up(self) -> bool:
+        try:
+            return not self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal; one that has ended is no error."""

@@ -10,14 +10,17 @@ One that was killed from outside did nothing wrong: the next comes at once, up t
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Failure
 from cachefs.fuse.supervisor.wire import BEAT_S
 
 START_LIMIT_S: Final = 90.0  # from its start to Ready: it may have to start a server
-SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving
+SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving, from Retire to Retired, and to its end then
+STOP_LIMIT_S: Final = 30.0  # from the first signal to the end
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
 MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
 MAX_KILLS: Final = 100  # likewise, of clients that were killed from outside
@@ -36,56 +39,59 @@ class Phase(enum.Enum):
     RETIRED = enum.auto()  # reads no more
 
 
+_BEFORE: Final = (Phase.STARTING, Phase.READY)
+
+
 # ---- events --------------------------------------------------------------------------------------
 
 
-class Begin(NamedTuple):
+class Begin(msgspec.Struct, frozen=True):
     """A new mount."""
 
 
-class Started(NamedTuple):
+class Started(msgspec.Struct, frozen=True):
     """A client's process was started."""
 
     pid: int
 
 
-class NotStarted(NamedTuple):
+class NotStarted(msgspec.Struct, frozen=True):
     """The process could not be started."""
 
     cause: str
 
 
-class Ready(NamedTuple):
+class Ready(msgspec.Struct, frozen=True):
     pid: int
     warning: str = ""
 
 
-class Failed(NamedTuple):
+class Failed(msgspec.Struct, frozen=True):
     """A client says that it never will serve."""
 
     pid: int
     failure: Failure
 
 
-class Mounted(NamedTuple):
+class Mounted(msgspec.Struct, frozen=True):
     """`failure`: why it cannot be."""
 
     failure: Failure | None = None
 
 
-class Serving(NamedTuple):
+class Serving(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Beat(NamedTuple):
+class Beat(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Retired(NamedTuple):
+class Retired(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """`clean`: it ended by itself, with exit status 0. `killed`: by SIGKILL, or in a way that
     nobody can tell."""
 
@@ -94,84 +100,80 @@ class Ended(NamedTuple):
     killed: bool = False
 
 
-class StopAsked(NamedTuple):
+class StopAsked(msgspec.Struct, frozen=True):
     """By a signal."""
 
 
-class UpgradeAsked(NamedTuple):
+class UpgradeAsked(msgspec.Struct, frozen=True):
     """By the command line; what to start is the shell's to know."""
 
 
-class Tick(NamedTuple):
+class Tick(msgspec.Struct, frozen=True):
     """Time passed."""
-
-
-"""
-"""
 
 
 # ---- actions -------------------------------------------------------------------------------------
 
 
-class Start(NamedTuple):
+class Start(msgspec.Struct, frozen=True):
     """Start a client; `upgrade`: of the version that was asked for."""
 
     upgrade: bool = False
 
 
-class Mount(NamedTuple):
+class Mount(msgspec.Struct, frozen=True):
     """Mount, answer INIT, make the table."""
 
 
-class Serve(NamedTuple):
+class Serve(msgspec.Struct, frozen=True):
     pid: int
     takeover: bool
 
 
-class Retire(NamedTuple):
+class Retire(msgspec.Struct, frozen=True):
     pid: int
 
 
-class DumpStacks(NamedTuple):
+class DumpStacks(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Kill(NamedTuple):
+class Kill(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Terminate(NamedTuple):
+class Terminate(msgspec.Struct, frozen=True):
     """Ask it to unmount and end."""
 
     pid: int
 
 
-class SayStarted(NamedTuple):
+class SayStarted(msgspec.Struct, frozen=True):
     pid: int
     warning: str
 
 
-class SayFailed(NamedTuple):
+class SayFailed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-class SayUpgraded(NamedTuple):
+class SayUpgraded(msgspec.Struct, frozen=True):
     pid: int
     failure: Failure | None
 
 
-class GiveUp(NamedTuple):
+class GiveUp(msgspec.Struct, frozen=True):
     """Take the mount away and close every descriptor."""
 
     cause: str
 
 
-class Finish(NamedTuple):
+class Finish(msgspec.Struct, frozen=True):
     code: int
 
 
-class Leave(NamedTuple):
-    """End without touching the client, which starts another supervisor."""
+class Leave(msgspec.Struct, frozen=True):
+    """End without touching the client `pid`, which starts another supervisor."""
 
     pid: int
 
@@ -209,6 +211,11 @@ class Client:
         """May it read the device?"""
         return self.phase in (Phase.TOLD, Phase.SERVING, Phase.RETIRING)
 
+    @property
+    def did_well(self) -> bool:
+        """Did it serve for a while, as far as its heart was heard?"""
+        return self.phase is Phase.SERVING and self.beat_at - self.since >= GOOD_S
+
 
 class Supervision:
     """See the module. `heartbeat_timeout_s`: a client that serves and does not beat for so long
@@ -221,7 +228,7 @@ class Supervision:
         self._clients: dict[int, Client] = {}
         self._mounted = False
         self._announced = False
-        self._stopping = False
+        self._stop_by: float | None = None  # it was asked to stop
         self._deaths = 0
         self._kills = 0
         self._start_at: float | None = None
@@ -269,7 +276,7 @@ class Supervision:
             case Mounted(failure):
                 return self._on_mounted(failure, now)
             case StopAsked():
-                return self._on_stop()
+                return self._on_stop(now)
             case UpgradeAsked():
                 return self._on_upgrade()
             case Tick():
@@ -287,10 +294,10 @@ class Supervision:
                 return self._on_serving(client, now)
             case Beat():
                 client.beat_at = now
-                client.dumped_at = None
+                if client.phase is Phase.SERVING:
+                    client.dumped_at = None
             case Retired():
-                client.enter(Phase.RETIRED, now)
-                return self._serve_next(now)
+                return self._on_retired(client, now)
             case Ended(_, clean, killed):
                 return self._on_ended(client, clean, killed, now)
         return []
@@ -304,6 +311,8 @@ class Supervision:
         return self._on_death(now)
 
     def _on_ready(self, client: Client, warning: str, now: float) -> list[Action]:
+        if client.phase is not Phase.STARTING or self._stop_by is not None:
+            return []
         client.warning = warning
         client.enter(Phase.READY, now)
         if not self._mounted:
@@ -320,10 +329,19 @@ class Supervision:
         self._mounted = True
         return self._serve_next(now)
 
+    def _on_retired(self, client: Client, now: float) -> list[Action]:
+        if client.phase is not Phase.RETIRING:
+            return []
+        client.enter(Phase.RETIRED, now)
+        return self._serve_next(now)
+
     def _on_serving(self, client: Client, now: float) -> list[Action]:
+        if client.phase is not Phase.TOLD:
+            return []
         client.enter(Phase.SERVING, now)
         if client.is_upgrade:
-            return [SayUpgraded(client.pid, None), Leave(client.pid)]
+            others = [Kill(c.pid) for c in self._clients.values() if c.phase in _BEFORE]
+            return [SayUpgraded(client.pid, None), *others, Leave(client.pid)]
         if self._announced:
             return []
         self._announced = True
@@ -334,22 +352,25 @@ class Supervision:
             return [SayUpgraded(0, failure)]
         if self._announced:
             return []  # its end counts
-        return [SayFailed(failure), *self._kill_all(), Finish(1)]
+        return [SayFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
 
     def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
         del self._clients[client.pid]
-        if client.is_upgrade and not client.reads and self._reader() is not None:
-            return [SayUpgraded(0, _failure("the new client ended before it could serve"))]
-        if self._stopping or (clean and client.phase is Phase.SERVING):
-            return [GiveUp("stopped"), *self._kill_all(), Finish(0)]
-        if client.phase in (Phase.RETIRING, Phase.RETIRED):
-            return self._serve_next(now)
+        said: list[Action] = []
+        if client.is_upgrade:
+            said = [SayUpgraded(0, _failure("the new client ended before it could serve"))]
+        if self._stop_by is not None or (clean and client.phase is Phase.SERVING):
+            return [*said, *self._stopped()]
         if not self._announced:
             cause = "the file system's process ended before it answered"
             return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
-        if client.phase is Phase.SERVING and now - client.since >= GOOD_S:
+        if self._reader() is not None:
+            return said  # the mount is served all the same
+        if client.phase in (Phase.RETIRING, Phase.RETIRED):
+            return [*said, *self._serve_next(now)]
+        if client.did_well:
             self._deaths = self._kills = 0
-        return self._on_death(now, killed=killed and not client.killed)
+        return [*said, *self._on_death(now, killed=killed and not client.killed)]
 
     def _on_death(self, now: float, *, killed: bool = False) -> list[Action]:
         """`killed`: from outside."""
@@ -367,22 +388,30 @@ class Supervision:
         self._start_at = now + min(pause_s, PAUSE_MAX_S)
         return self._on_tick(now)
 
-    def _on_stop(self) -> list[Action]:
-        if self._stopping or not self._clients:
-            return [*self._kill_all(), GiveUp("stopped"), Finish(0)]
-        self._stopping = True
+    def _on_stop(self, now: float) -> list[Action]:
+        if self._stop_by is not None or not self._clients:
+            return self._stopped()
+        self._stop_by = now + STOP_LIMIT_S
+        self._start_at = None
         return [Terminate(pid) for pid in self._clients]
+
+    def _stopped(self) -> list[Action]:
+        return [*self._kill_all(), GiveUp("stopped"), Finish(0)]
 
     def _on_upgrade(self) -> list[Action]:
         reader = self._reader()
         if reader is None or reader.phase is not Phase.SERVING or len(self._clients) > 1:
             return [SayUpgraded(0, _failure("the mount is just being taken over; try again"))]
+        if self._stop_by is not None:
+            return [SayUpgraded(0, _failure("the mount is just being taken away"))]
         if not self.can_take_over:
             return [SayUpgraded(0, _failure("the kernel cannot send requests to a successor"))]
         self._starting_upgrade = True
         return [Start(upgrade=True)]
 
     def _on_tick(self, now: float) -> list[Action]:
+        if self._stop_by is not None and now >= self._stop_by:
+            return self._stopped()
         actions: list[Action] = []
         if self._start_at is not None and now >= self._start_at:
             self._start_at = None
@@ -392,11 +421,8 @@ class Supervision:
         return actions
 
     def _look_at(self, client: Client, now: float) -> list[Action]:
-        """Kills what hangs; its stacks first, when it had come to serve."""
-        limits_s = {Phase.STARTING: START_LIMIT_S, Phase.TOLD: SERVE_LIMIT_S}
-        limit_s = limits_s.get(client.phase, self._timeout_s)
-        waits = client.phase in (Phase.READY, Phase.RETIRED)  # for us
-        if client.killed or (waits and not self._stopping) or now - client.beat_at < limit_s:
+        """Kills what hangs; its stacks first."""
+        if client.killed or client.phase is Phase.READY or not self._is_late(client, now):
             return []
         if client.dumped_at is None:
             client.dumped_at = now
@@ -407,6 +433,13 @@ class Supervision:
         return [Kill(client.pid)]
 
     # ---- inside ----
+
+    def _is_late(self, client: Client, now: float) -> bool:
+        """Does it hang? One that serves beats; the other phases have a time to be over by."""
+        if client.phase is Phase.SERVING:
+            return now - client.beat_at >= self._timeout_s
+        limit_s = START_LIMIT_S if client.phase is Phase.STARTING else SERVE_LIMIT_S
+        return now - client.since >= limit_s
 
     def _reader(self) -> Client | None:
         return next((client for client in self._clients.values() if client.reads), None)
@@ -424,6 +457,7 @@ class Supervision:
                 return self._on_tick(now)
             return []
         client.enter(Phase.TOLD, now)
+        self._start_at = None
         return [Serve(client.pid, takeover=self._announced)]
 
     def _give_up(self, cause: str) -> list[Action]:

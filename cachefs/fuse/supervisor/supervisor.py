@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -29,6 +30,7 @@ from cachefs.fuse.supervisor import state as s
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.supervisor.process import Process
 from cachefs.fuse.supervisor.upgrades import Upgrades
+from cachefs.launcher.processes import is_ours
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 
@@ -50,11 +52,11 @@ class Supervisor:
         self._negotiated: Negotiated | None = None
         self._device = ""
         self._processes: dict[int, Process] = {}
-        self._last_pid = 0
         self._selector = selectors.DefaultSelector()
         self._looked_at = 0.0
         self._exit: int | None = None
         self._upgrades = Upgrades(StateHome(spec.client.home), spec.client.mountpoint)
+        self._first: s.Event = s.Begin()
         now = time.monotonic()
         if spec.adopt is None:
             self._state = s.Supervision(spec.client.heartbeat_timeout_s)
@@ -68,9 +70,10 @@ class Supervisor:
     def run(self) -> int:
         """Until the mount is gone, given up, or left to the next supervisor."""
         with self._signals(), self._upgrades.listening() as listener:
-            self._selector.register(listener, selectors.EVENT_READ, self._upgrade_asked)
+            if listener is not None:
+                self._selector.register(listener, selectors.EVENT_READ, self._upgrade_asked)
             if not self._processes:
-                self._on(s.Begin())
+                self._on(self._first)
             while self._exit is None:
                 self._step()
         for process in self._processes.values():
@@ -119,15 +122,19 @@ class Supervisor:
         self._negotiated = w.decode_negotiated(adopt.negotiated)
         self._state.can_take_over = self._negotiated.resend
         self._device = mounting.device_at(self._spec.mountpoint)
-        self._add(Process(adopt.pid, socket.socket(fileno=adopt.control_fd)))
-        log.info("watching the client %d, whose supervisor was lost", adopt.pid)
+        process = Process.adopt(adopt.pid, adopt.control_fd)
+        if process is not None:
+            self._add(process)
+            log.info("watching the client %d, whose supervisor was lost", adopt.pid)
+        else:
+            self._first = s.Ended(adopt.pid, clean=self._is_gone(), killed=True)
+            log.warning("client %d has ended as its supervisor did", adopt.pid)
         self._ready.say(Started(os.getpid()))
 
     # ---- clients ----
 
     def _add(self, process: Process) -> None:
         self._processes[process.pid] = process
-        self._last_pid = process.pid
 
         def watch(what: int | socket.socket, call: Callable[[], None]) -> None:
             self._selector.register(what, selectors.EVENT_READ, call)
@@ -136,9 +143,13 @@ class Supervisor:
         watch(process.pidfd, lambda: self._ended(process))
 
     def _heard(self, process: Process) -> None:
+        if self._processes.get(process.pid) is not process:
+            return  # its end was seen in the same round
         try:
             note, fds = w.receive(process.control)
-        except (OSError, ProtocolError) as err:
+        except ProtocolError as err:  # of another version: it may say what we do not know
+            return log.info("client %d: %s", process.pid, err)
+        except OSError as err:
             log.warning("client %d: %s", process.pid, err)
             note, fds = None, []
         for fd in fds:
@@ -147,6 +158,9 @@ class Supervisor:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(process.control)
             return
+        self._said(process, note)
+
+    def _said(self, process: Process, note: w.AnyNote) -> None:
         pid = process.pid
         if isinstance(note, w.Ending):
             process.said_ending = True
@@ -170,13 +184,21 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
         self._selector.unregister(process.pidfd)
-        well, killed = process.ended_well(), process.was_killed()
+        well, killed = process.ended_well() or self._is_gone(), process.was_killed()
         log.log(
             logging.INFO if well else logging.WARNING,
             "client %d has ended%s", process.pid, "" if well else " unexpectedly",
         )  # fmt: skip
         process.close()
         self._on(s.Ended(process.pid, well, killed))
+
+    def _is_gone(self) -> bool:
+        """Has the mount gone, so that there is nothing left to serve?"""
+        if self._fuse_fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fuse_fd, 0)
+        return bool(poll.poll(0))  # POLLERR, which is always told
 
     def _said_something(self, process: Process) -> bool:
         if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
@@ -272,11 +294,20 @@ class Supervisor:
                 mounting.unmount(self._spec.mountpoint, self._device)
             except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
                 log.error("cannot unmount: %s", err)
-        StateHome(self._spec.home).remove_mount(self._spec.mountpoint, self._last_pid)
+        self._remove_record()
         for fd in (self._fuse_fd, self._table_fd):
             if fd >= 0:
                 os.close(fd)
         self._fuse_fd = self._table_fd = -1
+
+    def _remove_record(self) -> None:
+        """Unless it is by now that of the next mount at this place."""
+        home = StateHome(self._spec.home)
+        record = home.find_mount(self._spec.mountpoint)
+        if record is not None:
+            others = {record.pid, record.supervisor} - {0, os.getpid(), *self._processes}
+            if not any(is_ours(pid) for pid in others):
+                home.remove_mount(self._spec.mountpoint, record.pid)
 
     # ---- upgrades ----
 

@@ -32,8 +32,18 @@ class Upgrades:
         self._waiting: socket.socket | None = None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[socket.socket]:
-        """The listening socket; its name is removed at the end, unless it is a successor's."""
+    def listening(self) -> Iterator[socket.socket | None]:
+        """The listening socket; its name is removed at the end, unless it is a successor's. None
+        where it cannot be made: the mount is more than its upgrades."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._listener = stack.enter_context(self._bound())
+            except OSError as err:
+                log.warning("%s cannot be made, so there is no upgrade: %s", self._path, err)
+            yield self._listener
+
+    @contextlib.contextmanager
+    def _bound(self) -> Iterator[socket.socket]:
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -42,9 +52,8 @@ class Upgrades:
             listener.bind(f"/proc/self/fd/{directory}/{self._path.name}")
             listener.listen(_BACKLOG)
             ino = os.stat(self._path.name, dir_fd=directory).st_ino
-            self._listener = listener
             yield listener
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if os.stat(self._path.name, dir_fd=directory).st_ino == ino:
                     os.unlink(self._path.name, dir_fd=directory)
         finally:
@@ -61,14 +70,21 @@ class Upgrades:
             for fd in fds:
                 os.close(fd)
         except (OSError, ProtocolError) as err:
-            log.warning("a question that cannot be read: %s", err)
+            log.info("a question that cannot be read: %s", err)
             note = None
-        if not isinstance(note, w.Upgrade) or self._waiting is not None or foreground:
-            cause = "it runs in the foreground" if foreground else "another upgrade is under way"
+        cause = self._why_not(note, foreground)
+        if cause or not isinstance(note, w.Upgrade):
             _reply(sock, w.Upgraded(0, Failure(CacheFSError.code, cause)))
             return False
         self._waiting, self.python = sock, note.python
         return True
+
+    def _why_not(self, note: w.AnyNote | None, foreground: bool) -> str:
+        if not isinstance(note, w.Upgrade):
+            return "the mount's supervisor does not know what is asked"
+        if foreground:
+            return "the mount runs in the foreground: end it and mount again"
+        return "another upgrade is under way" if self._waiting is not None else ""
 
     def answer(self, note: w.Upgraded) -> None:
         """Tells who waits, if anybody does."""

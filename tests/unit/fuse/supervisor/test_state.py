@@ -1,0 +1,613 @@
+"""The supervisor's decisions, driven by made-up clients: whatever happens in whatever order, at
+most one of them may read the device, and it always ends in a mount that is served or taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cachefs.core.messages import Failure
+from cachefs.fuse.supervisor import state as s
+
+TIMEOUT_S = 10.0
+WHY = Failure("FAILED", "why")
+
+
+class World:
+    """A supervision, the processes that it started and the mount that it made. Processes do what
+    clients do: one that is told to retire goes on reading until it says so, or ends."""
+
+    def __init__(self, state: s.Supervision | None = None, now: float = 100.0) -> None:
+        self.now = now
+        self.state = state if state is not None else s.Supervision(TIMEOUT_S)
+        self.next_pid = 1
+        self.alive: set[int] = set()
+        self.readers: set[int] = set()  # were told to serve, have neither ended nor retired
+        self.said: list[s.Action] = []
+        self.code: int | None = None
+        self.left_to = 0
+        self.start_fails = self.mount_fails = False
+        self.asked = 0  # upgrades that wait for an answer
+        self.is_mounted = False
+
+    def on(self, event: s.Event) -> list[s.Action]:
+        actions = self.state.handle(event, self.now)
+        for action in actions:
+            self._do(action)
+        self.said += actions
+        return actions
+
+    def _do(self, action: s.Action) -> None:
+        match action:
+            case s.Start():
+                self._start()
+            case s.Mount():
+                assert not self.is_mounted, "a second mount"
+                self.is_mounted = not self.mount_fails
+                self.on(s.Mounted(WHY if self.mount_fails else None))
+            case s.Serve(pid):
+                assert self.is_mounted
+                assert not self.readers, f"{pid} is told to serve beside {self.readers}"
+                if pid in self.alive:
+                    self.readers.add(pid)
+            case s.SayUpgraded():
+                self.asked = 0
+            case s.GiveUp():
+                self.is_mounted = False
+            case s.Finish(code):
+                self.code = code
+            case s.Leave(pid):
+                self.left_to = pid
+
+    def _start(self) -> None:
+        if self.start_fails:
+            self.on(s.NotStarted("no memory"))
+            return
+        pid, self.next_pid = self.next_pid, self.next_pid + 1
+        self.alive.add(pid)
+        self.on(s.Started(pid))
+
+    @property
+    def is_over(self) -> bool:
+        return self.code is not None or self.left_to > 0
+
+    def ends(self, pid: int, *, clean: bool = False, killed: bool = False) -> list[s.Action]:
+        self.alive.discard(pid)
+        self.readers.discard(pid)
+        return self.on(s.Ended(pid, clean, killed))
+
+    def retired(self, pid: int) -> list[s.Action]:
+        self.readers.discard(pid)
+        return self.on(s.Retired(pid))
+
+    def waits(self, seconds: float) -> list[s.Action]:
+        """In steps of a beat, with nobody beating."""
+        actions: list[s.Action] = []
+        until = self.now + seconds
+        while self.now < until and not self.is_over:
+            self.now += 0.25
+            actions += self.on(s.Tick())
+        return actions
+
+    def serves(self, pid: int, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.25
+            self.on(s.Beat(pid))
+            self.on(s.Tick())
+
+
+def mounted() -> World:
+    """A mount that the client 1 serves."""
+    world = World()
+    world.on(s.Begin())
+    world.on(s.Ready(1, "a warning"))
+    world.on(s.Serving(1))
+    assert world.readers == {1}
+    return world
+
+
+def of_kind(actions: list[s.Action], kind: type[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def test_a_mount_is_announced_when_its_client_serves() -> None:
+    world = World()
+    assert world.on(s.Begin()) == [s.Start()]
+    assert world.on(s.Ready(1, "a warning")) == [s.Mount()]
+    assert s.Serve(1, takeover=False) in world.said
+    assert world.on(s.Serving(1)) == [s.SayStarted(1, "a warning")]
+
+
+@pytest.mark.parametrize(
+    "event", [s.Failed(1, WHY), s.Ended(1, clean=False), s.Ended(1, clean=True)]
+)
+def test_a_first_client_that_fails_fails_the_mount(event: s.Event) -> None:
+    world = World()
+    world.on(s.Begin())
+    actions = world.on(event)
+    assert of_kind(actions, s.SayFailed)
+    assert world.code == 1
+
+
+def test_a_mount_that_is_refused_leaves_no_client() -> None:
+    world = World()
+    world.mount_fails = True
+    world.on(s.Begin())
+    world.on(s.Ready(1))
+    assert s.SayFailed(WHY) in world.said
+    assert s.Kill(1) in world.said
+    assert world.code == 1
+
+
+def test_a_client_that_was_told_and_fails_takes_the_first_mount_away() -> None:
+    world = World()
+    world.on(s.Begin())
+    world.on(s.Ready(1))
+    world.on(s.Failed(1, WHY))
+    assert not world.is_mounted
+    assert world.code == 1
+
+
+def test_a_client_that_cannot_be_started_fails_the_mount() -> None:
+    world = World()
+    world.start_fails = True
+    world.on(s.Begin())
+    assert [said.failure.cause for said in of_kind(world.said, s.SayFailed)] == ["no memory"]
+    assert world.code == 1
+
+
+# ---- deaths --------------------------------------------------------------------------------------
+
+
+def test_a_death_is_followed_at_once() -> None:
+    world = mounted()
+    assert world.ends(1, killed=True) == [s.Start()]
+    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
+    assert world.on(s.Serving(2)) == []
+
+
+def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
+    """A successor has the time that a server needs to be started again."""
+    world = mounted()
+    world.ends(1, killed=True)
+    assert world.waits(s.START_LIMIT_S - 1) == []
+    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
+
+
+def deaths(world: World, *, killed: bool, served_s: float = 0.0) -> int:
+    """How many clients die, each as soon as it serves, before the mount is given up."""
+    for count in range(1, 1000):
+        (pid,) = world.alive
+        if served_s:
+            world.serves(pid, served_s)
+        world.ends(pid, killed=killed)
+        if world.code is not None:
+            return count
+        world.waits(s.PAUSE_MAX_S + 1)
+        (pid,) = world.alive
+        world.on(s.Ready(pid))
+        world.on(s.Serving(pid))
+    return 0
+
+
+def test_deaths_in_a_row_end_the_mount() -> None:
+    world = mounted()
+    began = world.now
+    assert deaths(world, killed=False) == s.MAX_DEATHS + 1
+    assert world.code == 1
+    assert not world.is_mounted, "callers get an error"
+    assert world.now - began < 60
+
+
+def test_clients_that_are_killed_from_outside_have_more_lives() -> None:
+    world = mounted()
+    assert deaths(world, killed=True) == s.MAX_KILLS + 1
+    assert world.code == 1
+
+
+def test_deaths_of_clients_that_served_do_not_add_up() -> None:
+    world = mounted()
+    assert deaths(world, killed=False, served_s=2 * s.GOOD_S) == 0
+    assert world.is_mounted
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    world = mounted()
+    pauses = []
+    for _ in range(s.MAX_DEATHS):
+        (pid,) = world.alive
+        died_at = world.now
+        world.ends(pid)
+        while not world.alive:
+            world.now += 0.01
+            world.on(s.Tick())
+        pauses.append(world.now - died_at)
+        (pid,) = world.alive
+        world.on(s.Ready(pid))
+        world.on(s.Serving(pid))
+    assert pauses[: s.AT_ONCE] == [0.0] * s.AT_ONCE
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[s.AT_ONCE] <= s.PAUSE_FIRST_S + 0.02
+    assert pauses[-1] <= s.PAUSE_MAX_S + 0.02
+
+
+def test_where_nothing_is_sent_again_the_first_death_is_the_end() -> None:
+    world = mounted()
+    world.state.can_take_over = False
+    world.ends(1, killed=True)
+    assert world.code == 1
+    assert not world.is_mounted
+
+
+def test_processes_that_cannot_be_started_end_the_mount() -> None:
+    world = mounted()
+    world.start_fails = True
+    world.ends(1, killed=True)
+    world.waits(60)
+    assert world.code == 1
+    assert not world.is_mounted
+
+
+def test_a_client_that_ends_well_ends_it_all() -> None:
+    world = mounted()
+    world.ends(1, clean=True)
+    assert world.code == 0
+
+
+# ---- hanging -------------------------------------------------------------------------------------
+
+
+def test_one_that_does_not_beat_is_dumped_and_then_killed() -> None:
+    world = mounted()
+    world.serves(1, 30)
+    assert world.waits(TIMEOUT_S - 0.5) == []
+    actions = world.waits(0.5)
+    assert actions == [s.DumpStacks(1)]
+    assert world.waits(s.DUMP_GRACE_S) == [s.Kill(1)]
+    assert world.waits(5) == [], "once"
+    assert world.ends(1, killed=True) == [s.Start()]
+
+
+def test_one_that_beats_again_lives() -> None:
+    world = mounted()
+    assert world.waits(TIMEOUT_S) == [s.DumpStacks(1)]
+    world.serves(1, 60)
+    assert not of_kind(world.said, s.Kill)
+
+
+def test_clients_that_hang_as_soon_as_they_serve_end_the_mount() -> None:
+    """A request that hangs its client comes again with each successor: nobody waits for ever."""
+    world = mounted()
+    for _ in range(s.MAX_DEATHS + 1):
+        (pid,) = world.alive
+        world.waits(TIMEOUT_S + s.DUMP_GRACE_S + 1)
+        assert s.Kill(pid) in world.said
+        world.ends(pid, killed=True)
+        world.waits(s.PAUSE_MAX_S + 1)
+        if world.code is None:
+            (pid,) = world.alive
+            world.on(s.Ready(pid))
+            world.on(s.Serving(pid))
+    assert world.code == 1
+
+
+@pytest.mark.parametrize("phase", ["starting", "told", "retiring", "retired"])
+def test_no_phase_lasts_for_ever(phase: str) -> None:
+    """Beats or not: one that does not get on is killed."""
+    world = mounted()
+    pid = 2
+    if phase in ("starting", "told"):
+        world.ends(1, killed=True)
+    if phase == "told":
+        world.on(s.Ready(2))
+    if phase in ("retiring", "retired"):
+        world.on(s.UpgradeAsked())
+        world.on(s.Ready(2))
+        pid = 1
+    if phase == "retired":
+        world.retired(1)
+    for _ in range(int(4 * (s.START_LIMIT_S + s.DUMP_GRACE_S + 1))):
+        world.now += 0.25
+        world.on(s.Beat(pid))
+        world.on(s.Tick())
+    assert s.DumpStacks(pid) in world.said
+    assert world.said.count(s.Kill(pid)) == 1
+
+
+# ---- upgrades ------------------------------------------------------------------------------------
+
+
+def test_an_upgrade() -> None:
+    world = mounted()
+    assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)]
+    assert world.on(s.Ready(2)) == [s.Retire(1)]
+    assert world.retired(1) == [s.Serve(2, takeover=True)]
+    assert world.on(s.Serving(2)) == [s.SayUpgraded(2, None), s.Leave(2)]
+    assert world.on(s.Ended(1, clean=True)) == [], "it has left"
+
+
+def test_an_upgrade_whose_old_client_dies_first() -> None:
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    world.on(s.Ready(2))
+    assert world.ends(1, killed=True) == [s.Serve(2, takeover=True)]
+
+
+@pytest.mark.parametrize("said_why", [True, False])
+def test_a_new_version_that_cannot_serve_changes_nothing(said_why: bool) -> None:
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    if said_why:
+        assert world.on(s.Failed(2, WHY)) == [s.SayUpgraded(0, WHY)]
+    actions = world.ends(2)
+    assert [said.pid for said in of_kind(actions, s.SayUpgraded)] == [0]
+    assert not of_kind(actions, s.Start)
+    assert world.readers == {1}
+    assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
+
+
+def test_a_new_version_that_dies_when_it_is_told_is_reported_and_followed() -> None:
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    world.on(s.Ready(2))
+    world.retired(1)
+    actions = world.ends(2)
+    assert of_kind(actions, s.SayUpgraded)[0].failure is not None
+    assert of_kind(actions, s.Start) == [s.Start()]
+
+
+def test_a_program_that_cannot_be_started_is_no_upgrade() -> None:
+    world = mounted()
+    world.start_fails = True
+    world.on(s.UpgradeAsked())
+    assert [said.failure.cause for said in of_kind(world.said, s.SayUpgraded)] == ["no memory"]
+    assert world.readers == {1}
+
+
+def test_a_death_during_an_upgrade_leaves_one_client() -> None:
+    """Both are started; the new version comes first, so the other is not needed."""
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    assert world.ends(1, killed=True) == [s.Start()]
+    world.on(s.Ready(2))
+    actions = world.on(s.Serving(2))
+    assert actions == [s.SayUpgraded(2, None), s.Kill(3), s.Leave(2)]
+
+
+def test_upgrades_are_refused_while_it_cannot_be() -> None:
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    (second,) = world.on(s.UpgradeAsked())
+    assert isinstance(second, s.SayUpgraded)
+    assert second.failure is not None
+    world = mounted()
+    world.on(s.StopAsked())
+    assert not of_kind(world.on(s.UpgradeAsked()), s.Start)
+    world = mounted()
+    world.state.can_take_over = False
+    assert not of_kind(world.on(s.UpgradeAsked()), s.Start)
+
+
+# ---- stopping ------------------------------------------------------------------------------------
+
+
+def test_stopping_waits_for_the_client_to_unmount() -> None:
+    world = mounted()
+    assert world.on(s.StopAsked()) == [s.Terminate(1)]
+    world.ends(1, clean=True)
+    assert world.code == 0
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    world = mounted()
+    world.on(s.StopAsked())
+    assert s.Kill(1) in world.on(s.StopAsked())
+    assert world.code == 0
+    assert not world.is_mounted
+
+
+def test_stopping_has_a_limit() -> None:
+    world = mounted()
+    world.on(s.StopAsked())
+    world.serves(1, s.STOP_LIMIT_S + 1)
+    assert s.Kill(1) in world.said
+    assert world.code == 0
+
+
+def test_stopping_while_nobody_serves() -> None:
+    world = mounted()
+    for _ in range(s.AT_ONCE + 1):
+        (pid,) = world.alive
+        world.ends(pid)
+        for pid in world.alive:
+            world.on(s.Ready(pid))
+            world.on(s.Serving(pid))
+    assert not world.alive, "it pauses"
+    world.on(s.StopAsked())
+    assert world.code == 0
+    assert not world.is_mounted
+
+
+def test_no_client_is_started_while_it_stops() -> None:
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    world.on(s.StopAsked())
+    assert not of_kind(world.ends(1, killed=True), s.Start)
+    assert world.code == 0
+
+
+# ---- taking over from a lost supervisor ----------------------------------------------------------
+
+
+def test_a_running_client_is_watched() -> None:
+    world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0))
+    world.alive, world.readers, world.next_pid, world.is_mounted = {1}, {1}, 2, True
+    world.serves(1, 5)
+    assert world.said == []
+    assert world.ends(1, killed=True) == [s.Start()]
+    assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
+
+
+# ---- anything in any order -----------------------------------------------------------------------
+
+
+class Machine(RuleBasedStateMachine):
+    """Clients, people and time do what they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+
+    @initialize(adopted=st.booleans(), can=st.booleans())
+    def begin(self, adopted: bool, can: bool) -> None:
+        if adopted:
+            self.world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0))
+            self.world.alive, self.world.readers = {1}, {1}
+            self.world.next_pid, self.world.is_mounted = 2, True
+        else:
+            self.world.on(s.Begin())
+        self.world.state.can_take_over = can
+
+    def pick(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.world.alive)), "pid")
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), kind=st.sampled_from(["ready", "serving", "beat", "failed", "retired"]))
+    def says(self, data: st.DataObject, kind: str) -> None:
+        """Even what it should not say now."""
+        pid = self.pick(data)
+        if kind == "retired":
+            self.world.retired(pid)
+        else:
+            events: dict[str, s.Event] = {
+                "ready": s.Ready(pid),
+                "serving": s.Serving(pid),
+                "beat": s.Beat(pid),
+                "failed": s.Failed(pid, WHY),
+            }
+            self.world.on(events[kind])
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), clean=st.booleans(), killed=st.booleans())
+    def ends(self, data: st.DataObject, clean: bool, killed: bool) -> None:
+        pid = self.pick(data)
+        self.world.ends(pid, clean=clean, killed=killed and not clean)
+
+    @rule(seconds=st.floats(0.05, 120))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.on(s.Tick())
+
+    @rule()
+    def stop(self) -> None:
+        self.world.on(s.StopAsked())
+
+    @rule(fails=st.booleans())
+    def upgrade(self, fails: bool) -> None:
+        self.world.asked = 1
+        self.world.start_fails = fails
+        self.world.on(s.UpgradeAsked())
+        self.world.start_fails = False
+
+    @rule(pid=st.integers(50, 60))
+    def a_stranger_ends(self, pid: int) -> None:
+        if pid not in self.world.alive:
+            self.world.on(s.Ended(pid, clean=True))
+
+    @invariant()
+    def one_reader(self) -> None:
+        assert len(self.world.readers) <= 1
+
+    @invariant()
+    def somebody_serves_or_will(self) -> None:
+        """Somebody is alive, or a start is due, or it is over."""
+        world = self.world
+        if world.is_over or world.alive or world.next_pid == 1:
+            return
+        world.waits(s.PAUSE_MAX_S + 0.5)
+        assert world.alive or world.is_over
+
+    @invariant()
+    def over_means_over(self) -> None:
+        world = self.world
+        if world.code is not None:
+            assert not world.is_mounted, "nothing is left mounted"
+            killed = {action.pid for action in of_kind(world.said, s.Kill)}
+            assert world.alive <= killed, "nothing is left running"
+        if world.left_to:
+            assert world.readers <= {world.left_to}
+
+    def teardown(self) -> None:
+        """With clients that do nothing any more, it comes to an end of itself."""
+        world = self.world
+        for _ in range(2 * (s.MAX_DEATHS + s.MAX_KILLS)):
+            if world.is_over:
+                break
+            world.waits(s.START_LIMIT_S + s.DUMP_GRACE_S + 1)
+            killed = {action.pid for action in of_kind(world.said, s.Kill)}
+            for pid in sorted(world.alive & killed):
+                world.ends(pid, killed=True)
+        assert world.is_over
+
+
+def test_any_order_of_events() -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None)
+    )
+
+
+@given(st.lists(st.sampled_from(["ready", "serving", "retired", "end", "kill"]), max_size=30))
+def test_upgrades_in_any_history(steps: list[str]) -> None:
+    """One that asked for an upgrade always hears how it went, or that the supervisor ended."""
+    world = mounted()
+    world.asked = 1
+    world.on(s.UpgradeAsked())
+    for step in steps:
+        for pid in sorted(world.alive)[:1] if step in ("retired", "end") else sorted(world.alive):
+            _step(world, step, pid)
+    for _ in _until_over(world):
+        pass
+    assert world.asked == 0 or world.is_over
+
+
+def _step(world: World, step: str, pid: int) -> None:
+    match step:
+        case "ready":
+            world.on(s.Ready(pid))
+        case "serving":
+            world.on(s.Serving(pid))
+        case "retired":
+            world.retired(pid)
+        case "end" | "kill":
+            world.ends(pid, killed=step == "kill")
+
+
+def _until_over(world: World) -> Iterator[None]:
+    """Everything that lives does what it is expected to."""
+    for _ in range(20):
+        if world.is_over:
+            return
+        for pid in sorted(world.alive):
+            world.on(s.Ready(pid))
+            world.on(s.Serving(pid))
+            if s.Retire(pid) in world.said:
+                world.retired(pid)
+                world.ends(pid, clean=True)
+        world.waits(2)
+        yield
