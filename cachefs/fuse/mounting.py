@@ -31,6 +31,7 @@ _MNT_DETACH: Final = 2
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system calls
 _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1  # of fsopen and of fsmount
+_CONNECTIONS: Final = "/sys/fs/fuse/connections"
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 
 
@@ -99,6 +100,24 @@ def control_file_system() -> int:
         return _system_call(_FSMOUNT, context, _CLOEXEC, 0)
     finally:
         os.close(context)
+
+
+def abort(device: str) -> None:
+    """Ends the connection: every caller gets an error. Closing our descriptors does not do while a
+    thread of a killed client is held by the kernel, in a notification that waits for a request
+    which nobody answers any more. Raises OSError, for ordinary users where fusectl is not mounted.
+    """
+    minor = device.partition(":")[2]
+    try:
+        control = control_file_system()
+    except PermissionError:
+        control = os.open(_CONNECTIONS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(f"{minor}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=control)
+        with open(fd, "wb", buffering=0) as file:
+            file.write(b"1")
+    finally:
+        os.close(control)
 
 
 def _system_call(number: int, *arguments: bytes | int | None) -> int:
