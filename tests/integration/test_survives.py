@@ -31,6 +31,7 @@ KILLS = 50
 LIMIT_S = 60.0
 SEED = random.SystemRandom().getrandbits(32)
 READER = Path(__file__).with_name("reader.py")
+SMALL = ("--cache-size", "48MiB", "--admission", "always")
 KINDS = ("open", "hold", "map", "walk", "stat")
 
 
@@ -109,6 +110,26 @@ class Survivor:
         self.node.pids.add(self.supervisor)
         return self.supervisor
 
+    def kill_supervisor(self) -> None:
+        """Returns when the client has started the next one."""
+        before = self.supervisor
+        os.kill(before, signal.SIGKILL)
+        self.next_supervisor(before)
+
+    def kill_server(self) -> None:
+        """Returns when its client has started the next one."""
+        os.kill(self.server, signal.SIGKILL)
+        wait_until(lambda: self.node.run("status", self.path).returncode == 0, "the next server")
+        self.node.processes(self.path)
+
+    def upgrade(self) -> None:
+        """Returns when client and supervisor are others, and the old ones have ended."""
+        old = self.client, self.supervisor
+        self.node.ok("mount", "--upgrade", self.path)
+        self.next_client(old[0])
+        self.next_supervisor(old[1])
+        wait_until(lambda: not any(map(alive, old)), "the old ones end")
+
     def start_readers(self, rng: random.Random, kinds: tuple[str, ...] = KINDS) -> None:
         for kind in kinds:
             arguments = [kind, self.path, self.source, self.stop, rng.randrange(1 << 30)]
@@ -160,14 +181,36 @@ def test_the_client_is_killed_again_and_again(
 ) -> None:
     """50 times at random moments, under every kind of reader, while the cache is too small for
     them, so that files are cold, warm, evicted and fetched again all the time."""
-    small = ("--cache-size", "48MiB", "--admission", "always")
-    survivor = mount(*small, "--passthrough", passthrough)
+    survivor = mount(*SMALL, "--passthrough", passthrough)
     survivor.start_readers(rng, (*KINDS, "open", "map"))
+    descriptors = Path(f"/proc/{survivor.supervisor}/fd")
+    survivor.kill_client()
+    before = len(os.listdir(descriptors))
     pause = threading.Event()
     for _ in range(kills):
         pause.wait(rng.uniform(0, 0.4))
         survivor.kill_client()
     survivor.finish_readers()
+    assert len(os.listdir(descriptors)) <= before, "the supervisor keeps nothing of the dead"
+
+
+def test_everything_dies_in_turn(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """Clients, supervisors and servers are killed, upgraded and freed in any order."""
+    survivor = mount(*SMALL)
+    survivor.start_readers(rng)
+    acts: dict[str, Callable[[], object]] = {
+        "client": survivor.kill_client,
+        "supervisor": survivor.kill_supervisor,
+        "server": survivor.kill_server,
+        "upgrade": survivor.upgrade,
+        "free": lambda: survivor.node.ok("free", survivor.path),
+    }
+    for _ in range(12):
+        name = rng.choice(list(acts))
+        print(name)
+        acts[name]()
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
 
 
 def test_the_client_is_killed_while_it_takes_over(
@@ -205,9 +248,8 @@ def test_the_supervisor_is_killed(mount: Callable[..., Survivor], rng: random.Ra
     survivor = mount()
     survivor.start_readers(rng)
     for _ in range(3):
-        client, before = survivor.client, survivor.supervisor
-        os.kill(before, signal.SIGKILL)
-        survivor.next_supervisor(before)
+        client = survivor.client
+        survivor.kill_supervisor()
         assert survivor.client == client, "the client went on"
         survivor.kill_client()
     survivor.finish_readers()
@@ -235,7 +277,7 @@ def test_supervisor_and_client_are_killed_at_once(
 
 def test_the_server_is_killed(mount: Callable[..., Survivor], rng: random.Random) -> None:
     """Its client starts it again; who reads what is not complete waits for that."""
-    survivor = mount("--cache-size", "48MiB", "--admission", "always")
+    survivor = mount(*SMALL)
     survivor.start_readers(rng)
     for _ in range(3):
         before = survivor.server
@@ -271,7 +313,7 @@ def test_warm_files_are_served_while_the_server_hangs(
         os.kill(server, signal.SIGSTOP)
         try:
             os.kill(survivor.client, signal.SIGKILL)
-            for _ in range(20):
+            for _ in range(12):
                 offset = rng.randrange(len(want))
                 assert os.pread(file.fileno(), MIB, offset) == want[offset : offset + MIB]
         finally:
@@ -284,11 +326,7 @@ def test_an_upgrade_under_load(mount: Callable[..., Survivor], rng: random.Rando
     survivor = mount()
     survivor.start_readers(rng)
     for _ in range(2):
-        old = survivor.client, survivor.supervisor
-        survivor.node.ok("mount", "--upgrade", survivor.path)
-        survivor.next_client(old[0])
-        survivor.next_supervisor(old[1])
-        wait_until(lambda pids=old: not any(map(alive, pids)), "the old ones end")
+        survivor.upgrade()
     survivor.kill_client()
     survivor.finish_readers()
     survivor.node.umount(survivor.path)
@@ -361,6 +399,39 @@ def test_replaced_under_open_files(mount: Callable[..., Survivor], rng: random.R
             survivor.kill_client()
             for each in old:
                 each.check()
+
+
+def end_server(pid: int) -> None:
+    """It waits a while for who might follow a client that broke off; the test does not."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("role", ["client", "supervisor"])
+def test_a_hanging_mount_can_be_unmounted(mount: Callable[..., Survivor], role: str) -> None:
+    """Whichever of the two does not answer; one that is stopped ends as soon as it may."""
+    survivor = mount("--heartbeat-timeout", "1s")
+    server, stopped = survivor.server, getattr(survivor, role)
+    os.kill(stopped, signal.SIGSTOP)
+    subprocess.run(["umount", survivor.path], check=True)
+    assert not is_mounted(survivor.path)
+    with contextlib.suppress(ProcessLookupError):  # a client was killed by its supervisor
+        os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: not alive(stopped), "the one that did not answer ends")
+    end_server(server)
+
+
+@pytest.mark.parametrize("role", ["client", "supervisor"])
+def test_a_signal_right_after_a_death(mount: Callable[..., Survivor], role: str) -> None:
+    """SIGTERM to one while the other has just been killed: the mount ends, and nothing is left."""
+    survivor = mount()
+    server = survivor.server
+    pids = {"client": survivor.client, "supervisor": survivor.supervisor}
+    os.kill(pids.pop("supervisor" if role == "client" else "client"), signal.SIGKILL)
+    os.kill(pids[role], signal.SIGTERM)
+    wait_until(lambda: not is_mounted(survivor.path), "the mount ends")
+    wait_until(lambda: not alive(pids[role]), "the one that was told ends")
+    end_server(server)
 
 
 def test_killed_and_unmounted(mount: Callable[..., Survivor], node: Node) -> None:
