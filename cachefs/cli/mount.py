@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 from typing import Any, Final
 
 import click
 import msgspec
 
 from cachefs.cli import detach, mountpoint, output, settings, take_over
+from cachefs.cli.foreground import Foreground
 from cachefs.cli.mounts import read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
@@ -84,7 +83,7 @@ def perform(
         if warning:
             print(f"cachefs: warning: {warning}", file=sys.stderr)
     _say_ready(request, server, started, as_json)
-    return _stay(request.client, started.pid) if foreground else 0
+    return Foreground(request.client, started.pid).stay() if foreground else 0
 
 
 def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
@@ -222,24 +221,3 @@ def _say_ready(request: Request, server: Server, started: Started, as_json: bool
         warnings = [text for text in (server.warning, started.warning) if text]
         output.print_json_line(facts | {"warnings": warnings})
     sys.stdout.flush()
-
-
-# ---- in the foreground ---------------------------------------------------------------------------
-
-
-def _stay(spec: ClientSpec, pid: int) -> int:
-    """Wait for the client's end; the first signal asks it to unmount, a second one kills it."""
-    with Watch(pid) as watch:
-        asked: list[int] = []
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            watch.signal(signal.SIGKILL if asked else signal.SIGTERM)
-            asked.append(number)
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, stop)
-        code = processes.wait_child(pid)
-    left = read_mounts().at(spec.mountpoint)
-    if left is not None and left.is_cachefs:
-        detach.detach(spec.mountpoint, lazy=True)
-    return 0 if asked else code

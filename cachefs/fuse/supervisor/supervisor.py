@@ -26,11 +26,11 @@ from cachefs.fuse import mounting
 from cachefs.fuse.kernel.mount import answer_init, mount
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
+from cachefs.fuse.supervisor import remains
 from cachefs.fuse.supervisor import state as s
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.supervisor.process import Process
 from cachefs.fuse.supervisor.upgrades import Upgrades
-from cachefs.launcher.processes import is_ours
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 
@@ -54,6 +54,7 @@ class Supervisor:
         self._processes: dict[int, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._looked_at = 0.0
+        self._said_ending = False  # the client that served, to the server too
         self._exit: int | None = None
         self._upgrades = Upgrades(StateHome(spec.client.home), spec.client.mountpoint)
         self._first: s.Event = s.Begin()
@@ -163,7 +164,7 @@ class Supervisor:
     def _said(self, process: Process, note: w.AnyNote) -> None:
         pid = process.pid
         if isinstance(note, w.Ending):
-            process.said_ending = True
+            process.said_ending = self._said_ending = True
         elif isinstance(note, w.Ready):
             self._on(s.Ready(pid, note.warning))
         elif isinstance(note, w.Failed):
@@ -289,25 +290,14 @@ class Supervisor:
     def _give_up(self, cause: str) -> None:
         """Takes the mount away, if it is still there; with our descriptors the connection ends."""
         log.info("taking %s away: %s", self._spec.mountpoint, cause)
-        if self._device:
-            try:
-                mounting.unmount(self._spec.mountpoint, self._device)
-            except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
-                log.error("cannot unmount: %s", err)
-        self._remove_record()
+        remains.unmount(self._spec, self._device)
+        remains.remove_record(self._spec, {os.getpid(), *self._processes})
         for fd in (self._fuse_fd, self._table_fd):
             if fd >= 0:
                 os.close(fd)
         self._fuse_fd = self._table_fd = -1
-
-    def _remove_record(self) -> None:
-        """Unless it is by now that of the next mount at this place."""
-        home = StateHome(self._spec.home)
-        record = home.find_mount(self._spec.mountpoint)
-        if record is not None:
-            others = {record.pid, record.supervisor} - {0, os.getpid(), *self._processes}
-            if not any(is_ours(pid) for pid in others):
-                home.remove_mount(self._spec.mountpoint, record.pid)
+        if not self._said_ending:
+            remains.tell_server(self._spec)
 
     # ---- upgrades ----
 

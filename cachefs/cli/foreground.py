@@ -1,0 +1,81 @@
+"""A mount in the foreground: waits for its end, whoever supervises it by then, and takes it away
+when a signal asks for that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+from typing import Final
+
+from cachefs.cli import detach
+from cachefs.cli.mounts import read_mounts
+from cachefs.core.specs import ClientSpec
+from cachefs.launcher import processes
+from cachefs.launcher.processes import Watch, is_ours
+from cachefs.launcher.state import MountRecord, StateHome
+
+LOOK_S: Final = 3600.0
+FOLLOW_S: Final = 10.0  # for a client to start the next supervisor
+_PAUSE_S: Final = 0.05
+
+
+class Foreground:
+    """`pid` is the child that was started: the supervisor, or the client where there is none."""
+
+    def __init__(self, spec: ClientSpec, pid: int) -> None:
+        self._spec = spec
+        self._pid = pid
+        self._is_supervised = spec.transport == "kernel"
+        self._asked = 0
+
+    def stay(self) -> int:
+        """Waits; the exit code. The first signal asks to unmount, a later one does not wait for who
+        is reading; the last resort is SIGKILL."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._stop)
+        code = processes.wait_child(self._pid)
+        while (supervisor := self._next()) > 0:
+            self._pid, code = supervisor, 0
+            self._wait(supervisor)
+        left = read_mounts().at(self._spec.mountpoint)
+        if left is not None and left.is_cachefs:
+            detach.detach(self._spec.mountpoint, lazy=True)
+        return 0 if self._asked else code
+
+    def _wait(self, supervisor: int) -> None:
+        with Watch(supervisor) as watch:
+            if self._asked:  # while there was nobody to be told
+                watch.signal(signal.SIGTERM)
+            while not watch.ended(LOOK_S):
+                pass
+
+    def _next(self) -> int:
+        """The pid of the supervisor that follows one that was lost; 0 when the mount has ended."""
+        deadline = time.monotonic() + FOLLOW_S
+        while self._is_supervised and time.monotonic() < deadline:
+            record = self._record()
+            if record is None or not (is_ours(record.pid) or is_ours(record.supervisor)):
+                return 0
+            if record.supervisor != self._pid and is_ours(record.supervisor):
+                return record.supervisor
+            time.sleep(_PAUSE_S)
+        return 0
+
+    def _record(self) -> MountRecord | None:
+        return StateHome(self._spec.home).find_mount(self._spec.mountpoint)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        if self._asked <= (2 if self._is_supervised else 1):
+            return self._signal(self._pid, signal.SIGTERM)
+        self._signal(self._pid, signal.SIGKILL)
+        record = self._record()
+        if record is not None and self._is_supervised:
+            self._signal(record.pid, signal.SIGKILL)
+
+    @staticmethod
+    def _signal(pid: int, number: signal.Signals) -> None:
+        if is_ours(pid):
+            os.kill(pid, number)
