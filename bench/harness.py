@@ -161,7 +161,7 @@ class Lab:
         done = self._run(spec, [])
         if os.path.exists(spec.destination):
             expected = json.loads(data.checksums.read_text())[data.names[0]]
-            if read_file(spec.destination, MIB)[1] != expected:
+            if read_file(spec.destination, bytearray(MIB))[1] != expected:
                 raise BenchFailed("obstore wrote other bytes")
             os.unlink(spec.destination)
         return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
