@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +14,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, output, settings
+from cachefs.cli import detach, output, settings, transport
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
+from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
-from cachefs.launcher.processes import is_ours
+from cachefs.fuse.file_systems import file_system_of
+from cachefs.fuse.supervisor.upgrades import is_listening
+from cachefs.launcher.processes import is_ours, is_served
 from cachefs.launcher.state import (
     MountRecord,
     StateHome,
@@ -29,7 +32,6 @@ from cachefs.launcher.state import (
 )
 
 EXTRAS: Final = {"pyfuse3": ("pyfuse3",), "s3": ("boto3", "obstore")}
-PASSTHROUGH_KERNEL: Final = (6, 9)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -48,8 +50,9 @@ class Finding(msgspec.Struct, frozen=True):
 @output.debug_flag
 def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
     """Check this machine and the state home; exit code 1 if something is in the way."""
-    home = settings.state_home(settings.load_settings(flags, config_file))
-    findings = [*examine_machine(), *examine_state(home, fix=fix)]
+    chosen = settings.load_settings(flags, config_file)
+    home = settings.state_home(chosen)
+    findings = [*examine_machine(chosen), *examine_state(home, fix=fix)]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
@@ -66,14 +69,19 @@ def _row(finding: Finding) -> list[str]:
 # ---- the machine ---------------------------------------------------------------------------------
 
 
-def examine_machine() -> Iterator[Finding]:
-    """Device, helper program, extras, system configuration, kernel."""
+def examine_machine(chosen: Config) -> Iterator[Finding]:
+    """Device, helper program, extras, system configuration, kernel, transport."""
     yield _device()
     yield _fusermount()
     for extra, modules in EXTRAS.items():
         yield check_extra(extra, modules, importlib.util.find_spec)
     yield _allow_other()
     yield check_kernel(platform.release())
+    yield check_transport(
+        chosen.text("transport"), chosen.text("passthrough"), transport.Machine.here()
+    )
+    cache_dir = chosen.text("cache_dir") or str(settings.state_home(chosen).path)
+    yield from check_stacking(cache_dir, file_system_at(cache_dir))
 
 
 def _device() -> Finding:
@@ -100,9 +108,8 @@ def check_extra(
     missing = [name for name in modules if find(name) is None]
     if not missing:
         return Finding(f"extra {extra}", "ok", "installed")
-    state = "problem" if extra == "pyfuse3" else "note"
     remedy = f"pip install 'cachefs[{extra}]'"
-    return Finding(f"extra {extra}", state, f"not installed: {', '.join(missing)}", remedy)
+    return Finding(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
 
 
 def _allow_other() -> Finding:
@@ -114,53 +121,97 @@ def _allow_other() -> Finding:
 
 def check_kernel(release: str) -> Finding:
     """Is this kernel young enough for all that a mount can do?"""
-    match = re.match(r"(\d+)\.(\d+)", release)
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if version >= PASSTHROUGH_KERNEL:
+    if transport.kernel_version(release) >= transport.PASSTHROUGH_KERNEL:
         return Finding("kernel", "ok", release)
-    wanted = ".".join(str(part) for part in PASSTHROUGH_KERNEL)
-    return Finding("kernel", "note", release, f"Linux {wanted} or newer can do more")
+    remedy = "from Linux 6.9 on a mount outlives its client, and the kernel reads warm files"
+    return Finding("kernel", "note", release, remedy)
+
+
+def check_transport(asked: str, passthrough: str, machine: transport.Machine) -> Finding:
+    """What the next mount would take, and why none better."""
+    try:
+        choice = transport.choose(asked, passthrough, machine)
+    except CacheFSError as err:
+        return Finding("transport", "problem", err.cause, err.remedy)
+    state = "note" if choice.why_not_better else "ok"
+    return Finding("transport", state, f"{asked} takes {choice}", choice.why_not_better)
+
+
+def check_stacking(cache_dir: str, file_system: str) -> Iterator[Finding]:
+    """What may keep the kernel from reading a cache directory by itself."""
+    if file_system == "overlay":
+        remedy = "on one overlayfs over another there is no passthrough: use --cache-dir elsewhere"
+        yield Finding("cache directory", "note", f"{cache_dir} is on overlayfs", remedy)
+
+
+def file_system_at(path: str) -> str:
+    """The type of the file system that a directory is, or will be, on; "" if it cannot be told."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return file_system_of(fd)
+    finally:
+        os.close(fd)
 
 
 # ---- what is left behind -------------------------------------------------------------------------
 
 
 def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
-    """The state home, dead mounts, records and pointers of processes that are gone."""
+    """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
-        yield _mount(mount, home, fix)
-        yield from _caches(mount, home)
+        yield from _mount(mount, home, fix)
     for record in home.mount_records():
         if is_stale(record, table):
             yield _stale_record(record, home, fix)
+    for path in home.control_sockets():
+        if not is_listening(str(path)):
+            yield _stale_socket(path, fix)
     for directory in home.source_dirs():
         yield from _pointer(directory, fix)
 
 
-def _mount(mount: Mount, home: StateHome, fix: bool) -> Finding:
+def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
     name = f"mount {mount.mountpoint}"
-    if not is_dead(mount.mountpoint):
-        return Finding(name, "ok", mount.source)
+    if is_dead(mount.mountpoint):
+        yield _dead_mount(name, mount, home, fix)
+        return
+    record = home.find_mount(mount.mountpoint)
+    if record is None:
+        yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
+        return
+    try:
+        status = ask(record)
+    except CacheFSError as err:
+        yield Finding(name, "ok", mount.source)
+        yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
+        return
+    yield mount_finding(name, mount.source, status)
+    for tier in status.get("cache", {}).get("tiers", []):
+        yield cache_finding(tier)
+
+
+def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
     detail = "dead: its process is gone"
     if not cleared_by_us(mount):
         return Finding(name, "problem", detail, "it is another user's: ask them, or root")
     return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
 
 
-def _caches(mount: Mount, home: StateHome) -> Iterator[Finding]:
-    """What the server of a mount of ours says of its cache directories."""
-    record = home.find_mount(mount.mountpoint)
-    if record is None or is_dead(mount.mountpoint):
-        return
-    try:
-        status = ask(record)
-    except CacheFSError as err:
-        yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
-        return
-    for tier in status.get("cache", {}).get("tiers", []):
-        yield cache_finding(tier)
+def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
+    """A mount that answers, and how it speaks with the kernel."""
+    kind, passthrough = status.get("transport", ""), str(status.get("passthrough", ""))
+    detail = f"{source}, transport {kind}" if kind else source
+    if not passthrough:
+        return Finding(name, "ok", detail)
+    state = "ok" if passthrough == "yes" else "note"
+    return Finding(name, state, f"{detail}, passthrough: {passthrough}")
 
 
 def cache_finding(tier: dict[str, Any]) -> Finding:
@@ -179,6 +230,11 @@ def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:
     )
 
 
+def _stale_socket(path: Path, fix: bool) -> Finding:
+    detail = "its supervisor is gone"
+    return _left(f"socket {path.name}", "note", detail, fix, lambda: _unlink(path))
+
+
 def _home(home: StateHome) -> Finding:
     if not home.path.exists():
         return Finding("state home", "ok", f"{home.path} (made by the first mount)")
@@ -192,7 +248,7 @@ def _home(home: StateHome) -> Finding:
 def is_stale(record: MountRecord, table: MountTable) -> bool:
     """Neither mounted nor held by a living process."""
     mount = table.at(record.mountpoint)
-    return (mount is None or not mount.is_cachefs) and not is_ours(record.pid)
+    return (mount is None or not mount.is_cachefs) and not is_served(record)
 
 
 def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
@@ -200,6 +256,11 @@ def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
     if pointer is not None and not is_ours(pointer.pid):
         name, detail = f"server of {directory.name}", f"pid {pointer.pid} is gone"
         yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
 
 
 def _left(name: str, state: str, detail: str, fix: bool, clear: Callable[[], object]) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, mountpoint, output, settings, take_over
+from cachefs.cli import detach, mountpoint, output, settings, take_over, transport
 from cachefs.cli.foreground import Foreground
 from cachefs.cli.mounts import read_mounts
 from cachefs.client.blocking import BlockingClient
@@ -96,7 +96,9 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         )
     allow_other = chosen.switch("allow_other", undecided=os.geteuid() == 0)
     mountpoint.check_machine(allow_other)
-    transport = mountpoint.choose_transport(chosen.text("transport"))
+    taken = transport.choose(
+        chosen.text("transport"), chosen.text("passthrough"), transport.Machine.here()
+    )
     home = settings.state_home(chosen)
     path = mountpoint.prepare(where, home)
     server = _server_spec(ufs, str(home.path), chosen, foreground)
@@ -112,7 +114,7 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         gid=chosen.integer("gid"),
         file_mode=chosen.integer("file_mode"),
         dir_mode=chosen.integer("dir_mode"),
-        transport=transport,
+        transport=taken.transport,
         passthrough=chosen.text("passthrough"),
         log_file=processes.client_log(server, path),
         log_level=server.log_level,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import re
 import shutil
 import stat
 from typing import Final
 
 from cachefs.cli import detach
 from cachefs.cli.mounts import Mount, is_dead, locate, read_mounts
-from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory, Unsupported
-from cachefs.launcher.processes import is_ours
+from cachefs.core.errors import AccessDenied, CannotMount, InUse, NotADirectory
+from cachefs.launcher.processes import is_served
 from cachefs.launcher.state import StateHome
 
 DEV_FUSE: Final = "/dev/fuse"
 FUSE_CONF: Final = "/etc/fuse.conf"
-OLDEST_KERNEL: Final = (5, 4)  # that the transport `kernel` works with
 
 
 def prepare(path: str, home: StateHome) -> str:
@@ -57,10 +54,10 @@ def cleared_by_us(mount: Mount) -> bool:
 
 
 def clear_dead(mountpoint: str, home: StateHome) -> None:
-    """Detach a dead mount, and remove its record if its client is gone."""
+    """Detach a dead mount, and remove its record if its processes are gone."""
     detach.detach(mountpoint, lazy=True)
     record = home.find_mount(mountpoint)
-    if record is not None and not is_ours(record.pid):
+    if record is not None and not is_served(record):
         home.remove_mount(mountpoint, record.pid)
 
 
@@ -116,21 +113,3 @@ def user_allow_other(path: str = FUSE_CONF) -> bool:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return any(line.strip() == "user_allow_other" for line in file)
     return False
-
-
-def choose_transport(asked: str) -> str:
-    """The transport to use. Raises Unsupported when its extra is not installed."""
-    if asked == "kernel" or (asked == "auto" and kernel_version() >= OLDEST_KERNEL):
-        return "kernel"
-    if importlib.util.find_spec("pyfuse3") is None:
-        raise Unsupported(
-            "the transport pyfuse3 needs the extra of that name",
-            remedy="pip install 'cachefs[pyfuse3]', or use Linux 5.4 or later",
-        )
-    return "pyfuse3"
-
-
-def kernel_version() -> tuple[int, int]:
-    """Of the running kernel; (0, 0) when it cannot be read."""
-    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    return (int(match[1]), int(match[2])) if match is not None else (0, 0)

@@ -53,7 +53,16 @@ def ask(record: MountRecord) -> dict[str, Any]:
     with connected(record) as client:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     state = "dead" if is_dead(record.mountpoint) else "ok"
-    return {**_head(record.mountpoint, record.source.url, state), **tree}
+    head = _head(record.mountpoint, record.source.url, state)
+    return {**head, **_transport(tree, record.mountpoint), **tree}
+
+
+def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
+    """How this mount speaks with the kernel; nothing while no client serves it."""
+    for mount in tree.get("mounts", []):
+        if mount.get("mountpoint") == mountpoint:
+            return {name: mount[name] for name in ("transport", "passthrough") if name in mount}
+    return {}
 
 
 def _try(mount: Mount, home: StateHome) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import click
 from cachefs.cli import detach, output, settings, users
 from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
-from cachefs.launcher.processes import Watch, is_ours
+from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
 CLIENT_END_S: Final = 20.0
@@ -126,5 +126,5 @@ def _others(record: MountRecord, home: StateHome) -> bool:
     return any(
         other.socket == record.socket and other.mountpoint != record.mountpoint
         for other in home.mount_records()
-        if is_ours(other.pid)
+        if is_served(other)
     )

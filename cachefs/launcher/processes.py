@@ -37,7 +37,7 @@ from cachefs.core.messages import error_of
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import state
-from cachefs.launcher.state import Pointer, StateHome, read_pointer
+from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
 CLIENT_MODULE: Final = "cachefs.fuse.client"
@@ -261,6 +261,11 @@ def is_ours(pid: int) -> bool:
     except OSError:
         return False
     return b"cachefs" in title
+
+
+def is_served(record: MountRecord) -> bool:
+    """Does a process of this mount live: its client, or the supervisor that starts the next?"""
+    return any(is_ours(pid) for pid in (record.pid, record.supervisor) if pid)
 
 
 # ---- children ------------------------------------------------------------------------------------

@@ -142,6 +142,13 @@ class StateHome:
         private_dir(self.path)
         return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
 
+    def control_sockets(self) -> list[Path]:
+        """Of every mount, and those that a crash left."""
+        try:
+            return sorted((self.path / "mounts").glob("*.sock"))
+        except OSError:
+            return []
+
     def find_mount(self, mountpoint: str) -> MountRecord | None:
         """The record of a mount point (absolute, no trailing '/'), or None."""
         return _as_record(_read(self.path / "mounts", _record_name(mountpoint)))

@@ -24,6 +24,7 @@ _INIT_BUFFER_BYTES: Final = 1 << 16
 _DEFAULT_PAGES: Final = 256  # of kernels that have no sysctl for it
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _CAP_SYS_ADMIN: Final = 21
+_ALL_UIDS: Final = ["0", "0", "4294967295"]  # mapped to themselves
 
 
 def mount(spec: ClientSpec) -> int:
@@ -122,15 +123,24 @@ def why_no_passthrough(spec: ClientSpec) -> str:
     asked; "" when they may."""
     if spec.passthrough == "off":
         return "it is switched off (--passthrough)"
-    return "" if has_sys_admin() else "it needs CAP_SYS_ADMIN (root)"
+    if not has_sys_admin():
+        return "it needs CAP_SYS_ADMIN (root)"
+    return "it needs root outside of user namespaces" if in_user_namespace() else ""
 
 
 def has_sys_admin() -> bool:
-    """Does this process have CAP_SYS_ADMIN? (In a user namespace the kernel still refuses.)"""
+    """Does this process have CAP_SYS_ADMIN, in its own user namespace?"""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    return False
+
+
+def in_user_namespace() -> bool:
+    """Is this another user namespace than the machine's first?"""
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/uid_map").read_text().split() != _ALL_UIDS
     return False
 
 

@@ -35,6 +35,16 @@ def unmount(spec: ClientSpec, device: str) -> None:
         log.error("cannot unmount: %s", err)
 
 
+def abort(device: str) -> None:
+    """Ends what is still under way, whoever else still holds /dev/fuse."""
+    if not device:
+        return
+    try:
+        mounting.abort(device)
+    except OSError as err:
+        log.info("the connection ends with its last descriptor: %s", err)
+
+
 def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
     """Removes the record, unless it is by now that of the next mount at this place. `ours`: the
     processes of this mount that may still be there."""

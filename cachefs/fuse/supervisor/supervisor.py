@@ -290,7 +290,10 @@ class Supervisor:
     def _give_up(self, cause: str) -> None:
         """Takes the mount away, if it is still there; with our descriptors the connection ends."""
         log.info("taking %s away: %s", self._spec.mountpoint, cause)
-        remains.unmount(self._spec, self._device)
+        if not self._is_gone():  # else its device number may be that of the next mount here
+            remains.unmount(self._spec, self._device)
+        if not self._is_gone():
+            remains.abort(self._device)
         remains.remove_record(self._spec, {os.getpid(), *self._processes})
         for fd in (self._fuse_fd, self._table_fd):
             if fd >= 0:

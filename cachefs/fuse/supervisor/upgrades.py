@@ -121,6 +121,19 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
     return note.pid
 
 
+def is_listening(path: str) -> bool:
+    """Does a supervisor listen on this control socket? Asks it nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(READ_S)
+        try:
+            _connect(sock, path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # it does not answer now
+    return True
+
+
 def _connect(sock: socket.socket, path: str) -> None:
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
