@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -32,12 +31,14 @@ from cachefs.fuse import mounting
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.launcher.processes import Watch, ensure_server
+from tests.services.abort_late import abort
 from tests.services.kernel_process import Handed
 
 LIMIT_S: Final = 60.0
 ANSWER_S: Final = 20.0
 _READ_ONLY: Final = 1 | 2 | 4  # with nosuid, nodev
 _DETACH: Final = 2
+_ROOT: Final = Path(__file__).parents[2]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,7 +57,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stderr=errors,
                 pass_fds=fds,
-                cwd=Path(__file__).parents[2],
+                cwd=_ROOT,
             )
         assert self.popen.stdin is not None
         with self.popen.stdin:
@@ -102,7 +103,6 @@ class KernelMount:
         self._why_not = why_not
         self._limit_s = limit_s
         self._owns_server = home is None
-        self.aborted = False
 
     def __enter__(self) -> KernelMount:
         spec = ServerSpec(
@@ -120,9 +120,12 @@ class KernelMount:
         self.fd, self.negotiated = self._mount()
         self.table = TakeoverTable.create()
         self.device = mounting.device_at(str(self.path))
-        self._watchdog = threading.Timer(self._limit_s, self._abort_late)
-        self._watchdog.daemon = True
-        self._watchdog.start()
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-m", "tests.services.abort_late", self.device, str(self._limit_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=_ROOT,
+        )
         self.process = self._start(resend=False)
         self.process.wait_ready()
         return self
@@ -133,7 +136,7 @@ class KernelMount:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watchdog.cancel()
+        hung, _ = self._watchdog.communicate(timeout=ANSWER_S)
         _libc.umount2(os.fsencode(self.path), _DETACH)
         try:
             self.abort()
@@ -145,7 +148,7 @@ class KernelMount:
             self.client.close()
         if self._owns_server:
             self._wait_server_ends()
-        assert not self.aborted, f"it hung: {self.log.read_text()}"
+        assert not hung, f"it hung: {self.log.read_text()}"
 
     def _wait_server_ends(self) -> None:
         with Watch(self.client.welcome.pid) as watch:
@@ -211,17 +214,4 @@ class KernelMount:
 
     def abort(self) -> None:
         """Whoever waits in the kernel for an answer gets an error."""
-        control = mounting.control_file_system()
-        try:
-            minor = self.device.partition(":")[2]
-            fd = os.open(f"{minor}/abort", os.O_WRONLY, dir_fd=control)
-            os.write(fd, b"1")
-            os.close(fd)
-        except FileNotFoundError:
-            pass  # nothing uses it any more
-        finally:
-            os.close(control)
-
-    def _abort_late(self) -> None:
-        self.aborted = True
-        self.abort()
+        abort(self.device)
