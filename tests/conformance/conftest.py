@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,14 @@ def new_origin(
     yield make
     for origin in made:
         origin.connector.close()
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """Its seed shows when the test fails."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)

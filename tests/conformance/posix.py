@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 _GETDENTS64 = 217
@@ -59,3 +60,12 @@ def syncfs(fd: int) -> None:
 def body(seed: int, size: int) -> bytes:
     """Bytes that depend on `seed` alone."""
     return random.Random(seed).randbytes(size)
+
+
+def error_of(act: Callable[[], object]) -> int:
+    """The errno that an action ends with, 0 for none."""
+    try:
+        act()
+    except OSError as err:
+        return err.errno or 0
+    return 0
