@@ -1,7 +1,9 @@
 """Timed reads that do nothing but read: for rates where a checksum would be half of the cost.
 
-Every act goes on until the clock ends it, or once over what it is given, and counts the bytes that
-the kernel says it read. Benches read the same files once with checksums before.
+A work is a generator that reads some more at each step and yields how many bytes in how many
+operations. Several files are read in turns by one process, a few hundredths of a second each, so
+that whatever else runs on the machine takes as much from one as from the other:
+`python -m bench.plain_reads SPEC.json` prints one JSON list of `Turn` lists, one for each path.
 """
 
 from __future__ import annotations
@@ -9,83 +11,99 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import xxhash
 
 MIB = 1 << 20
-CLOCK_EVERY = 64  # reads between two looks at the clock
+STEP_BYTES = 8 * MIB
+STEP_READS = 64
 
 Item = TypeVar("Item")
+Steps = Iterator[tuple[int, int]]
 
 
-class Tally:
-    """Bytes and operations of one reader, ended by the clock."""
+class Spec(msgspec.Struct):
+    """`work`: sequential | scattered | mapped. Every path is the same file by another way."""
 
-    def __init__(self, duration_s: float) -> None:
-        self.bytes = 0
-        self.operations = 0
-        self._end_s = time.monotonic() + duration_s
-
-    def add(self, count: int, operations: int = 1) -> None:
-        self.bytes += count
-        self.operations += operations
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self._end_s
+    work: str
+    paths: list[str]
+    digest: str
+    read_bytes: int = MIB
+    turns: int = 20
+    turn_s: float = 0.06
+    seed: int = 1
 
 
-def sequential(path: str, chunk_bytes: int, tally: Tally) -> None:
+class Turn(msgspec.Struct):
+    """What one path gave in one turn."""
+
+    bytes: int
+    operations: int
+    wall_s: float
+    cpu_s: float  # of the reader, its system calls included
+
+
+def sequential(path: str, chunk_bytes: int) -> Steps:
     """Reads the file again and again into one buffer."""
     buffer = [bytearray(chunk_bytes)]
     fd = os.open(path, os.O_RDONLY)
-    while not tally.over:
+    while True:
         _forget_pages(fd)
         os.lseek(fd, 0, os.SEEK_SET)
-        while count := os.readv(fd, buffer):
-            tally.add(count)
-    os.close(fd)
+        count = chunk_bytes
+        while count:
+            total = reads = 0
+            while total < STEP_BYTES and (count := os.readv(fd, buffer)):
+                total += count
+                reads += 1
+            yield total, reads
 
 
-def scattered(path: str, read_bytes: int, seed: int, tally: Tally) -> None:
+def scattered(path: str, read_bytes: int, seed: int) -> Steps:
     """Reads aligned pieces in random order into one buffer."""
     buffer = [bytearray(read_bytes)]
     fd = os.open(path, os.O_RDONLY)
     places = list(range(0, os.fstat(fd).st_size - read_bytes + 1, read_bytes))
     random.Random(seed).shuffle(places)
-    for some in _for_ever(places, CLOCK_EVERY):
+    for some in _for_ever(places, STEP_READS):
         if some[0] == places[0]:
             _forget_pages(fd)
-        for at in some:
-            tally.add(os.preadv(fd, buffer, at))
-        if tally.over:
-            break
-    os.close(fd)
+        yield sum([os.preadv(fd, buffer, at) for at in some]), len(some)
 
 
-def mapped(path: str, tally: Tally) -> str:
+def mapped(path: str, digest: str) -> Steps:
     """Scans a fresh map of the file again and again; the hash (38 GB/s) is how every byte is
-    touched. Returns the checksum of the last scan."""
-    digest = ""
-    while not tally.over:
+    touched. Raises ValueError when it is not `digest`."""
+    while True:
         with open(path, "rb", buffering=0) as file:
             _forget_pages(file.fileno())
             with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-                digest = _hash(memory)
-                tally.add(len(memory), len(memory) // MIB)
-    return digest
+                scan = xxhash.xxh3_64()
+                with memoryview(memory) as view:
+                    for start in range(0, len(view), STEP_BYTES):
+                        with view[start : start + STEP_BYTES] as piece:
+                            scan.update(piece)
+                            yield len(piece), len(piece) // MIB
+                if scan.hexdigest() != digest:
+                    raise ValueError(f"{path} reads otherwise by a map")
 
 
-def _hash(memory: mmap.mmap) -> str:
-    scan = xxhash.xxh3_64()
-    with memoryview(memory) as view:
-        for start in range(0, len(view), MIB):
-            with view[start : start + MIB] as piece:
-                scan.update(piece)
-    return scan.hexdigest()
+def open_read_close(paths: Sequence[str], most_bytes: int) -> Steps:
+    """Opens, reads with one call, closes: every file in turn, again and again."""
+    buffer = [bytearray(most_bytes)]
+    for some in _for_ever(paths, STEP_READS):
+        total = 0
+        for path in some:
+            fd = os.open(path, os.O_RDONLY)
+            total += os.readv(fd, buffer)
+            os.close(fd)
+        yield total, len(some)
 
 
 def _forget_pages(fd: int) -> None:
@@ -94,19 +112,48 @@ def _forget_pages(fd: int) -> None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def open_read_close(paths: Sequence[str], most_bytes: int, tally: Tally, *, once: bool) -> None:
-    """Opens, reads with one call, closes: every file once, or again and again."""
-    buffer = [bytearray(most_bytes)]
-    for some in _for_ever(paths, CLOCK_EVERY) if not once else [paths]:
-        for path in some:
-            fd = os.open(path, os.O_RDONLY)
-            tally.add(os.readv(fd, buffer))
-            os.close(fd)
-        if tally.over:
-            break
-
-
 def _for_ever(items: Sequence[Item], count: int) -> Iterator[Sequence[Item]]:
     while True:
         for start in range(0, len(items), count):
             yield items[start : start + count]
+
+
+def go_on(steps: Steps, duration_s: float) -> Turn:
+    """Steps until the time is over."""
+    total = operations = 0
+    cpu_s, start_s = time.thread_time(), time.monotonic()
+    now_s = start_s
+    while now_s < start_s + duration_s:
+        count, done = next(steps)
+        total, operations = total + count, operations + done
+        now_s = time.monotonic()
+    return Turn(total, operations, now_s - start_s, time.thread_time() - cpu_s)
+
+
+def steps_of(spec: Spec, path: str) -> Steps:
+    if spec.work == "sequential":
+        return sequential(path, spec.read_bytes)
+    if spec.work == "scattered":
+        return scattered(path, spec.read_bytes, spec.seed)
+    return mapped(path, spec.digest)
+
+
+def in_turns(spec: Spec) -> list[list[Turn]]:
+    """By path, the turns in the order in which they were taken."""
+    works = [steps_of(spec, path) for path in spec.paths]
+    turns: list[list[Turn]] = [[] for _ in works]
+    order, rng = list(range(len(works))), random.Random(spec.seed)
+    for _ in range(spec.turns):
+        rng.shuffle(order)  # who follows one that sleeps a lot would get its time from the kernel
+        for number in order:
+            turns[number].append(go_on(works[number], spec.turn_s))
+    return turns
+
+
+def main(path: str) -> None:
+    spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
+    print(msgspec.json.encode(in_turns(spec)).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

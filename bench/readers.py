@@ -31,10 +31,9 @@ START_LIMIT_S = 60.0
 
 
 class Spec(msgspec.Struct):
-    """`what`: files | random | obstore_file | obstore_to_file | obstore_files | obstore_list, or
-    without checksums plain_sequential | plain_random | plain_mapped | plain_opens. Files below
-    `root` (or keys of `bucket`) named in `checksums`; `source` is the original that random reads
-    compare with.
+    """`what`: files | random | opens (without checksums) | obstore_file | obstore_to_file |
+    obstore_files | obstore_list. Files below `root` (or keys of `bucket`) named in `checksums`;
+    `source` is the original that random reads compare with.
     """
 
     what: str
@@ -48,7 +47,7 @@ class Spec(msgspec.Struct):
     duration_s: float = 3.0
     seed: int = 1
     places: list[int] = msgspec.field(default_factory=list)  # random: where, in place of a seed
-    once: bool = False  # plain_opens: every file once, in place of `duration_s`
+    once: bool = False  # opens: every file once, in place of `duration_s`
     bucket: str = ""
     endpoint_url: str = ""
     region: str = ""
@@ -135,20 +134,18 @@ def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
 
 
 def read_plainly(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done:
-    """The acts of `plain_reads`; operations count as files."""
-    tally = plain_reads.Tally(spec.duration_s)
-    name, expected = plan[0]
-    path, wrong = os.path.join(spec.root, name), []
-    if spec.what == "plain_sequential":
-        plain_reads.sequential(path, spec.chunk_bytes, tally)
-    elif spec.what == "plain_random":
-        plain_reads.scattered(path, spec.read_bytes, spec.seed + number, tally)
-    elif spec.what == "plain_mapped":
-        wrong = [name] if plain_reads.mapped(path, tally) != expected else []
-    else:
-        paths = [os.path.join(spec.root, name) for name, _ in plan[number :: spec.readers]]
-        plain_reads.open_read_close(paths, spec.chunk_bytes, tally, once=spec.once)
-    return Done(tally.bytes, tally.operations, wrong)
+    """Opens, reads, closes without a checksum: this reader's share of the files."""
+    paths = [os.path.join(spec.root, name) for name, _ in plan[number :: spec.readers]]
+    steps = plain_reads.open_read_close(paths, spec.chunk_bytes)
+    if not spec.once:
+        turn = plain_reads.go_on(steps, spec.duration_s)
+        return Done(turn.bytes, turn.operations)
+    done = Done()
+    while done.files < len(paths):
+        count, files = next(steps)
+        done.bytes += count
+        done.files += files
+    return done
 
 
 def in_processes(spec: Spec) -> tuple[float, Done]:

@@ -41,7 +41,7 @@ def run(lab: Lab, result: Result) -> None:
             lab.read(mount, data, readers=16)
             lab.read(mount, data, readers=16)
         for _, mount in product(range(turns), mounts):
-            how = {"what": "plain_opens", "chunk_bytes": SMALL_BYTES, "duration_s": DURATION_S}
+            how = {"what": "opens", "chunk_bytes": SMALL_BYTES, "duration_s": DURATION_S}
             lab.drop_caches()
             passes["dropped", mount.name].append(
                 lab.read(mount, data, readers=READERS, once=True, **how)
