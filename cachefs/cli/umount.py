@@ -14,6 +14,7 @@ import click
 from cachefs.cli import detach, output, settings, users
 from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
+from cachefs.fuse.supervisor.remains import tell_server
 from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
@@ -61,7 +62,10 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         supervisor = record.supervisor if record is not None else 0
         supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
         server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
+        dead = record is not None and not is_served(record)
         _detach(mount, table, lazy=lazy)
+        if dead and record is not None:
+            tell_server(record.socket, record.mountpoint)
         if read_mounts().of_device(mount.device) or record is None:
             return mount.mountpoint, ""
         if client_watch is not None and not client_watch.ended(

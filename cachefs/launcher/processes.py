@@ -40,6 +40,7 @@ from cachefs.launcher import state
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLIENT_MODULE: Final = "cachefs.fuse.client"
 SUPERVISOR_MODULE: Final = "cachefs.fuse.supervisor"
 DEFAULT_CACHE_BYTES: Final = 20 << 30
@@ -403,16 +404,21 @@ class Watch:
 
 def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
     """Start the next supervisor of a mount that the caller serves; its pid. It inherits `fds`, and
-    its standard error is ours."""
-    process = subprocess.Popen(
-        module_command(SUPERVISOR_MODULE),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        cwd="/",
-        umask=0o077,
-        pass_fds=fds,
-        start_new_session=True,
-    )
+    its standard error is ours. Signals that ask it to stop wait until it hears them. Raises
+    OSError."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        process = subprocess.Popen(
+            module_command(SUPERVISOR_MODULE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            umask=0o077,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(msgspec.msgpack.encode(spec))

@@ -56,12 +56,12 @@ def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
             home.remove_mount(spec.mountpoint, record.pid)
 
 
-def tell_server(spec: ClientSpec) -> None:
+def tell_server(server: str, mountpoint: str) -> None:
     """A client that broke off is followed by another, so its server waits for one. A session of the
     mount that ends without a supervisor says that none comes."""
-    hello = m.Hello("fuse", os.getpid(), version=cachefs.__version__, mountpoint=spec.mountpoint)
+    hello = m.Hello("fuse", os.getpid(), version=cachefs.__version__, mountpoint=mountpoint)
     with (
         contextlib.suppress(CacheFSError, OSError),
-        BlockingClient(connect_socket(spec.socket)) as client,
+        BlockingClient(connect_socket(server)) as client,
     ):
         client.call(hello, TELL_S)

@@ -31,6 +31,7 @@ from cachefs.fuse.supervisor import state as s
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.supervisor.process import Process
 from cachefs.fuse.supervisor.upgrades import Upgrades
+from cachefs.launcher.processes import STOP_SIGNALS
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 
@@ -38,7 +39,6 @@ log = logging.getLogger("cachefs.supervisor")
 
 LOOK_S: Final = 0.25  # for processes that have ended without being gone
 STACKS_SIGNAL: Final = signal.SIGUSR2
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -102,9 +102,10 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: None)  # the byte below is what counts
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # see `start_supervisor`
 
         def asked() -> None:
             ours.recv(64)
@@ -300,7 +301,7 @@ class Supervisor:
                 os.close(fd)
         self._fuse_fd = self._table_fd = -1
         if not self._said_ending:
-            remains.tell_server(self._spec)
+            remains.tell_server(self._spec.socket, self._spec.mountpoint)
 
     # ---- upgrades ----
 

@@ -1,0 +1,465 @@
+"""The life of a supervised mount by the real command line: who is there, every way to end it, what
+is cleared when it dies, and who takes over."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import CacheFSError
+from cachefs.fuse.supervisor import upgrades
+from cachefs.launcher.state import MountRecord, StateHome
+from tests.integration.conftest import CACHEFS, Node, alive, is_mounted, wait_until
+from tests.integration.dataset import body
+
+MIB = 1 << 20
+NOBODY = 65534
+LIMIT_S = 60.0
+FILES = {"a": body(1, 3 * MIB), "b": body(2, 100_000), "d/c": body(3, 5000)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    for name, data in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+class Mounted:
+    """A mount and the processes that its record names."""
+
+    def __init__(self, node: Node, source: Path, path: Path) -> None:
+        self.node = node
+        self.source = source
+        self.path = path
+        self.home = StateHome(str(node.state))
+        node.allowed_log.append(r"client|supervisor|server|connection")
+
+    @property
+    def record(self) -> MountRecord:
+        found = self.home.find_mount(str(self.path))
+        assert found is not None, "the mount's record is gone"
+        return found
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Of client and supervisor."""
+        return self.record.pid, self.record.supervisor
+
+    def next_client(self, before: int) -> int:
+        wait_until(lambda: self.record.pid != before, "the next client", LIMIT_S)
+        self.node.pids.add(self.record.pid)
+        return self.record.pid
+
+    def next_supervisor(self, before: int) -> int:
+        wait_until(
+            lambda: self.record.supervisor != before and alive(self.record.supervisor),
+            "the next supervisor",
+            LIMIT_S,
+        )
+        self.node.pids.add(self.record.supervisor)
+        return self.record.supervisor
+
+    def check(self) -> None:
+        for name, data in FILES.items():
+            assert (self.path / name).read_bytes() == data, name
+
+    def nothing_is_left(self, pids: tuple[int, ...]) -> None:
+        wait_until(lambda: not any(map(alive, pids)), "its processes end")
+        assert not is_mounted(self.path)
+        assert self.home.mount_records() == []
+        assert self.home.control_sockets() == []
+
+    def everybody(self) -> tuple[int, ...]:
+        return tuple(process["pid"] for process in self.node.processes(self.path))
+
+    def kill_both(self) -> None:
+        """So that neither sees the other die."""
+        pids = self.pids
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
+        wait_until(lambda: not any(map(alive, pids)), "both are dead")
+        with pytest.raises(OSError) as caught:
+            os.listdir(self.path)
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+@pytest.fixture
+def mount(node: Node, source: Path) -> Callable[..., Mounted]:
+    def make(*options: str) -> Mounted:
+        return Mounted(node, source, node.mount(f"file://{source}", *options))
+
+    return make
+
+
+# ---- who is there --------------------------------------------------------------------------------
+
+
+def test_status_names_the_processes_and_the_transport(mount: Callable[..., Mounted]) -> None:
+    mounted = mount()
+    tree = mounted.node.status(mounted.path)
+    roles = {process["role"]: process["pid"] for process in tree["processes"]}
+    assert sorted(roles) == ["client", "server", "supervisor"]
+    assert (roles["client"], roles["supervisor"]) == mounted.pids
+    assert (tree["transport"], tree["passthrough"]) == ("kernel", "yes")
+    said = mounted.node.ok("status", mounted.path).splitlines()
+    assert "transport: kernel" in said
+    assert "passthrough: yes" in said
+    mounted.node.umount(mounted.path)
+
+
+def test_doctor_names_the_transport(mount: Callable[..., Mounted]) -> None:
+    mounted = mount("--passthrough", "off")
+    done = mounted.node.run("doctor", "--json")
+    found = {row["name"]: row for row in json.loads(done.stdout)}
+    line = found[f"mount {mounted.path}"]
+    assert line["state"] == "note"
+    assert "transport kernel, passthrough: no: it is switched off" in line["detail"]
+    assert found["transport"]["detail"] == "auto takes kernel, with passthrough"
+    mounted.node.umount(mounted.path)
+
+
+def test_the_supervisor_is_small(mount: Callable[..., Mounted]) -> None:
+    mounted = mount()
+    status = Path(f"/proc/{mounted.record.supervisor}/status").read_text()
+    anonymous_kib = int(status.split("RssAnon:")[1].split()[0])
+    assert anonymous_kib < 24 << 10
+    assert "Threads:\t1\n" in status
+    mounted.node.umount(mounted.path)
+
+
+# ---- ending --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["client", "supervisor"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_unmounts(
+    mount: Callable[..., Mounted], role: int, number: signal.Signals
+) -> None:
+    """[S-umount] Nothing is left: no mount, no process, no record, no socket."""
+    mounted = mount()
+    pids = mounted.everybody()
+    os.kill(mounted.pids[role], number)
+    mounted.nothing_is_left(pids)
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["client", "supervisor"])
+def test_a_signal_does_not_wait_for_readers_for_ever(
+    mount: Callable[..., Mounted], role: int
+) -> None:
+    mounted = mount()
+    pids = mounted.everybody()
+    with (mounted.path / "a").open("rb", buffering=0):
+        os.kill(mounted.pids[role], signal.SIGTERM)
+        mounted.nothing_is_left(pids)
+
+
+def test_a_lazy_unmount_ends_with_the_last_open_file(mount: Callable[..., Mounted]) -> None:
+    """[S-umount] Also when the client dies meanwhile."""
+    mounted = mount()
+    pids = mounted.everybody()
+    client, supervisor = mounted.pids
+    with (mounted.path / "a").open("rb", buffering=0) as file:
+        mounted.node.ok("umount", "--lazy", mounted.path)
+        assert not is_mounted(mounted.path)
+        os.kill(client, signal.SIGKILL)
+        wait_until(lambda: not alive(client), "the client is dead")
+        assert os.pread(file.fileno(), MIB, MIB) == FILES["a"][MIB : 2 * MIB]
+        assert alive(supervisor)
+    mounted.nothing_is_left(pids)
+
+
+def test_unmounted_while_the_client_is_being_replaced(mount: Callable[..., Mounted]) -> None:
+    mounted = mount()
+    pids = mounted.everybody()
+    os.kill(mounted.record.pid, signal.SIGKILL)
+    mounted.node.ok("umount", mounted.path)
+    mounted.nothing_is_left(pids)
+
+
+# ---- dying ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["mount", "umount", "doctor"])
+def test_a_dead_mount_is_cleared(mount: Callable[..., Mounted], how: str) -> None:
+    """[S-crash] Client and supervisor killed at once: whichever command comes next clears it."""
+    mounted = mount()
+    node, pids = mounted.node, mounted.everybody()
+    mounted.kill_both()
+    state = node.status(mounted.path)["state"]
+    assert state == "dead"
+    if how == "mount":
+        node.ok("mount", f"file://{mounted.source}", mounted.path)
+        mounted.check()
+        pids += mounted.everybody()
+        node.umount(mounted.path)
+    elif how == "umount":
+        node.ok("umount", mounted.path)
+    else:
+        assert node.run("doctor").returncode == 1
+        assert f"mount {mounted.path}" in node.run("doctor", "--fix").stdout
+    assert not is_mounted(mounted.path)
+    node.run("doctor", "--fix")
+    mounted.nothing_is_left(())
+    for pid in set(pids):  # the server waits a while for a client that broke off
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_deaths_in_a_row_end_the_mount(mount: Callable[..., Mounted]) -> None:
+    """Whoever waits gets an error, nobody hangs, and nothing is left."""
+    mounted = mount()
+    pids = mounted.everybody()
+    supervisor = mounted.record.supervisor
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
+
+    def read_until_an_error() -> int:
+        while True:
+            try:
+                os.stat(mounted.path / "nobody knows this name")
+            except OSError as err:
+                if err.errno != errno.ENOENT:
+                    return err.errno or 0
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read_until_an_error) for _ in range(2)]
+
+        def crash() -> bool:
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGSEGV)
+            return not alive(supervisor)
+
+        wait_until(crash, "the supervisor gives up", LIMIT_S)
+        errnos = {reader.result(LIMIT_S) for reader in readers}
+    # The mount point below is empty, so a name is sought there as soon as the mount is gone.
+    assert errnos <= {errno.ENOTCONN, errno.ECONNABORTED}
+    mounted.nothing_is_left(pids)
+
+
+def test_a_stopped_client_is_replaced(mount: Callable[..., Mounted]) -> None:
+    mounted = mount("--heartbeat-timeout", "1s")
+    client = mounted.record.pid
+    os.kill(client, signal.SIGSTOP)
+    mounted.check()
+    assert mounted.next_client(client) != client
+    mounted.node.umount(mounted.path)
+
+
+def test_a_client_that_hangs_leaves_its_stacks_in_the_log(mount: Callable[..., Mounted]) -> None:
+    """It waits for a lock that somebody holds: its loop does not run, so its heart stands still."""
+    mounted = mount("--heartbeat-timeout", "1s")
+    client, supervisor = mounted.pids
+    log = next(mounted.node.state.glob("sources/*/log/client-*.log"))
+    lock = os.open(mounted.node.state / "mounts", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(supervisor, signal.SIGKILL)  # the next one is recorded, under that lock
+        wait_until(lambda: "_locked_dir" in log.read_text(), "stacks", LIMIT_S)
+        wait_until(lambda: not alive(client), "it is killed", LIMIT_S)
+    finally:
+        os.close(lock)
+    mounted.next_client(client)
+    mounted.check()
+    assert "most recent call first" in log.read_text()
+    mounted.node.umount(mounted.path)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["client first", "supervisor first"])
+def test_both_killed_one_after_the_other(mount: Callable[..., Mounted], first: int) -> None:
+    """The one that is left has started the other one anew, again and again."""
+    mounted = mount()
+    for _ in range(2):
+        client, supervisor = mounted.pids
+        if first == 0:
+            os.kill(client, signal.SIGKILL)
+            mounted.next_client(client)
+            os.kill(supervisor, signal.SIGKILL)
+            mounted.next_supervisor(supervisor)
+        else:
+            os.kill(supervisor, signal.SIGKILL)
+            mounted.next_supervisor(supervisor)
+            os.kill(client, signal.SIGKILL)
+            mounted.next_client(client)
+        mounted.check()
+    mounted.node.umount(mounted.path)
+
+
+# ---- upgrades ------------------------------------------------------------------------------------
+
+
+def test_an_upgrade_says_who_serves(mount: Callable[..., Mounted]) -> None:
+    mounted = mount()
+    client, supervisor = mounted.pids
+    with (mounted.path / "a").open("rb", buffering=0) as file:
+        said = json.loads(mounted.node.ok("mount", "--upgrade", mounted.path, "--json"))
+        assert mounted.next_client(client) == said["pid"]
+        mounted.next_supervisor(supervisor)
+        assert file.read(3 * MIB) == FILES["a"]
+    wait_until(lambda: not alive(client), "the old client ends")
+    assert not alive(supervisor)
+    assert mounted.node.status(mounted.path)["mounts"][0]["pid"] == said["pid"]
+    mounted.node.umount(mounted.path)
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python", "/etc/passwd"])
+def test_a_new_version_that_does_not_work_changes_nothing(
+    mount: Callable[..., Mounted], python: str
+) -> None:
+    mounted = mount()
+    pids = mounted.pids
+    with pytest.raises(CacheFSError) as caught:
+        upgrades.ask(mounted.home, str(mounted.path), python)
+    assert caught.value.cause
+    mounted.check()
+    assert mounted.pids == pids
+    mounted.node.ok("mount", "--upgrade", mounted.path)  # the next one does
+    mounted.next_supervisor(pids[1])
+    mounted.check()
+    mounted.node.umount(mounted.path)
+
+
+def test_no_upgrade_of_a_mount_without_a_supervisor(mount: Callable[..., Mounted]) -> None:
+    mounted = mount("--transport", "pyfuse3")
+    line = mounted.node.fails("mount", "--upgrade", mounted.path)
+    assert "has no supervisor" in line
+    mounted.check()
+    mounted.node.umount(mounted.path)
+
+
+# ---- in the foreground ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def front(node: Node, source: Path) -> Iterator[tuple[Mounted, subprocess.Popen[bytes]]]:
+    path = node.mountpoint()
+    node.mountpoints.append(path)
+    with subprocess.Popen(
+        [CACHEFS, "mount", "-f", f"file://{source}", str(path)],
+        env=node.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"OK, ")
+        mounted = Mounted(node, source, path)
+        try:
+            yield mounted, process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def test_foreground_outlives_its_supervisors(
+    front: tuple[Mounted, subprocess.Popen[bytes]],
+) -> None:
+    """It stays in front whoever supervises the mount, and an interrupt unmounts."""
+    mounted, process = front
+    pids = mounted.everybody()
+    for _ in range(2):
+        client, supervisor = mounted.pids
+        os.kill(supervisor, signal.SIGKILL)
+        mounted.next_supervisor(supervisor)
+        os.kill(client, signal.SIGKILL)
+        mounted.next_client(client)
+        mounted.check()
+        assert process.poll() is None
+    pids += mounted.everybody()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    mounted.nothing_is_left(pids)
+
+
+def test_an_interrupt_right_after_the_supervisor_was_lost(
+    front: tuple[Mounted, subprocess.Popen[bytes]],
+) -> None:
+    mounted, process = front
+    pids = mounted.everybody()
+    os.kill(mounted.record.supervisor, signal.SIGKILL)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    mounted.nothing_is_left(pids)
+
+
+def test_foreground_ends_with_the_mount(
+    front: tuple[Mounted, subprocess.Popen[bytes]],
+) -> None:
+    mounted, process = front
+    pids = mounted.everybody()
+    line = mounted.node.fails("mount", "--upgrade", mounted.path)
+    assert "runs in the foreground" in line
+    subprocess.run(["umount", mounted.path], check=True)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    mounted.nothing_is_left(pids)
+
+
+# ---- an ordinary user ----------------------------------------------------------------------------
+
+
+def test_an_ordinary_user(source: Path) -> None:
+    """Mounts through fusermount3: no passthrough, and it says why; the rest is as for root. The
+    device is theirs to open in a mount namespace of the test's own."""
+    root = Path(tempfile.mkdtemp(prefix="cachefs-user-"))
+    try:
+        for name in ("home", "mnt"):
+            (root / name).mkdir()
+            os.chown(root / name, NOBODY, NOBODY)
+        root.chmod(0o755)
+        os.mknod(root / "fuse", 0o020666, os.makedev(10, 229))
+        os.chmod(root / "fuse", 0o666)
+        script = Path(__file__).with_name("ordinary_user.py")
+        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        user += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+        command = [*user, sys.executable, "-I", str(script), CACHEFS, f"file://{source}"]
+        command += [str(root / "mnt"), str(root / "home"), *FILES]
+        own = 'mount --bind "$0" /dev/fuse && exec "$@"'
+        done = subprocess.run(
+            [
+                "unshare",
+                "--mount",
+                "--propagation=private",
+                "sh",
+                "-c",
+                own,
+                root / "fuse",
+                *command,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        shutil.rmtree(root)
+    seen = json.loads(done.stdout)
+    sums = [sum(data) for data in FILES.values()]
+    assert seen["status"]["transport"] == "kernel"
+    assert seen["status"]["passthrough"] == "no: it needs CAP_SYS_ADMIN (root)"
+    assert seen["before"] == seen["after"] == sums
+    assert seen["held"] == sums[0]
+    assert seen["replaced"]
+    found = {row["name"]: row for row in seen["doctor"]}
+    assert found["transport"]["detail"] == "auto takes kernel, without passthrough"
+    assert "CAP_SYS_ADMIN" in found["transport"]["remedy"]
