@@ -9,6 +9,7 @@ client start and end in the same rhythm, so that both periods have the same load
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from bench.datasets import SMALL_BYTES, Dataset
 from bench.harness import Lab, main
+from bench.machine import is_running
 from bench.mounts import BenchFailed, Mounted, wait_for
 from bench.report import Result
 from bench.steady import steady
@@ -58,6 +60,7 @@ def run(lab: Lab, result: Result) -> None:
             story = disturb(lab, mount, kills)
         mount.pids += list(lab.cachefs.running())
     show(result, story, readers.records)
+    result.notes.append(f"rclone mount2 after one SIGKILL: {peer(lab, data)}.")
     judge(result, story, readers.records)
 
 
@@ -100,6 +103,20 @@ def kill_client(lab: Lab, mount: Mounted) -> tuple[float, float]:
         lambda: lab.cachefs.client_pid(mount.path) not in (0, pid), "a client", TAKEOVER_LIMIT_S
     )
     return killed_s, answered_s
+
+
+def peer(lab: Lab, data: Dataset) -> str:
+    """What a user of rclone's mount2 gets after a SIGKILL of it."""
+    with lab.rclone(data, lab.origin.direct_url) as mount:
+        os.listdir(mount.path)
+        for pid in mount.pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(is_running, mount.pids)), "rclone's end", 10.0)
+        try:
+            os.listdir(mount.path)
+        except OSError as err:
+            return f"{err.strerror} ({errno.errorcode[err.errno or 0]}) until it is remounted"
+    return "it answers"
 
 
 def longest(record: Record, spans: Iterable[tuple[float, float]]) -> float:
