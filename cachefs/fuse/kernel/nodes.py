@@ -95,11 +95,13 @@ class Nodes:
         return True
 
     def adopt(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
-        """As `open`, for what a predecessor had open: the newest incarnation is the current one."""
+        """As `open`, for what a predecessor had open. The newest incarnation is the current one; in
+        cached mode its next: the predecessor may just have sent an opener back from it, who must
+        not be sent back a second time."""
         self.open(nodeid, fh, mode, backing_id)
         ino = nodeid & MAX_INO
-        if nodeid > self.current(ino):
-            self._current.put(ino, nodeid)
+        if nodeid >= self.current(ino):
+            self._current.put(ino, self._next(nodeid) if mode is Mode.CACHED else nodeid)
 
     def _next(self, nodeid: int) -> int:
         """The nodeid of the next incarnation that is not open."""

@@ -126,6 +126,17 @@ def test_who_opens_what_has_become_complete_is_sent_back_once(client: Client) ->
     assert client.vfs.dropped == 1
 
 
+def test_who_was_sent_back_before_a_death_is_not_sent_back_after_it(client: Client) -> None:
+    client.open(INO)
+    client.vfs.complete.add(INO)
+    with pytest.raises(Stale):
+        client.answer(100, INO)
+    client.die()
+    looked_up = client.opens.nodes.current(INO)
+    client.open(looked_up)
+    assert client.mode(looked_up) is Mode.PASSTHROUGH
+
+
 def test_an_open_file_on_a_disk_that_hangs_is_opened_past_it(client: Client) -> None:
     client.vfs.complete.add(INO)
     client.open(INO)
