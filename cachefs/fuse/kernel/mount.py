@@ -87,7 +87,11 @@ def _mount_by_tool(spec: ClientSpec) -> int:
         if done.returncode:
             raise _refused(spec, done.stderr)
         ours.settimeout(mounting.FUSERMOUNT_S)
-        _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        theirs.close()
+        try:
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        except OSError:
+            fds = []
     if not fds:
         raise CannotMount("fusermount3 gave no descriptor", path=spec.mountpoint)
     os.set_inheritable(fds[0], False)

@@ -6,6 +6,7 @@ for an upgrade in the same way, on the supervisor's socket in the state home.
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 from typing import Final
@@ -19,6 +20,7 @@ from cachefs.fuse.kernel.negotiation import Negotiated
 BEAT_S: Final = 0.25
 MAX_BYTES: Final = 64 << 10
 MAX_FDS: Final = 2
+_FD_BYTES: Final = array.array("i").itemsize
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):
@@ -86,13 +88,17 @@ _negotiated = msgspec.msgpack.Decoder(Negotiated)
 
 def send(sock: socket.socket, note: Note, fds: tuple[int, ...] = ()) -> None:
     """Sends without blocking. Raises OSError: BlockingIOError when the peer does not read."""
-    socket.send_fds(sock, [_encoder.encode(note)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # which `socket.send_fds` does not pass on
+    sock.sendmsg([_encoder.encode(note)], rights, flags)
 
 
 def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
     """A note and its descriptors (close-on-exec), which the caller owns; None at the end. Blocks as
     the socket does. Raises OSError, ProtocolError (the descriptors are closed then)."""
-    data, fds, _, _ = socket.recv_fds(sock, MAX_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
+    data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    fds = [fd for right in rights for fd in _descriptors(*right)]
     if not data:
         return None, fds
     try:
@@ -101,6 +107,14 @@ def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
         for fd in fds:
             os.close(fd)
         raise ProtocolError(f"not a note: {err}") from err
+
+
+def _descriptors(level: int, kind: int, data: bytes) -> list[int]:
+    if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        return []
+    fds = array.array("i")
+    fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return list(fds)
 
 
 def encode_negotiated(values: Negotiated) -> bytes:
