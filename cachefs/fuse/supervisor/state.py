@@ -191,7 +191,10 @@ Action = (
 class Client:
     """A client's process. `since`: when it entered its phase."""
 
-    __slots__ = ("beat_at", "dumped_at", "is_upgrade", "killed", "phase", "pid", "since", "warning")
+    __slots__ = (
+        "beat_at", "dumped_at", "failed", "is_upgrade", "killed", "phase", "pid", "since",
+        "warning",
+    )  # fmt: skip
 
     def __init__(self, pid: int, now: float, *, is_upgrade: bool = False) -> None:
         self.pid = pid
@@ -200,6 +203,7 @@ class Client:
         self.since = self.beat_at = now
         self.dumped_at: float | None = None
         self.killed = False
+        self.failed = False  # it has said so, and ends
         self.warning = ""
 
     def enter(self, phase: Phase, now: float) -> None:
@@ -348,7 +352,8 @@ class Supervision:
         return [SayStarted(client.pid, client.warning)]
 
     def _on_failed(self, client: Client, failure: Failure) -> list[Action]:
-        if client.is_upgrade:
+        if client.is_upgrade and not client.failed:
+            client.failed = True
             return [SayUpgraded(0, failure)]
         if self._announced:
             return []  # its end counts
@@ -357,7 +362,7 @@ class Supervision:
     def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
         del self._clients[client.pid]
         said: list[Action] = []
-        if client.is_upgrade:
+        if client.is_upgrade and not client.failed:
             said = [SayUpgraded(0, _failure("the new client ended before it could serve"))]
         if self._stop_by is not None or (clean and client.phase is Phase.SERVING):
             return [*said, *self._stopped()]
@@ -400,7 +405,8 @@ class Supervision:
 
     def _on_upgrade(self) -> list[Action]:
         reader = self._reader()
-        if reader is None or reader.phase is not Phase.SERVING or len(self._clients) > 1:
+        others = [c for c in self._clients.values() if c is not reader and not c.failed]
+        if reader is None or reader.phase is not Phase.SERVING or others:
             return [SayUpgraded(0, _failure("the mount is just being taken over; try again"))]
         if self._stop_by is not None:
             return [SayUpgraded(0, _failure("the mount is just being taken away"))]

@@ -97,7 +97,10 @@ def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
     """A note and its descriptors (close-on-exec), which the caller owns; None at the end. Blocks as
     the socket does. Raises OSError, ProtocolError (the descriptors are closed then)."""
     room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
-    data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # it ended without having read everything
+        return None, []
     fds = [fd for right in rights for fd in _descriptors(*right)]
     if not data:
         return None, fds

@@ -355,11 +355,24 @@ def test_a_new_version_that_cannot_serve_changes_nothing(said_why: bool) -> None
     world.on(s.UpgradeAsked())
     if said_why:
         assert world.on(s.Failed(2, WHY)) == [s.SayUpgraded(0, WHY)]
-    actions = world.ends(2)
-    assert [said.pid for said in of_kind(actions, s.SayUpgraded)] == [0]
-    assert not of_kind(actions, s.Start)
+        assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
+        assert world.ends(2) == [], "who asks now is told of the next one only"
+    else:
+        (said,) = world.ends(2)
+        assert isinstance(said, s.SayUpgraded)
+        assert said.failure is not None
+        assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
     assert world.readers == {1}
-    assert world.on(s.UpgradeAsked()) == [s.Start(upgrade=True)], "it may be tried again"
+
+
+def test_one_that_retires_still_reads_when_its_successor_dies() -> None:
+    """Whoever is started then waits for it."""
+    world = mounted()
+    world.on(s.UpgradeAsked())
+    world.on(s.Ready(2))
+    assert not of_kind(world.ends(2), s.Start)
+    assert world.retired(1) == [s.Start()]
+    assert world.on(s.Ready(3)) == [s.Serve(3, takeover=True)]
 
 
 def test_a_new_version_that_dies_when_it_is_told_is_reported_and_followed() -> None:

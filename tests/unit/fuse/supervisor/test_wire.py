@@ -116,6 +116,13 @@ def test_the_end_is_no_note(pair: Pair) -> None:
     assert w.receive(right) == (None, [])
 
 
+def test_an_end_before_everything_was_read(pair: Pair) -> None:
+    left, right = pair
+    w.send(right, w.Beat())
+    left.close()
+    assert w.receive(right) == (None, [])
+
+
 def test_sending_never_waits(pair: Pair) -> None:
     left, _ = pair
 
