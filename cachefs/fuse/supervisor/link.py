@@ -40,6 +40,7 @@ class Link:
         self.takeover = False
         self.on_retire: Callable[[], None] = lambda: None
         self.on_supervisor: Callable[[], None] = lambda: None  # another one
+        self._has_left = False  # the supervisor, of its own will
         self._spec = spec
         self._sock = socket.socket(fileno=spec.control_fd)
         self._sock.setblocking(False)
@@ -82,13 +83,15 @@ class Link:
             await self._obey()
             if trio.current_time() - started > PAUSE_MAX_S:
                 pause_s = PAUSE_FIRST_S
-            log.warning("the supervisor %d is lost; starting another", self.supervisor)
+            level = logging.INFO if self._has_left else logging.WARNING
+            log.log(level, "the supervisor %d is lost; starting another", self.supervisor)
             await self._start_another()
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _obey(self) -> None:
         """Until the supervisor is lost."""
+        self._has_left = False
         while True:
             try:
                 note, fds = await self._receive()
@@ -104,6 +107,8 @@ class Link:
                 return
             if isinstance(note, w.Retire):
                 self.on_retire()
+            elif isinstance(note, w.Leaving):
+                self._has_left = True
 
     async def _receive(self) -> tuple[w.AnyNote | None, list[int]]:
         while True:

@@ -238,7 +238,8 @@ class Supervisor:
                 self._upgrades.answer(w.Upgraded(pid, failure))
             case s.GiveUp(cause):
                 self._give_up(cause)
-            case s.Leave():
+            case s.Leave(pid):
+                self._tell(pid, w.Leaving())
                 self._exit = 0
             case s.Finish(code):
                 self._exit = code

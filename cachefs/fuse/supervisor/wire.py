@@ -66,6 +66,10 @@ class Ending(Note, frozen=True):
     """Client: the mount is gone, it ends for good."""
 
 
+class Leaving(Note, frozen=True):
+    """Supervisor: it ends, after an upgrade; the client is to start another, of its own version."""
+
+
 class Upgrade(Note, frozen=True):
     """Command line: let a client of this interpreter take over."""
 
@@ -79,7 +83,10 @@ class Upgraded(Note, frozen=True):
     failure: Failure | None = None
 
 
-AnyNote = Ready | Failed | Serve | Serving | Beat | Retire | Retired | Ending | Upgrade | Upgraded
+AnyNote = (
+    Ready | Failed | Serve | Serving | Beat | Retire | Retired | Ending | Leaving | Upgrade
+    | Upgraded
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyNote] = msgspec.msgpack.Decoder(AnyNote)

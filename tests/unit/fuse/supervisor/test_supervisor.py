@@ -229,6 +229,7 @@ def test_an_upgrade(shell: Shell) -> None:
     assert pid == shell.pid(1)
     assert "Retire" in shell.client(0)
     assert shell.ended() == 0
+    shell.sees(1, "Leaving")
     shell.sees(1, "NoneType")  # it sees that the supervisor has left: the real one starts another
     assert "serve True 2" in shell.client(1)
 

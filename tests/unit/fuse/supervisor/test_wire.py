@@ -32,7 +32,7 @@ NOTES: st.SearchStrategy[w.Note] = st.one_of(
     st.builds(w.Ready, st.text(max_size=200)),
     st.builds(w.Failed, FAILURE),
     st.builds(w.Serve, NEGOTIATED, st.booleans()),
-    st.sampled_from([w.Serving(), w.Beat(), w.Retire(), w.Retired(), w.Ending()]),
+    st.sampled_from([w.Serving(), w.Beat(), w.Retire(), w.Retired(), w.Ending(), w.Leaving()]),
     st.builds(w.Upgrade, st.text(max_size=200)),
     st.builds(w.Upgraded, st.integers(0, 2**31), st.none() | FAILURE),
 )
