@@ -28,6 +28,7 @@ from bench import plain_reads
 
 MIB = 1 << 20
 RANGE_BYTES = 8 * MIB
+FORGET_BYTES = 64 * MIB
 START_LIMIT_S = 60.0
 
 
@@ -42,6 +43,7 @@ class Spec(msgspec.Struct):
     checksums: str = ""
     readers: int = 1
     shared: bool = False
+    forget: bool = False  # files: the kernel keeps no page of what was read
     chunk_bytes: int = MIB
     source: str = ""
     read_bytes: int = 4096
@@ -74,15 +76,18 @@ def names_of(spec: Spec) -> dict[str, str]:
     return dict(list(names.items())[: spec.limit]) if spec.limit else names
 
 
-def read_file(path: str, buffer: bytearray) -> tuple[int, str]:
+def read_file(path: str, buffer: bytearray, *, forget: bool = False) -> tuple[int, str]:
     """Bytes and checksum; one read call fills the buffer once, and the buffer is the reader's for
-    all its files: what the reader itself costs is taken from those who are measured."""
+    all its files: what the reader itself costs is taken from those who are measured. With `forget`
+    the kernel drops its pages of the file as they were read."""
     digest, count = xxhash.xxh3_64(), 0
     fd = os.open(path, os.O_RDONLY)
     with memoryview(buffer) as view:
         while size := os.readv(fd, [buffer]):
             digest.update(view[:size])
             count += size
+            if forget and count % FORGET_BYTES == 0:
+                os.posix_fadvise(fd, 0, count, os.POSIX_FADV_DONTNEED)
     os.close(fd)
     return count, digest.hexdigest()
 
@@ -108,7 +113,7 @@ def read_files(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done
     done, buffer = Done(), bytearray(spec.chunk_bytes)
     mine = plan if spec.shared else plan[number :: spec.readers]
     for name, expected in mine:
-        count, digest = read_file(os.path.join(spec.root, name), buffer)
+        count, digest = read_file(os.path.join(spec.root, name), buffer, forget=spec.forget)
         done.bytes += count
         done.files += 1
         if digest != expected:
