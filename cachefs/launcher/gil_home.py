@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-FOLLOW_S: Final = 1.0  # how soon new threads are taken in
+FOLLOW_S: Final = 0.05  # how soon new threads are taken in: they start where their starter may run
 CHOOSE_S: Final = 15.0  # between two choices of a home
 FREE_S: Final = 0.05  # for the scheduler to place the loop's thread
 _PROCESSOR_FIELD: Final = 36  # of /proc/self/task/TID/stat behind the name, see proc(5)
@@ -35,17 +35,21 @@ async def keep_together() -> None:
         return
     loop = asyncio.get_running_loop()
     home, chosen_at_s = -1, float("-inf")
+    placed: set[int] = set()
     while True:
         if loop.time() - chosen_at_s >= CHOOSE_S:
             os.sched_setaffinity(0, allowed)
             await asyncio.sleep(FREE_S)
             home, chosen_at_s = _cpu_of(threading.get_native_id()), loop.time()
-        _apply(home, allowed)
+            placed = set()
+        threads = {int(name) for name in os.listdir("/proc/self/task")}
+        if threads != placed:
+            _apply(threads, home, allowed)
+            placed = threads
         await asyncio.sleep(FOLLOW_S)
 
 
-def _apply(home: int, allowed: set[int]) -> None:
-    threads = {int(name) for name in os.listdir("/proc/self/task")}
+def _apply(threads: set[int], home: int, allowed: set[int]) -> None:
     python = {thread.native_id for thread in threading.enumerate() if thread.native_id}
     for tid, cpus in assign(threads, python, home, allowed).items():
         try:
