@@ -75,10 +75,15 @@ class TakeoverTable:
     @classmethod
     def create(cls) -> TakeoverTable:
         """A new, empty one."""
+        return cls(cls.make())
+
+    @staticmethod
+    def make() -> int:
+        """The memfd of a new one, for who only holds it."""
         fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
         os.ftruncate(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
-        return cls(fd)
+        return fd
 
     def __len__(self) -> int:
         return len(self._numbers)

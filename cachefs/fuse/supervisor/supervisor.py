@@ -260,7 +260,7 @@ class Supervisor:
         try:
             self._fuse_fd = mount(self._spec)
             self._negotiated = answer_init(self._fuse_fd, self._spec)
-            self._table_fd = os.dup(TakeoverTable.create().fd)
+            self._table_fd = TakeoverTable.make()
         except (CacheFSError, OSError, subprocess.TimeoutExpired) as err:
             failure = failure_of(err if isinstance(err, CacheFSError) else CacheFSError(str(err)))
         else:

@@ -118,7 +118,10 @@ class FakeNode:
                 os.close(wake)
 
     def _accept(self, listener: socket.socket, wake: int) -> None:
-        while wake not in select.select([listener, wake], [], [])[0]:
+        poll = select.poll()  # descriptors may have any number
+        poll.register(listener, select.POLLIN)
+        poll.register(wake, select.POLLIN | select.POLLHUP)
+        while wake not in (fd for fd, _ in poll.poll()):
             connection, _ = listener.accept()
             with connection:
                 self._serve(connection)
