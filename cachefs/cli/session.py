@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
@@ -14,9 +15,12 @@ from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
 from cachefs.core.model import Inode, NamespaceId
+from cachefs.launcher.processes import is_ours
 from cachefs.launcher.state import MountRecord, StateHome
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
+RESTART_S: Final = 3.0  # a server that died is there again in half a second
+_PAUSE_S: Final = 0.05
 
 _T = TypeVar("_T", bound=m.Message)
 
@@ -90,11 +94,23 @@ def checked(reply: m.Message, answer: type[_T]) -> _T:
     return reply
 
 
+def _connect(record: MountRecord) -> BlockingClient:
+    """Waits a moment for a server that the mount's client is just starting again."""
+    deadline = time.monotonic() + RESTART_S
+    while True:
+        try:
+            return BlockingClient.connect(record.socket)
+        except (Unreachable, OSError):
+            if time.monotonic() > deadline or not is_ours(record.pid):
+                raise
+            time.sleep(_PAUSE_S)
+
+
 @contextlib.contextmanager
 def connected(record: MountRecord) -> Iterator[BlockingClient]:
     """A connection to a mount's server. Raises Unreachable with what to do."""
     try:
-        client = BlockingClient.connect(record.socket)
+        client = _connect(record)
     except (Unreachable, OSError) as err:
         cause = err.cause if isinstance(err, CacheFSError) else err.strerror
         raise Unreachable(
