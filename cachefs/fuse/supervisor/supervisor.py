@@ -207,6 +207,8 @@ class Supervisor:
             return False
         try:
             return bool(process.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except ConnectionResetError:  # told once, before what it said last
+            return True
         except OSError:
             return False
 

@@ -106,8 +106,10 @@ def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
     room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     try:
         data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:  # it ended without having read everything
-        return None, []
+    except ConnectionResetError:
+        # It ended without having read everything: told once, before what it said last, which is
+        # still there (net/unix/af_unix.c: the error of the socket comes before its queue).
+        data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     fds = [fd for right in rights for fd in _descriptors(*right)]
     if not data:
         return None, fds

@@ -117,9 +117,12 @@ def test_the_end_is_no_note(pair: Pair) -> None:
 
 
 def test_an_end_before_everything_was_read(pair: Pair) -> None:
+    """What it said before it ended is heard all the same."""
     left, right = pair
     w.send(right, w.Beat())
+    w.send(left, w.Leaving())
     left.close()
+    assert w.receive(right) == (w.Leaving(), [])
     assert w.receive(right) == (None, [])
 
 
