@@ -13,7 +13,7 @@ from cachefs.cli import detach
 from cachefs.cli.mounts import read_mounts
 from cachefs.core.specs import ClientSpec
 from cachefs.launcher import processes
-from cachefs.launcher.processes import Watch, is_ours
+from cachefs.launcher.processes import STOP_SIGNALS, Watch, is_ours
 from cachefs.launcher.state import MountRecord, StateHome
 
 LOOK_S: Final = 3600.0
@@ -33,7 +33,7 @@ class Foreground:
     def stay(self) -> int:
         """Waits; the exit code. The first signal asks to unmount, a later one does not wait for who
         is reading; the last resort is SIGKILL."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
         code = processes.wait_child(self._pid)
         while (supervisor := self._next()) > 0:

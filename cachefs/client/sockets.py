@@ -26,7 +26,7 @@ def connect_socket(path: str) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
-        _connect(sock, path)
+        connect_long(sock, path)
     except OSError as err:
         sock.close()
         raise Unreachable(
@@ -35,7 +35,8 @@ def connect_socket(path: str) -> socket.socket:
     return sock
 
 
-def _connect(sock: socket.socket, path: str) -> None:
+def connect_long(sock: socket.socket, path: str) -> None:
+    """Connects to a path that may be longer than an address. Raises OSError."""
     directory, name = os.path.split(path)
     dir_fd = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

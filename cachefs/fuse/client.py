@@ -35,6 +35,7 @@ from cachefs.fuse.supervisor import wire
 from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs
 from cachefs.launcher.logs import log_to
+from cachefs.launcher.processes import STOP_SIGNALS, ensure_server
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 
@@ -43,7 +44,6 @@ log = logging.getLogger("cachefs.client")
 DRAIN_S: Final = 2.0  # for requests under way when the mount is taken away
 SERVER_WAIT_S: Final = 60.0  # of a successor, for a server that is just being started again
 _PAUSE_S: Final = 0.1
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Client:
@@ -120,7 +120,7 @@ class Client:
     # ---- what ends it ----
 
     async def _end_on_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
+        with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
             task_status.started()
             async for number in signals:
                 log.info("stopping: %s", signal.Signals(number).name)
@@ -158,8 +158,6 @@ class Client:
         """Another connection; an embedded server that died is started again."""
         if self.stopping.is_set() or self.spec.server is None:
             return connect_socket(self.spec.socket)
-        from cachefs.launcher.processes import ensure_server
-
         server = await trio.to_thread.run_sync(
             ensure_server, self.spec.server, abandon_on_cancel=True
         )

@@ -187,17 +187,19 @@ class Vfs:
             raise IsADirectory("a directory cannot be opened as a file")
         return self._files.open_warm(inode, pid) or MUST_WAIT
 
-    def open_published(self, nodeid: int, flags: int) -> tuple[int, int] | None:
+    def open_published(self, nodeid: int, flags: int) -> tuple[int, int] | MustWait | None:
         """(descriptor, size in bytes) of a file that is complete here and is read without us: the
-        caller closes the descriptor. None: open it as a file."""
+        caller closes the descriptor. None: there is nothing to read; open it as a file."""
         if flags & _WRITES:
             self.refuse_write()
         inode = self._cache.inode(nodeid & MAX_INO)
-        if inode is None or not inode.size or inode.kind is not Kind.FILE:
+        if inode is None:
+            return MUST_WAIT
+        if not inode.size or inode.kind is not Kind.FILE:
             return None
         opened = self._files.open_published(inode)
         if opened is None:
-            return None
+            return MUST_WAIT
         self._files.note_hit(inode.size)
         return opened[0], inode.size
 

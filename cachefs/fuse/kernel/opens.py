@@ -64,6 +64,8 @@ class Opens:
                 return self._join(unique, nodeid, node.backing_id)
         elif not self.why_not:
             published = self._vfs.open_published(nodeid, flags)
+            if published is MUST_WAIT:
+                return MUST_WAIT
             if published is not None:
                 fd, size = published
                 try:

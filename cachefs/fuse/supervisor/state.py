@@ -262,9 +262,6 @@ class Supervision:
             return max(0.0, min(self._start_at - now, BEAT_S))
         return BEAT_S
 
-    def clients(self) -> list[int]:
-        return list(self._clients)
-
     # ---- events ----
 
     def _handle(self, event: Event, now: float) -> list[Action]:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
+from cachefs.client.sockets import connect_long
 from cachefs.core.errors import CacheFSError, ProtocolError, Unreachable
 from cachefs.core.messages import Failure, error_of
 from cachefs.fuse.supervisor import wire as w
@@ -105,7 +106,7 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(WAIT_S)
         try:
-            _connect(sock, str(path))
+            connect_long(sock, str(path))
             w.send(sock, w.Upgrade(python))
             note, _ = w.receive(sock)
         except OSError as err:
@@ -126,17 +127,9 @@ def is_listening(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(READ_S)
         try:
-            _connect(sock, path)
+            connect_long(sock, path)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
             return True  # it does not answer now
     return True
-
-
-def _connect(sock: socket.socket, path: str) -> None:
-    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
-    finally:
-        os.close(directory)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cachefs.client.sockets import connect_long
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import Adopted, ClientSpec, Started, SupervisorSpec
@@ -251,7 +252,7 @@ def test_questions_that_are_none(shell: Shell) -> None:
     assert upgrades.is_listening(str(path))
     for question in (b"\xc1", b""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            upgrades._connect(sock, str(path))
+            connect_long(sock, str(path))
             sock.settimeout(LIMIT_S)
             if question:
                 sock.send(question)
