@@ -212,8 +212,10 @@ def test_deaths_in_a_row_end_it(shell: Shell) -> None:
 
 def test_the_record_of_the_next_mount_is_kept(shell: Shell, tmp_path: Path) -> None:
     shell.start()
-    title = tmp_path / "cachefs-like"
-    with subprocess.Popen([sys.executable, "-c", f"# {title}\ninput()"], stdin=-1) as other:
+    code = f"# {tmp_path / 'cachefs-like'}\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()  # until exec is through, its command line is empty
         shell.home.write_mount(MountRecord.of(shell.spec, other.pid))
         shell.kill(0, signal.SIGTERM)
         assert shell.ended() == 0
