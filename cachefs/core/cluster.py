@@ -1,0 +1,397 @@
+"""The wire between nodes: what workers, mounts' nodes and the CLI ask of a master, and what workers
+ask of each other. HTTP/1.1; a call is `POST /v1/call` with msgpack of one `Call`, answered by
+msgpack of one `Answer` (a `Failure` with status 4xx or 5xx). Bytes: see `DATA_PATH`.
+
+Version rule as in `cachefs.core.messages`: both sides say `PROTOCOL` where they meet (`Register`,
+`Greeting`), unknown fields are ignored, new fields have defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core import errors
+from cachefs.core.messages import (
+    Done,
+    Failure,
+    Found,
+    GetAttr,
+    Invalidate,
+    ListDir,
+    Listing,
+    Lookup,
+    Message,
+    Resolve,
+)
+from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
+from cachefs.core.placement import View
+
+PROTOCOL: Final = 1
+DEFAULT_PORT: Final = 19998  # of a master
+CALL_PATH: Final = "/v1/call"
+MAX_CALL_BYTES: Final = 8 << 20
+MAX_ANSWER_BYTES: Final = 32 << 20
+BATCH_LIMIT: Final = 1000  # items of any list in a call
+
+# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1] answers pages [first, end) of a
+# content (at most MAX_DATA_PAGES) as a raw body. `have=1`: only what is here, ask nobody else.
+# 200: the body, with CHECKSUMS_HEADER; 404: not here (have=1); 409: the receiver does not own the
+# block in its view, body `Failure`, EPOCH_HEADER says which; 410: Stale; 507: no room; other
+# errors: body `Failure`. A receiver with an older view than the asker's asks the master first.
+DATA_PATH: Final = "/v1/data"
+CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
+EPOCH_HEADER: Final = "X-CacheFS-Epoch"
+SOURCE_HEADER: Final = "X-CacheFS-Source"  # "cache" or "origin": where the bytes came from
+MAX_DATA_PAGES: Final = 8
+
+HEARTBEAT_S: Final = 2.0
+LOST_AFTER_S: Final = 10.0
+
+
+# ---- membership ----------------------------------------------------------------------------------
+
+
+class Register(Message, frozen=True):
+    """A worker joins, or comes back. `weight` 0: it owns nothing (a node's own cache)."""
+
+    worker: str  # id, see `Member`
+    url: str
+    weight: float
+    host: str = ""
+    capacity_bytes: int = 0
+    version: str = ""
+    protocol: int = PROTOCOL
+
+
+class Registered(Message, frozen=True):
+    """`namespace` is the master's; a worker that knew another one forgets what it had of it."""
+
+    namespace: NamespaceId
+    view: View
+    heartbeat_s: float = HEARTBEAT_S
+    protocol: int = PROTOCOL
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every `heartbeat_s`. `settled`: the epoch for which all that the worker has to hand over
+    or to take over is where it belongs."""
+
+    worker: str
+    epoch: int
+    settled: int = 0
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)  # shown to people: tiers, hit bytes
+
+
+class Beaten(Message, frozen=True):
+    """`view` where it is another epoch than the worker's. `known` False: register again (the master
+    was restarted, or had given the worker up). `draining`: hand everything over."""
+
+    view: View | None = None
+    known: bool = True
+    draining: bool = False
+
+
+class Leave(Message, frozen=True):
+    """A worker ends, and says so. Answered by Done."""
+
+    worker: str
+
+
+class GetView(Message, frozen=True):
+    """Answered by ViewReply. `after`: waits up to `wait_s` for a later epoch than that."""
+
+    after: int = -1
+    wait_s: float = 0.0
+
+
+class ViewReply(Message, frozen=True):
+    view: View
+
+
+# ---- metadata (and Lookup, GetAttr, ListDir, Resolve of `cachefs.core.messages`) -----------------
+
+
+class Greeting(Message, frozen=True):
+    """First call of a node or the CLI; also a question whether the master is there."""
+
+    version: str = ""
+    protocol: int = PROTOCOL
+
+
+class Greeted(Message, frozen=True):
+    namespace: NamespaceId
+    version: str = ""
+    protocol: int = PROTOCOL
+    seq: int = 0  # the position of the event stream now
+    epoch: int = 0
+
+
+class Locate(Message, frozen=True):
+    """Where these files' bytes come from."""
+
+    namespace: NamespaceId
+    inos: list[int]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One of the two: a `failure` (Stale, IsADirectory, …) for what has no bytes."""
+
+    origin: Origin | None = None
+    failure: Failure | None = None
+
+
+class Located(Message, frozen=True):
+    """In the order of the question."""
+
+    places: list[Place]
+
+
+class ReportChanged(Message, frozen=True):
+    namespace: NamespaceId
+    ino: int
+
+
+class PermitEviction(Message, frozen=True):
+    """`contents`: `ContentId.key` of each."""
+
+    namespace: NamespaceId
+    contents: list[bytes]
+
+
+class Permitted(Message, frozen=True):
+    """One flag for each content asked about, in order."""
+
+    allowed: list[bool]
+    valid_for_s: float
+
+
+class Walk(Message, frozen=True):
+    """The files below `ino`, a batch at a time. `known`: from the store alone. `cursor`: b"" at
+    first, then the last answer's."""
+
+    namespace: NamespaceId
+    ino: int
+    known: bool = False
+    cursor: bytes = b""
+
+
+class Walked(Message, frozen=True):
+    """(path below the namespace root, inode). `cursor` b"": that was all."""
+
+    files: list[tuple[bytes, Inode]]
+    cursor: bytes
+
+
+class GetEvents(Message, frozen=True):
+    """Invalidations after `after` (negative: from now on); waits up to `wait_s` for the first.
+    Answered by Events, or by the failure PositionGone."""
+
+    namespace: NamespaceId
+    after: int
+    wait_s: float = 20.0
+
+
+class Events(Message, frozen=True):
+    """`seq`: ask again after it. `events` may be empty (nothing happened)."""
+
+    events: list[Invalidate]
+    seq: int
+
+
+class GetUfs(Message, frozen=True):
+    """Which source has this key (`Origin.ufs`)? Answered by UfsFound; raises NotFound."""
+
+    key: str
+
+
+class UfsFound(Message, frozen=True):
+    source: UfsSpec
+
+
+# ---- operators -----------------------------------------------------------------------------------
+
+
+class AddUfs(Message, frozen=True):
+    """Puts a source at a directory of the namespace ("/imagenet"), which is made. Idempotent for
+    the same source. Raises what the origin answers, and InUse where another source is."""
+
+    path: bytes
+    source: UfsSpec
+    sync_interval_s: float = 60.0
+
+
+class UfsAdded(Message, frozen=True):
+    root: Inode
+    warning: str = ""
+
+
+class RemoveUfs(Message, frozen=True):
+    """Answered by Done. Raises NotFound."""
+
+    path: bytes
+
+
+class ListUfs(Message, frozen=True):
+    pass
+
+
+class UfsRow(msgspec.Struct, frozen=True):
+    path: bytes
+    source: UfsSpec
+    sync_interval_s: float
+    origin_down: bool = False
+    warning: str = ""
+
+
+class UfsTable(Message, frozen=True):
+    rows: list[UfsRow]
+
+
+class ListWorkers(Message, frozen=True):
+    pass
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """`state`: serving, draining, drained, lost."""
+
+    id: str
+    url: str
+    host: str
+    state: str
+    weight: float
+    capacity_bytes: int
+    used_bytes: int
+    epoch: int
+    settled: int
+    seen_s: float  # since its last heartbeat
+    version: str = ""
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class WorkerTable(Message, frozen=True):
+    view: View
+    rows: list[WorkerRow]
+
+
+class Drain(Message, frozen=True):
+    """A worker (id, a unique start of one, or host:port) owns nothing from now on and hands over
+    what it has. `undo`: it owns again. Answered by Done; raises NotFound."""
+
+    worker: str
+    undo: bool = False
+
+
+class RemoveWorker(Message, frozen=True):
+    """Forgets a worker that is lost or drained. Answered by Done; raises NotFound, InUse."""
+
+    worker: str
+
+
+class MasterStatus(Message, frozen=True):
+    """Answered by MasterStatusReply: plain values, see docs/operations.md."""
+
+
+class MasterStatusReply(Message, frozen=True):
+    status: dict[str, Any]
+
+
+# ---- between workers -----------------------------------------------------------------------------
+
+
+class Have(Message, frozen=True):
+    """What does a worker have of these contents? `contents`: `ContentId.key`."""
+
+    contents: list[bytes]
+
+
+class Had(Message, frozen=True):
+    """Page bitmaps, in order (bit i: page i), as little-endian bytes."""
+
+    pages: list[bytes]
+
+
+class Offer(Message, frozen=True):
+    """A worker that no longer owns these blocks has pages of them: the receiver, who owns them in
+    `epoch`, may fetch them from `url`. Answered by Done; what is refused is fetched when read."""
+
+    worker: str
+    url: str
+    epoch: int
+    blocks: list[tuple[bytes, int]]  # ContentId.key, block
+
+
+class Drop(Message, frozen=True):
+    """Free these contents (an operator's `free`, on every worker). Answered by Dropped."""
+
+    contents: list[bytes]
+
+
+class Dropped(Message, frozen=True):
+    files: int
+    bytes: int
+    busy_files: int
+
+
+class WorkerStatus(Message, frozen=True):
+    """Answered by MasterStatusReply's like: WorkerStatusReply."""
+
+
+class WorkerStatusReply(Message, frozen=True):
+    status: dict[str, Any]
+
+
+class Batch(Message, frozen=True):
+    """Many calls in one request, answered in order; at most BATCH_LIMIT, no Batch in a Batch."""
+
+    calls: list[Lookup | GetAttr]
+
+
+class Batched(Message, frozen=True):
+    answers: list[Found | Failure]
+
+
+Call = (
+    Register | Heartbeat | Leave | GetView
+    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
+    | Locate | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
+    | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
+    | Have | Offer | Drop | WorkerStatus
+)  # fmt: skip
+Answer = (
+    Done | Failure
+    | Registered | Beaten | ViewReply
+    | Greeted | Found | Listing | Batched
+    | Located | Permitted | Walked | Events | UfsFound
+    | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
+    | Had | Dropped | WorkerStatusReply
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_calls = msgspec.msgpack.Decoder(Call)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(body: Message) -> bytes:
+    return _encoder.encode(body)
+
+
+def decode_call(data: bytes | bytearray | memoryview) -> Call:
+    """Raises ProtocolError."""
+    try:
+        call: Call = _calls.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise errors.ProtocolError(f"not a call: {err}") from err
+    return call
+
+
+def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
+    """Raises ProtocolError."""
+    try:
+        answer: Answer = _answers.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise errors.ProtocolError(f"not an answer: {err}") from err
+    return answer
