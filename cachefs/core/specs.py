@@ -28,6 +28,51 @@ class ServerSpec(msgspec.Struct, frozen=True):
     log_to_stderr: bool = False
 
 
+class Security(msgspec.Struct, frozen=True):
+    """How a process knows others on the network, and is known to them: paths of files, "" for none.
+    See `cachefs.core.access` for the token file."""
+
+    token_file: str = ""
+    tls_cert: str = ""  # PEM: a server's certificate, and those that lead to its authority
+    tls_key: str = ""
+    tls_ca: str = ""  # PEM: authorities to trust, instead of the system's
+
+
+class MasterSpec(msgspec.Struct, frozen=True):
+    """A master: `python -I -m cachefs.launcher.masterd`."""
+
+    listen: str  # HOST:PORT, port 0: any free one
+    store_dir: str
+    security: Security = Security()
+    origin_deadline_s: float = 30.0
+    log_file: str = ""
+    log_level: str = "info"
+    log_to_stderr: bool = False
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """A node's worker, a member of a cluster: `python -I -m cachefs.launcher.node`."""
+
+    home: str
+    master: str  # http(s)://host:port
+    name: str  # of its directory among the nodes of this master in the state home
+    tiers: tuple[str, ...]  # as `cachefs.core.tiers` reads them, the first one first
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""  # URL at which peers reach it; "": of where it listens
+    weight: float = -1.0  # -1: by capacity; 0: owns nothing
+    stays: bool = True  # without a mount too
+    security: Security = Security()
+    memory_limit_bytes: int = 0
+    admission: str = "fill"
+    eviction: str = "sieve"
+    idle_after_s: float = 3600.0
+    origin_deadline_s: float = 30.0
+    migration_bytes_s: int = 200 << 20
+    scrub_bytes_s: int = 0  # 0: as slow as by default
+    log_level: str = "info"
+    log_to_stderr: bool = False
+
+
 class ClientSpec(msgspec.Struct, frozen=True):
     """A FUSE client: `python -I -m cachefs.fuse.client`."""
 
@@ -50,6 +95,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     log_to_stderr: bool = False
     debug: bool = False
     server: ServerSpec | None = None  # how to start the embedded server again, should it die
+    node: WorkerSpec | None = None  # the same of a cluster's node, where there is no other
     heartbeat_timeout_s: float = 10.0  # a client that does not beat for so long is replaced
     control_fd: int = -1  # to its supervisor, inherited; -1: it has none
     successor: bool = False  # it follows one that ended: the mount is there
@@ -79,3 +125,4 @@ class Started(msgspec.Struct, frozen=True):
     pid: int
     failure: Failure | None = None
     warning: str = ""
+    url: str = ""  # where a master or a worker listens

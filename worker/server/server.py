@@ -1,7 +1,8 @@
 """The node socket: accepts sessions, knows who is there, and decides when nobody needs the server.
 
-A server lives as long as a FUSE session is there (plus a grace), or `request_stop` is called. Only
-root and the server's own user may connect (SO_PEERCRED), whatever the socket's directory allows.
+A server lives as long as a FUSE session is there (plus a grace), or, where it `stays`, until
+`request_stop` is called. Only root and the server's own user may connect (SO_PEERCRED), whatever
+the socket's directory allows.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class Sources(Protocol):
 class NodeServer:
     """Sessions on one listening socket."""
 
-    def __init__(self, worker: Worker, sources: Sources, loads: LoadTable) -> None:
+    def __init__(
+        self, worker: Worker, sources: Sources, loads: LoadTable, *, stays: bool = False
+    ) -> None:
         self.worker = worker
         self.loads = loads
+        self._stays = stays
         self._sources = sources
         self._sessions: set[Session] = set()
         self._listener: socket.socket | None = None
@@ -146,6 +150,8 @@ class NodeServer:
         return [session for session in self._sessions if session.role == "fuse"]
 
     def _arm(self, grace_s: float) -> None:
+        if self._stays:
+            return
         if self._grace is not None:
             self._grace.cancel()
         self._grace = asyncio.get_running_loop().call_later(grace_s, self._lonely)

@@ -1,0 +1,241 @@
+"""Who may ask what: tokens, and what each lets its holder do. Pure: callers read the files.
+
+A token file has one token a line, and what its holder is limited to; `#` starts a comment:
+
+    TOKEN [name=NAME] [path=/PREFIX] [read-only]
+
+A lone token lets its holder do everything, be a worker among others too. What a process presents to
+others is the first token of its own file. In HTTP: `Authorization: Bearer TOKEN`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from cachefs.core import cluster as c
+from cachefs.core.errors import AccessDenied, BadConfig
+from cachefs.core.messages import GetAttr, ListDir, Lookup, Message, Resolve
+
+HEADER: Final = "Authorization"
+MIN_TOKEN_CHARS: Final = 16
+MAX_TOKENS: Final = 10_000
+_SCHEME: Final = "Bearer "
+_TOKEN: Final = re.compile(r"[!-~]+")
+_DIGEST_BYTES: Final = 32
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """What somebody may do. `prefix`: the path below the namespace root, without slashes at its
+    ends, at and below which names are seen; b"" is all of them. `may_join`: be a worker, which sees
+    and gives every byte."""
+
+    name: str = ""
+    prefix: bytes = b""
+    may_write: bool = True
+    may_join: bool = True
+
+    def sees(self, path: bytes) -> bool:
+        """Is a path (below the namespace root) in reach?"""
+        path = path.strip(b"/")
+        return not self.prefix or path == self.prefix or path.startswith(self.prefix + b"/")
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.prefix) or not (self.may_write and self.may_join)
+
+
+EVERYTHING: Final = Caller()
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A line of a token file. Never logged, never shown."""
+
+    secret: str
+    caller: Caller
+
+    def __repr__(self) -> str:
+        return f"Token({self.caller.name!r})"
+
+
+class Access:
+    """The tokens that one process accepts; without any, everybody may do everything."""
+
+    def __init__(self, tokens: Iterable[Token] = ()) -> None:
+        self._key = secrets.token_bytes(_DIGEST_BYTES)
+        self._callers: dict[bytes, tuple[bytes, Caller]] = {}
+        for token in tokens:
+            self._callers[self._digest(token.secret)] = (token.secret.encode(), token.caller)
+
+    def check(self, header: str | None) -> Caller:
+        """Who asks, by the value of `HEADER`. How long it takes tells nothing of the tokens: they
+        are found by a keyed digest. Raises AccessDenied."""
+        if not self._callers:
+            return EVERYTHING
+        secret = token_of(header)
+        if not secret:
+            raise AccessDenied("a token is needed", remedy="give a --token-file")
+        kept, caller = self._callers.get(self._digest(secret), (b"", EVERYTHING))
+        if not hmac.compare_digest(kept, secret.encode(errors="surrogateescape")):
+            raise AccessDenied("the token is not known", remedy="give the cluster's --token-file")
+        return caller
+
+    @property
+    def is_open(self) -> bool:
+        """Is nobody asked for a token?"""
+        return not self._callers
+
+    def _digest(self, secret: str) -> bytes:
+        data = secret.encode(errors="surrogateescape")
+        return hashlib.blake2b(data, key=self._key, digest_size=_DIGEST_BYTES).digest()
+
+
+def header_of(secret: str) -> str:
+    """The value of `HEADER` that presents a token."""
+    return _SCHEME + secret
+
+
+def token_of(header: str | None) -> str:
+    """The token that a header presents; "" for none."""
+    if header is None or header[: len(_SCHEME)].lower() != _SCHEME.lower():
+        return ""
+    return header[len(_SCHEME) :].strip()
+
+
+# ---- token files ---------------------------------------------------------------------------------
+
+
+def parse_tokens(text: str, where: str) -> list[Token]:
+    """The tokens of a file, in its order. Raises BadConfig that names the line, never the token."""
+    tokens: dict[str, Token] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        token = _token(words, f"{where}, line {number}")
+        if token.secret in tokens:
+            raise BadConfig(f"{where}, line {number}: the token was there before")
+        if len(tokens) >= MAX_TOKENS:
+            raise BadConfig(f"{where}: more than {MAX_TOKENS} tokens")
+        tokens[token.secret] = token
+    if not tokens:
+        raise BadConfig(f"{where}: no token in it", remedy=f"make one: {MAKE_TOKEN}")
+    return list(tokens.values())
+
+
+MAKE_TOKEN: Final = "(umask 077; openssl rand -hex 32 > FILE)"  # noqa: S105  a command
+
+
+def _token(words: list[str], where: str) -> Token:
+    secret, *limits = words
+    if len(secret) < MIN_TOKEN_CHARS or not _TOKEN.fullmatch(secret):
+        raise BadConfig(
+            f"{where}: a token has at least {MIN_TOKEN_CHARS} ASCII characters and no spaces",
+            remedy=f"make one: {MAKE_TOKEN}",
+        )
+    caller = EVERYTHING
+    for limit in limits:
+        name, _, value = limit.partition("=")
+        if name == "name" and value:
+            caller = msgspec.structs.replace(caller, name=value)
+        elif name == "path" and value.startswith("/"):
+            prefix = value.strip("/").encode("utf-8", "surrogateescape")
+            caller = msgspec.structs.replace(caller, prefix=prefix)
+        elif limit == "read-only":
+            caller = msgspec.structs.replace(caller, may_write=False)
+        else:
+            raise BadConfig(
+                f"{where}: unknown limit {limit!r}",
+                remedy="write TOKEN [name=NAME] [path=/PREFIX] [read-only]",
+            )
+    may_join = caller.may_write and not caller.prefix
+    return Token(secret, msgspec.structs.replace(caller, may_join=may_join))
+
+
+# ---- what a call needs ---------------------------------------------------------------------------
+
+_OF_WORKERS: Final = (c.Register, c.Heartbeat, c.Leave, c.Have, c.Offer, c.Drop)
+_OF_OPERATORS: Final = (c.Drain, c.RemoveWorker)
+_OF_EVERYTHING: Final = (c.ListUfs, c.ListWorkers, c.MasterStatus, c.WorkerStatus)
+
+
+def permit(caller: Caller, call: Message) -> None:
+    """Raises AccessDenied for a call that this caller may not make. What a call asks by ino is not
+    judged here: see `inos_of`."""
+    if not caller.is_limited:
+        return
+    if isinstance(call, _OF_WORKERS) and not caller.may_join:
+        raise _denied(caller, "is not a worker's")
+    if isinstance(call, (c.AddUfs, c.RemoveUfs, *_OF_OPERATORS)) and not caller.may_write:
+        raise _denied(caller, "is for reading only")
+    if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
+        raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
+    if isinstance(call, (Resolve, c.AddUfs, c.RemoveUfs)) and not caller.sees(call.path):
+        raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
+
+
+def inos_of(call: Message) -> list[int]:
+    """The inos that a call asks about: for a caller with a prefix, each must lie at or below it."""
+    match call:
+        case Lookup():
+            return [call.parent]
+        case GetAttr() | ListDir() | c.Walk() | c.ReportChanged():
+            return [call.ino]
+        case c.Locate():
+            return list(call.inos)
+        case c.Batch():
+            return [ino for one in call.calls for ino in inos_of(one)]
+        case _:
+            return []
+
+
+def _denied(caller: Caller, why: str) -> AccessDenied:
+    whose = f"the token {caller.name!r}" if caller.name else "the token"
+    return AccessDenied(f"{whose} {why}", remedy="use another --token-file")
+
+
+def _shown(prefix: bytes) -> str:
+    return "/" + prefix.decode("utf-8", "backslashreplace")
+
+
+# ---- where to listen -----------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Is this address reached from this machine only?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listen(host: str, *, has_tokens: bool) -> None:
+    """Raises BadConfig for listening where other machines reach us, asking for no token."""
+    if not has_tokens and not is_loopback(host):
+        raise BadConfig(
+            f"listening on {host or 'every address'} lets other machines in without a token",
+            remedy=f"give a --token-file; make one: {MAKE_TOKEN}",
+        )
+
+
+def parse_address(text: str, default_port: int) -> tuple[str, int]:
+    """`HOST`, `HOST:PORT`, `:PORT`, `[V6]:PORT` as host ("" = every address) and port (0: any free
+    one). Raises BadConfig."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/\s]*)(?::([0-9]{1,5}))?", text)
+    if match is None or not text or (match[2] and int(match[2]) > 65535):
+        raise BadConfig(f"not an address: {text!r}", remedy="write it as HOST:PORT")
+    return match[1].strip("[]"), default_port if match[2] is None else int(match[2])
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
