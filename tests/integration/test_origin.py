@@ -273,7 +273,8 @@ def test_an_interrupt_ends_a_cold_open_and_not_the_fill(
 
 
 INTERRUPTED_READER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run without a terminal
 try:
     open(sys.argv[1], "rb").read()
 except KeyboardInterrupt:
