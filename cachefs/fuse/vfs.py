@@ -54,6 +54,7 @@ from cachefs.fuse.files import Bytes, Files
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.names_ahead import PAGES, NamesAhead
 from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node
+from cachefs.fuse.root import Root
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class Vfs:
         self._ahead = NamesAhead()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
-        self._put(attached.root, clock())
+        self._root = Root(attached.root)
+        self._put(self._root.shown(attached.root), clock())
 
     # ---- names and attributes ----
 
@@ -108,7 +110,8 @@ class Vfs:
         """As `lookup_nowait`, asking the server."""
         directory = parent & MAX_INO
         asked_at = self._cache.noted.position
-        found = await self._node.ask(m.Lookup(self.namespace, directory, name), m.Found)
+        asked = m.Lookup(self.namespace, self._root.real(directory), name)
+        found = await self._node.ask(asked, m.Found)
         valid_for_s = kernel_time(found.valid_for_s)
         if self._cache.noted.is_outdated(asked_at, directory, name):
             valid_for_s = 0.0  # it changed while the answer was under way
@@ -129,7 +132,8 @@ class Vfs:
         gone, except while it is open: an open file keeps its attributes."""
         ino = nodeid & MAX_INO
         try:
-            found = await self._node.ask(m.GetAttr(self.namespace, ino), m.Found)
+            asked = m.GetAttr(self.namespace, self._root.real(ino))
+            found = await self._node.ask(asked, m.Found)
             if found.inode is None:
                 raise Stale("the file is gone")
         except Stale:
@@ -140,8 +144,9 @@ class Vfs:
                 raise
             return m.Found(inode, OPEN_STALE_S)
         valid_for_s = kernel_time(found.valid_for_s)
-        self._put(found.inode, self._clock() + valid_for_s)
-        return m.Found(found.inode, valid_for_s)
+        inode = self._root.shown(found.inode)
+        self._put(inode, self._clock() + valid_for_s)
+        return m.Found(inode, valid_for_s)
 
     def readlink_nowait(self, nodeid: int) -> bytes | MustWait:
         """The target of a symbolic link."""
@@ -296,7 +301,8 @@ class Vfs:
 
     async def _page(self, ino: int, mark: Mark) -> Page:
         asked_at = self._cache.noted.position
-        listing = await self._node.ask(m.ListDir(self.namespace, ino, mark.after), m.Listing)
+        asked = m.ListDir(self.namespace, self._root.real(ino), mark.after)
+        listing = await self._node.ask(asked, m.Listing)
         expires_at = self._clock() + kernel_time(listing.valid_for_s)
         rows = [self._row(ino, entry, expires_at, asked_at) for entry in listing.entries]
         return Page(mark.start, rows, listing.next, expires_at, asked_at)
@@ -350,13 +356,15 @@ class Vfs:
         if event.everything:
             self.invalidate_everything()
             return
-        for parent, name in event.entries:
+        entries = self._root.below(event.entries)
+        for parent, name in entries:
             self._cache.invalidate(parent, name)
-        self.on_invalidated(event.entries, False)
+        self.on_invalidated(entries, False)
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """In a new session, after events may have been missed."""
         self._files.tier_changed(in_service=True)  # else its server says so
+        self._root = Root(attached.root)  # another where its source was put there anew
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files end, mount again")
             self.namespace = self._files.namespace = attached.namespace
