@@ -7,69 +7,19 @@ use any record. All times are those of the caller's clock, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
+from cachefs.core.generations import Generations
 from cachefs.core.model import Inode
+from cachefs.core.noted import Noted
 
 DEFAULT_INODES: Final = 65536
 NO_INO: Final = 0  # a name that is known not to be there
-_MAX_NOTED: Final = 32768
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
 encode_inode = msgspec.msgpack.Encoder().encode
-
-
-class Generations(Generic[K, V]):
-    """A map of at most `limit` items that forgets what was not used for longest, roughly: the young
-    half takes what is used, the old half is dropped whole when the young one is full. Plain dicts,
-    so an item costs no links."""
-
-    __slots__ = ("_half", "_old", "_young", "rotations")
-
-    def __init__(self, limit: int) -> None:
-        self._half = max(1, limit // 2)
-        self._young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
-        self.rotations = 0
-
-    def __len__(self) -> int:
-        return len(self._young) + sum(1 for key in self._old if key not in self._young)
-
-    def get(self, key: K) -> V | None:
-        value = self._young.get(key)
-        if value is None:
-            value = self._old.pop(key, None)
-            if value is not None:
-                self.put(key, value)
-        return value
-
-    def put(self, key: K, value: V) -> None:
-        if len(self._young) >= self._half and key not in self._young:
-            self._old, self._young = self._young, {}
-            self.rotations += 1
-        self._young[key] = value
-
-    def drop(self, key: K) -> None:
-        self._young.pop(key, None)
-        self._old.pop(key, None)
-
-    def clear(self) -> None:
-        self._young.clear()
-        self._old.clear()
-
-    def keys(self) -> list[K]:
-        return [*self._young, *self._old]
-
-    def change_all(self, change: Callable[[V], V]) -> None:
-        for half in (self._young, self._old):
-            for key, value in half.items():
-                half[key] = change(value)
 
 
 class Known(NamedTuple):
@@ -80,35 +30,6 @@ class Known(NamedTuple):
 
     def expired(self) -> Known:
         return Known(self.record, 0.0)
-
-
-class Noted:
-    """Which names were invalidated since when: an answer asked for before must not be kept.
-
-    `position` counts invalidations; an answer carries the position at which it was asked for.
-    """
-
-    def __init__(self) -> None:
-        self.position = 0
-        self._floor = 0  # all that is older is not told apart any more
-        self._names: dict[tuple[int, bytes], int] = {}
-
-    def note(self, parent: int, name: bytes) -> None:
-        self.position += 1
-        if len(self._names) >= _MAX_NOTED:
-            self.note_everything()
-        self._names[parent, name] = self.position
-
-    def note_everything(self) -> None:
-        self.position += 1
-        self._floor = self.position
-        self._names.clear()
-
-    def is_outdated(self, asked_at: int, parent: int, name: bytes) -> bool:
-        """Was this name invalidated after position `asked_at`?"""
-        if asked_at == self.position:
-            return False
-        return asked_at < self._floor or self._names.get((parent, name), 0) > asked_at
 
 
 class MetadataCache:

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from cachefs.core.generations import Generations
 from cachefs.core.model import INO_BITS, MAX_INCARNATION, MAX_INO
-from cachefs.fuse.dentries import Generations
 from cachefs.fuse.kernel.table import Mode
 
 MAX_MOVED: Final = 65536  # inos whose incarnation is remembered; others start at 0 again
 
 
 class Node:
-    """A nodeid with open handles. `backing_id` is 0 in cached mode."""
+    """A nodeid with open handles. `backing_id` is 0 in cached mode. `tier`: where its backing file
+    is, -1 where that is not known."""
 
-    __slots__ = ("backing_id", "handles", "mode", "moved")
+    __slots__ = ("backing_id", "handles", "mode", "moved", "tier")
 
-    def __init__(self, mode: Mode, backing_id: int) -> None:
+    def __init__(self, mode: Mode, backing_id: int, tier: int) -> None:
         self.mode = mode
         self.backing_id = backing_id
+        self.tier = tier
         self.handles: set[int] = set()
         self.moved = False
 
@@ -55,11 +57,11 @@ class Nodes:
         """Is any incarnation open?"""
         return ino in self._open_inos
 
-    def open(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
+    def open(self, nodeid: int, fh: int, mode: Mode, backing_id: int, tier: int = -1) -> None:
         """Another handle on a nodeid. Mode and backing id must be those of the others."""
         node = self._open.get(nodeid)
         if node is None:
-            node = self._open[nodeid] = Node(mode, backing_id)
+            node = self._open[nodeid] = Node(mode, backing_id, tier)
             ino = nodeid & MAX_INO
             self._open_inos[ino] = self._open_inos.get(ino, 0) + 1
         assert (node.mode, node.backing_id) == (mode, backing_id), "one mode, one backing file"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cachefs.core.generations import Generations
 from cachefs.core.model import Inode, Kind
-from cachefs.fuse.dentries import NO_INO, Generations, MetadataCache, Noted, encode_inode
+from cachefs.core.noted import Noted
+from cachefs.fuse.dentries import NO_INO, MetadataCache, encode_inode
 
 
 def put(cache: MetadataCache, parent: int, name: bytes, inode: Inode, expires_at: float) -> None:

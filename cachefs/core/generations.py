@@ -1,0 +1,56 @@
+"""A bounded map that forgets what was not used for longest, roughly: two dicts, no links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Generations(Generic[K, V]):
+    """A map of at most `limit` items that forgets what was not used for longest, roughly: the young
+    half takes what is used, the old half is dropped whole when the young one is full. Plain dicts,
+    so an item costs no links."""
+
+    __slots__ = ("_half", "_old", "_young", "rotations")
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+        self.rotations = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + sum(1 for key in self._old if key not in self._young)
+
+    def get(self, key: K) -> V | None:
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.pop(key, None)
+            if value is not None:
+                self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._young) >= self._half and key not in self._young:
+            self._old, self._young = self._young, {}
+            self.rotations += 1
+        self._young[key] = value
+
+    def drop(self, key: K) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+    def clear(self) -> None:
+        self._young.clear()
+        self._old.clear()
+
+    def keys(self) -> list[K]:
+        return [*self._young, *self._old]
+
+    def change_all(self, change: Callable[[V], V]) -> None:
+        for half in (self._young, self._old):
+            for key, value in half.items():
+                half[key] = change(value)
