@@ -76,7 +76,7 @@ class Registered(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """Sent every `heartbeat_s`. `settled`: the epoch for which all that the worker has to hand over
-    or to take over is where it belongs."""
+    or to take over is where it belongs. `version`: of the view that it has (-1: not said)."""
 
     worker: str
     epoch: int
@@ -84,10 +84,11 @@ class Heartbeat(Message, frozen=True):
     capacity_bytes: int = 0
     used_bytes: int = 0
     facts: dict[str, Any] = msgspec.field(default_factory=dict)  # shown to people: tiers, hit bytes
+    version: int = -1
 
 
 class Beaten(Message, frozen=True):
-    """`view` where it is another epoch than the worker's. `known` False: register again (the master
+    """`view` where it is another one than the worker's. `known` False: register again (the master
     was restarted, or had given the worker up). `draining`: hand everything over."""
 
     view: View | None = None

@@ -37,11 +37,13 @@ class Member(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """The members of one epoch. `before`: those of the last settled epoch, while blocks still move
-    from their places in it; empty once they have."""
+    from their places in it; empty once they have. `version` rises at every change of a view, also
+    where only `before` or an address changed and the epoch stays."""
 
     epoch: int
     members: tuple[Member, ...] = ()
     before: tuple[Member, ...] = ()
+    version: int = 0
 
 
 class Placement:

@@ -1,0 +1,456 @@
+"""Membership: which workers there are, and the epochs of who owns what. Pure.
+
+`handle(event, now)` decides, the shell acts: where `Outcome.save`, the record is made durable
+before any answer with a view of it goes out, so that one epoch never has two placements, whatever
+crashes.
+
+A worker is serving, draining (owns nothing, hands over), drained (has handed over) or lost (silent
+for `LOST_AFTER_S`). The members of a view are the serving workers with a weight. A change of who
+owns what is the next epoch; its `before` are the members of the last settled epoch that still live,
+until every worker that has blocks to move says `settled`. `View.version` rises at every change of
+the view, also when only a URL or `before` changed. Times are monotonic seconds.
+
+    MEMBERS      b"members"   -> msgpack map `Record`
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core.cluster import (
+    LOST_AFTER_S,
+    PROTOCOL,
+    Beaten,
+    Drain,
+    Heartbeat,
+    Leave,
+    Register,
+    RemoveWorker,
+    WorkerRow,
+)
+from cachefs.core.errors import BadConfig, InUse, NotFound, ProtocolError, Throttled
+from cachefs.core.messages import Done
+from cachefs.core.placement import Member, View
+
+TICK_S: Final = 1.0
+ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent
+FORGET_LOST_S: Final = 7 * 86400.0
+MAX_WORKERS: Final = 10_000
+RECORD_KEY: Final = b"members"
+
+
+class State(enum.StrEnum):
+    """What a worker is to the others."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    LOST = "lost"
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passes; sent every `TICK_S`."""
+
+
+Event = Register | Heartbeat | Leave | Drain | RemoveWorker | Tick
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What an event led to. `answer`: View to Register, Beaten to Heartbeat, else Done. `save`: the
+    record changed; `changed`: the view did. `notes`: lines for the log."""
+
+    answer: View | Beaten | Done
+    save: bool = False
+    changed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A worker in the record."""
+
+    id: str
+    url: str
+    weight: float
+    host: str = ""
+    capacity_bytes: int = 0
+    version: str = ""
+    draining: bool = False
+    lost: bool = False
+    drained_from: int = 0
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What outlives the master: owning workers, epoch, and the members of the last settled one."""
+
+    epoch: int = 0
+    version: int = 0
+    settled: tuple[Member, ...] = ()
+    workers: tuple[Kept, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(value: bytes) -> Record:
+    """Raises BadConfig."""
+    try:
+        return _decoder.decode(value)
+    except msgspec.DecodeError as err:
+        raise BadConfig(
+            f"the record of the workers is damaged: {err}",
+            remedy="remove the master's store: workers and names are found again",
+        ) from err
+
+
+class _Worker:
+    """One worker as the master knows it."""
+
+    __slots__ = ("beat", "drained_from", "draining", "info", "lost", "seen_at", "told")
+
+    def __init__(self, info: Register, now: float) -> None:
+        self.info = info
+        self.beat = Heartbeat(info.worker, 0, capacity_bytes=info.capacity_bytes)
+        self.seen_at = now
+        self.draining = False
+        self.drained_from = 0  # the epoch that took its blocks away
+        self.lost = False
+        self.told = -1  # version of the last view that it was sent
+
+    @property
+    def owns(self) -> bool:
+        return self.info.weight > 0 and not self.draining and not self.lost
+
+    @property
+    def state(self) -> State:
+        if self.lost:
+            return State.LOST
+        if not self.draining:
+            return State.SERVING
+        done = self.info.weight == 0 or self.beat.settled >= self.drained_from
+        return State.DRAINED if done else State.DRAINING
+
+    def member(self) -> Member:
+        return Member(self.info.worker, self.info.url, self.info.weight, self.info.host)
+
+
+class Membership:
+    """The workers of one namespace. `record`: as the last master left it; its workers count as
+    serving until `LOST_AFTER_S` from `now` passed without a heartbeat."""
+
+    def __init__(self, now: float, record: Record | None = None) -> None:
+        record = record or Record()
+        self._workers = {kept.id: _revived(kept, now) for kept in record.workers}
+        self._epoch = record.epoch
+        self._version = record.version
+        self._settled = record.settled  # members of the last settled epoch that still live
+        self._unsettled: set[str] = set()
+        self._judges_from = now + LOST_AFTER_S  # nobody is lost before
+        self._ticked_at = now
+        self._await_settling()
+        self._view = self._view_now()
+
+    @property
+    def view(self) -> View:
+        return self._view
+
+    def record(self) -> Record:
+        """Mounts' own workers (weight 0) are not kept: they register again."""
+        kept = [worker for worker in self._workers.values() if worker.info.weight > 0]
+        return Record(self._epoch, self._version, self._settled, tuple(map(_kept, kept)))
+
+    def handle(self, event: Event, now: float) -> Outcome:
+        """Raises NotFound, InUse, BadConfig, ProtocolError, Throttled; nothing has changed then."""
+        return _HANDLERS[type(event)](self, event, now)
+
+    # ---- a worker's life -------------------------------------------------------------------------
+
+    def _register(self, event: Register, now: float) -> Outcome:
+        _check(event)
+        old = self._workers.get(event.worker)
+        if old is None and len(self._workers) >= MAX_WORKERS:
+            raise Throttled(f"there are {MAX_WORKERS} workers", remedy="remove lost ones")
+        worker = _Worker(event, now)
+        if old is not None:
+            worker.draining, worker.drained_from = old.draining, old.drained_from
+        self._workers[event.worker] = worker
+        notes = [_registered(event, old), *self._displace(worker)]
+        is_same = old is not None and _kept(old) == _kept(worker)
+        changed = self._refresh()
+        worker.told = self._version
+        save = changed or (not is_same and event.weight > 0)
+        return Outcome(self._view, save, changed, tuple(notes))
+
+    def _displace(self, new: _Worker) -> Iterator[str]:
+        """Whoever had this address before (its tier was emptied: it has a new id) is gone."""
+        for other in self._workers.values():
+            if other is not new and not other.lost and other.info.url == new.info.url:
+                other.lost = True
+                yield f"{_shown(other.info)} is lost: another worker has its address"
+
+    def _heartbeat(self, event: Heartbeat, now: float) -> Outcome:
+        worker = self._workers.get(event.worker)
+        if worker is None or worker.lost:
+            return Outcome(Beaten(known=False))
+        worker.seen_at = now
+        worker.beat = event
+        if event.epoch > self._epoch:
+            changed = self._overtake(event)
+        else:
+            changed = event.worker in self._unsettled and self._settles(event)
+        view = self._view if self._needs_view(worker, event) else None
+        if view is not None:
+            worker.told = self._version
+        return Outcome(Beaten(view, True, worker.draining), changed, changed)
+
+    def _needs_view(self, worker: _Worker, beat: Heartbeat) -> bool:
+        if beat.epoch != self._epoch:
+            return True
+        return (worker.told if beat.version < 0 else beat.version) != self._version
+
+    def _settles(self, beat: Heartbeat) -> bool:
+        """True when this was the last one to say so."""
+        if beat.settled < self._epoch or beat.epoch != self._epoch:
+            return False
+        self._unsettled.discard(beat.worker)
+        return not self._unsettled and self._refresh()
+
+    def _overtake(self, beat: Heartbeat) -> bool:
+        """The store was set back to an earlier state: epochs go on above those that were used."""
+        self._epoch = beat.epoch + 1
+        self._version = max(self._version, beat.version)
+        self._await_settling()
+        return self._refresh()
+
+    def _leave(self, event: Leave, now: float) -> Outcome:
+        """A drain outlasts the worker's end: a restart does not undo it."""
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return Outcome(Done())
+        if worker.draining and worker.info.weight > 0:
+            worker.lost = True
+        else:
+            del self._workers[event.worker]
+        return self._done(worker, "left")
+
+    def _tick(self, event: Tick, now: float) -> Outcome:
+        if now - self._ticked_at > ABSENT_AFTER_S:
+            self._judges_from = now + LOST_AFTER_S
+        self._ticked_at = now
+        if now < self._judges_from:
+            return Outcome(Done())
+        gone = [w for w in self._workers.values() if w.seen_at <= now - LOST_AFTER_S]
+        notes = [note for worker in gone if (note := self._lose(worker, now))]
+        if not notes:
+            return Outcome(Done())
+        save = any(worker.info.weight > 0 for worker in gone)
+        return Outcome(Done(), save, self._refresh(), tuple(notes))
+
+    def _lose(self, worker: _Worker, now: float) -> str:
+        """A silent worker is lost, and forgotten after a week; a mount's own one at once."""
+        id = worker.info.worker
+        if worker.info.weight == 0:
+            del self._workers[id]
+            return f"{_shown(worker.info)} of a mount is gone"
+        if not worker.lost:
+            worker.lost = True
+            return f"{_shown(worker.info)} is lost: silent for {now - worker.seen_at:.1f} s"
+        if worker.seen_at <= now - FORGET_LOST_S:
+            del self._workers[id]
+            return f"{_shown(worker.info)} is forgotten: lost for a week"
+        return ""
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    def _drain(self, event: Drain, now: float) -> Outcome:
+        worker = self._named(event.worker)
+        if worker.draining is not event.undo:
+            return Outcome(Done())
+        worker.draining = not event.undo
+        outcome = self._done(worker, "serves again" if event.undo else "is drained")
+        worker.drained_from = self._epoch
+        return outcome
+
+    def _remove(self, event: RemoveWorker, now: float) -> Outcome:
+        worker = self._named(event.worker)
+        if worker.state not in (State.LOST, State.DRAINED):
+            raise InUse(
+                f"{_shown(worker.info)} is {worker.state}",
+                remedy="drain it first, or stop it",
+            )
+        del self._workers[worker.info.worker]
+        return self._done(worker, "is removed")
+
+    def _named(self, name: str) -> _Worker:
+        """By id, host:port, or a start of one id alone. Raises NotFound, BadConfig."""
+        exact = self._workers.get(name)
+        if exact is not None:
+            return exact
+        workers = self._workers.values()
+        found = [w for w in workers if _address(w.info.url) == name]
+        found = found or [w for w in workers if name and w.info.worker.startswith(name)]
+        if not found:
+            raise NotFound(f"no worker {name}", remedy="`cachefs workers` lists them")
+        if len(found) > 1:
+            raise BadConfig(f"{len(found)} workers match {name}", remedy="give more of the id")
+        return found[0]
+
+    def rows(self, now: float) -> list[WorkerRow]:
+        """For people, by URL."""
+        workers = sorted(self._workers.values(), key=lambda w: (w.info.host, w.info.url))
+        return [_row(worker, now) for worker in workers]
+
+    def counts(self) -> dict[str, int]:
+        """Workers in each state; all states are there."""
+        counts = dict.fromkeys(map(str, State), 0)
+        for worker in self._workers.values():
+            counts[worker.state.value] += 1
+        return counts
+
+    # ---- epochs ----------------------------------------------------------------------------------
+
+    def _done(self, worker: _Worker, what: str) -> Outcome:
+        changed = self._refresh()
+        save = changed or worker.info.weight > 0
+        return Outcome(Done(), save, changed, (f"{_shown(worker.info)} {what}",))
+
+    def _refresh(self) -> bool:
+        """Makes the view what the workers are now; False where it was that already."""
+        self._settled = tuple(self._living(self._settled))
+        members = self._members()
+        moved = _shares(members) != _shares(self._view.members)
+        if moved:
+            self._epoch += 1
+        self._await_settling(forget=moved)
+        view = self._view_now()
+        if view == self._view:
+            return False
+        self._version += 1
+        self._view = msgspec.structs.replace(view, version=self._version)
+        return True
+
+    def _await_settling(self, *, forget: bool = True) -> None:
+        """Who still has blocks to move in this epoch; `forget`: what was said of another one."""
+        members = self._members()
+        waited_for = {m.id for m in (*members, *self._settled)}
+        self._unsettled = waited_for if forget else self._unsettled & waited_for
+        if not self._unsettled or not self._settled or _shares(self._settled) == _shares(members):
+            self._settled = members
+            self._unsettled = set()
+
+    def _living(self, members: Iterable[Member]) -> Iterator[Member]:
+        """Those that can still be asked, where they are now, with the weights that they had."""
+        for member in members:
+            worker = self._workers.get(member.id)
+            if worker is not None and not worker.lost:
+                yield msgspec.structs.replace(worker.member(), weight=member.weight)
+
+    def _members(self) -> tuple[Member, ...]:
+        owning = (w.member() for w in self._workers.values() if w.owns)
+        return tuple(sorted(owning, key=lambda member: member.id))
+
+    def _view_now(self) -> View:
+        members = self._members()
+        is_settled = _shares(self._settled) == _shares(members)
+        before = () if is_settled else self._settled
+        return View(self._epoch, members, before, self._version)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError; for tests and the simulator."""
+        view, alive = self._view, {w.info.worker for w in self._workers.values() if not w.lost}
+        assert {m.id for m in (*view.members, *view.before)} <= alive, (
+            "a lost member is in the view"
+        )
+        assert all(m.weight > 0 for m in view.members), "a member without a weight"
+        assert bool(view.before) == bool(self._unsettled), "moves are awaited, or nothing moves"
+        assert view == self._view_now(), "the view is what the workers are"
+
+
+def _shares(members: tuple[Member, ...]) -> list[tuple[str, float]]:
+    """What placement depends on."""
+    return sorted((member.id, member.weight) for member in members)
+
+
+def _check(event: Register) -> None:
+    if abs(event.protocol - PROTOCOL) > 1:
+        raise ProtocolError(
+            f"protocol {event.protocol} of the worker is too far from {PROTOCOL}",
+            remedy="install the same version of cachefs on both",
+        )
+    if not event.worker or not event.url or not 0 <= event.weight < math.inf:
+        raise BadConfig("a worker registers with an id, a URL and a weight of 0 or more")
+
+
+def _revived(kept: Kept, now: float) -> _Worker:
+    info = Register(kept.id, kept.url, kept.weight, kept.host, kept.capacity_bytes, kept.version)
+    worker = _Worker(info, now)
+    worker.draining, worker.drained_from, worker.lost = kept.draining, kept.drained_from, kept.lost
+    return worker
+
+
+def _kept(worker: _Worker) -> Kept:
+    info = worker.info
+    return Kept(
+        info.worker,
+        info.url,
+        info.weight,
+        info.host,
+        info.capacity_bytes,
+        info.version,
+        worker.draining,
+        worker.lost,
+        worker.drained_from,
+    )
+
+
+def _row(worker: _Worker, now: float) -> WorkerRow:
+    info, beat = worker.info, worker.beat
+    return WorkerRow(
+        info.worker,
+        info.url,
+        info.host,
+        worker.state.value,
+        info.weight,
+        beat.capacity_bytes or info.capacity_bytes,
+        beat.used_bytes,
+        beat.epoch,
+        beat.settled,
+        round(max(0.0, now - worker.seen_at), 3),
+        info.version,
+        beat.facts,
+    )
+
+
+def _address(url: str) -> str:
+    return url.partition("://")[2].rstrip("/")
+
+
+def _shown(info: Register) -> str:
+    return f"worker {info.worker[:8]} at {_address(info.url)}"
+
+
+def _registered(event: Register, old: _Worker | None) -> str:
+    if old is None:
+        return f"{_shown(event)} registers with weight {event.weight:g}"
+    back = "is back" if old.lost else "registers again"
+    moved = "" if old.info.url == event.url else f", before at {_address(old.info.url)}"
+    return f"{_shown(event)} {back}{moved}"
+
+
+_HANDLERS: dict[type, Callable[[Membership, Any, float], Outcome]] = {
+    Register: Membership._register,
+    Heartbeat: Membership._heartbeat,
+    Leave: Membership._leave,
+    Drain: Membership._drain,
+    RemoveWorker: Membership._remove,
+    Tick: Membership._tick,
+}
