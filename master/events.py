@@ -37,7 +37,7 @@ class EventStream:
         """Events behind a position (negative: from now on), until `close`. Raises PositionGone when
         some were trimmed, or when the position was never reached (a store that was set back)."""
         if position < 0:
-            position = self._position()
+            position = self.position()
         while not self._closed:
             arrived = self._arrived
             batch = self._read(position)
@@ -47,7 +47,8 @@ class EventStream:
             if not batch:
                 await arrived.wait()
 
-    def _position(self) -> int:
+    def position(self) -> int:
+        """Of the newest event."""
         with self._store.snapshot() as reader:
             meta = Names(reader).meta()
         assert meta is not None

@@ -155,6 +155,16 @@ class Master:
         with self._store.snapshot() as reader:
             return Names(reader).root()
 
+    @property
+    def store(self) -> Store:
+        """For what a process keeps beside the names (its members)."""
+        return self._store
+
+    @property
+    def position(self) -> int:
+        """Of the newest event."""
+        return self._events.position()
+
     # ---- names -----------------------------------------------------------------------------------
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
@@ -216,6 +226,10 @@ class Master:
     def ufs(self, key: str) -> UfsSpec:
         """Raises BadConfig for a key of no mount."""
         return self._tree.by_key(key).record.source
+
+    def path_of(self, ino: int) -> bytes:
+        """Below the namespace root. Raises Stale."""
+        return walk.path_of(self._store, self._tree, ino)
 
     # ---- in bulk ---------------------------------------------------------------------------------
 

@@ -120,6 +120,11 @@ async def _next_page(level: _Level, source: Source, *, nested: bool) -> list[Nam
     return [item for item in below if item[1].kind is not Kind.DIRECTORY]
 
 
+def path_of(store: Store, tree: Tree, ino: int) -> bytes:
+    """Below the namespace root. Raises Stale."""
+    return _start(store, tree, ino)[0]
+
+
 def _start(store: Store, tree: Tree, ino: int) -> Named:
     """Where a walk begins: the path below the namespace root and the inode."""
     with store.snapshot() as reader:
