@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from cachefs.client.published import PublishedDirs
 from cachefs.client.sockets import close_fd, connect_socket, receive
 from cachefs.client.waits import Wait, Waits
 from cachefs.core import messages as m
@@ -62,7 +63,7 @@ class Connection:
         # One more at each loss: handles of the server belong to an epoch. It grows before anybody
         # hears of the loss, so that who tries again cannot take its old handle for a new one.
         self.epoch = 1
-        self.published_fd = -1  # of the tier's `pub/`, -1 where we are not trusted
+        self.published = PublishedDirs()  # none where we are not trusted
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
@@ -147,9 +148,7 @@ class Connection:
         self._failed = self._failed or Unreachable("the connection was closed")
         self._lose("closed by this side")
         self._connected.set()
-        if self.published_fd >= 0:
-            close_fd(self.published_fd)
-            self.published_fd = -1
+        self.published.close()
 
     async def run(self) -> None:
         """Reads, writes and reconnects until cancelled or closed. Closes the connection then."""
@@ -200,6 +199,8 @@ class Connection:
             if self._room:
                 self._room.unpark()
             return caller.wait.resume((frame.body, fd))
+        if isinstance(frame.body, m.PublishedDirectory):
+            return self.published.replace(frame.body.tier, fd)
         close_fd(fd)
         if frame.id == 0:
             self.on_event(frame.body)
@@ -333,9 +334,8 @@ class Connection:
         if not isinstance(reply, m.Welcome):
             close_fd(fd)
             raise ProtocolError(f"the server greets with {type(reply).__name__}")
-        if self.published_fd >= 0:
-            close_fd(self.published_fd)
-        self.published_fd = -1 if fd is None else fd
+        self.published.close()  # the other tiers' directories come as events
+        self.published.replace(0, fd)
 
     async def _attach_again(self, sock: socket.socket) -> m.Attached | None:
         if self._attach is None:

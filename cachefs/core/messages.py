@@ -36,11 +36,12 @@ class Hello(Message, frozen=True):
     version: str = ""
     mountpoint: str = ""
     supervisor: int = 0  # its pid; a client that has one is followed by another when it dies
+    many_tiers: bool = False  # it understands PublishedDirectory
 
 
 class Welcome(Message, frozen=True):
-    """Answer to Hello. Its descriptor is the tier's `pub/` directory for clients that are
-    trusted."""
+    """Answer to Hello. Its descriptor is the `pub/` directory of the first tier for clients that
+    are trusted; those of other tiers come as events, see PublishedDirectory."""
 
     pid: int
     protocol: int = PROTOCOL
@@ -190,12 +191,14 @@ class Opened(Message, frozen=True):
     """`handle` names the open in Ensure and Release; 0: nothing is kept, nothing is to be released
     (only complete files, and only where the client said so). The descriptor, if any, is read-only:
     complete: every byte of the file is in it. Otherwise it is the partial cache file: read only
-    what Ensure granted from it (a hole reads as zeros). None where the cache refused the file."""
+    what Ensure granted from it (a hole reads as zeros). None where the cache refused the file.
+    `tier`: of the node's tiers, where the file is; see TierState."""
 
     handle: int
     size: int
     complete: bool
     has_descriptor: bool
+    tier: int = 0
 
 
 class Ensure(Message, frozen=True):
@@ -220,10 +223,20 @@ class Ensured(Message, frozen=True):
 
 
 class TierState(Message, frozen=True):
-    """Event: whether the disk of the node's tier answers. While it does not, clients open nothing
-    there by themselves. Sent after Attached if it does not, and at every change."""
+    """Event: whether the disk of a tier of the node answers. While it does not, clients open
+    nothing there by themselves. Sent after Attached if it does not, and at every change."""
 
     in_service: bool
+    tier: int = 0  # its place in the node's list of tiers, the fastest first
+
+
+class PublishedDirectory(Message, frozen=True):
+    """Event, for clients that said `many_tiers`: the `pub/` directory of a tier, attached as a
+    descriptor, in place of any other of that tier; without one, that tier has none now. Sent after
+    Attached, and when a tier comes, goes, or is another directory."""
+
+    tier: int
+    has_descriptor: bool
 
 
 class Release(Message, frozen=True):
@@ -314,7 +327,7 @@ class Freed(Message, frozen=True):
 Body = (
     Hello | Welcome | Attach | Attached | Detach | Leaving | MountFacts | Cancel | Done | Failure
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
-    | Open | Opened | Ensure | Ensured | TierState | Release | Used
+    | Open | Opened | Ensure | Ensured | TierState | PublishedDirectory | Release | Used
     | Status | StatusReply | CacheState | CacheStateReply
     | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
 )  # fmt: skip

@@ -77,6 +77,7 @@ class Client:
             version=cachefs.__version__,
             mountpoint=spec.mountpoint,
             supervisor=self.link.supervisor if self.link is not None else 0,
+            many_tiers=True,
         )
         deadline = trio.current_time() + (SERVER_WAIT_S if spec.successor else 0.0)
         while True:

@@ -15,7 +15,7 @@ from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
 from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
 from cachefs.fuse.pread import INLINE, FileReader
-from cachefs.fuse.published import Published, Way
+from cachefs.fuse.published import Opened, Published, Way
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +46,17 @@ class Files:
         opened = self.open_published(inode)
         if opened is None:
             return None
-        fd, device = opened
+        fd, device, tier = opened
         handle = FileHandle(inode.ino, inode.size, pid)
         handle.namespace = self.namespace
         handle.warm = True
-        handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd)))
+        handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd), tier))
         return handle
 
-    def open_published(self, inode: Inode) -> tuple[int, int] | None:
-        """A descriptor, which the caller closes, and st_dev of a file that is complete here; else
-        None. Raises OSError when no descriptor is left."""
+    def open_published(self, inode: Inode) -> Opened | None:
+        """A file that is complete here; else None. Raises OSError when no descriptor is left."""
         name = ContentId.of(self.namespace, inode).name
-        caller = self._node.caller
-        opened = self._published.open(caller.published_fd, caller.epoch, name, inode.size)
+        opened = self._published.open(self._node.caller.published.dirs, name, inode.size)
         if opened is not None:
             self._note_use(name)
         return opened
@@ -108,10 +106,11 @@ class Files:
         if reply.complete and (fd is not None or not reply.size):
             self._release(reply.handle, epoch)  # the descriptor is all that is needed
             if fd is not None:
-                return handle.use_complete(self._descriptor(fd))
+                return handle.use_complete(self._descriptor(fd, reply.tier))
             handle.complete = True
         else:
-            descriptor = self._descriptor(fd) if fd is not None else None
+            descriptor = self._descriptor(fd, reply.tier) if fd is not None else None
+            handle.tier = reply.tier
             handle.use_partial(descriptor, reply.handle, epoch)
 
     def _release(self, server_handle: int, epoch: int) -> None:
@@ -119,20 +118,23 @@ class Files:
         if server_handle and epoch == self._node.epoch:
             self._node.post(m.Release(server_handle))
 
-    def _descriptor(self, fd: int) -> Descriptor:
-        caller = self._node.caller
-        if self._published.way(caller.published_fd, caller.epoch) is Way.NEVER:
-            return Descriptor(fd, self._reader.flags_unasked(fd))
-        return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd))
+    def _descriptor(self, fd: int, tier: int) -> Descriptor:
+        directory = self._node.caller.published.of(tier)
+        if directory is None or self._published.way(directory) is Way.NEVER:
+            return Descriptor(fd, self._reader.flags_unasked(fd), tier)
+        return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd), tier)
 
-    @property
-    def tier_in_service(self) -> bool:
-        """Does its disk answer?"""
-        return self._published.in_service
+    def in_service(self, tier: int) -> bool:
+        """Does the disk of that tier answer? Of `ANY_TIER`: do all of them?"""
+        return self._published.in_service(tier)
 
-    def tier_changed(self, *, in_service: bool) -> None:
-        """Whether the disk of the node's tier answers: what lies there is used, or not."""
-        self._published.in_service = in_service
+    def tier_changed(self, tier: int, *, in_service: bool) -> None:
+        """Whether the disk of a tier answers: what lies there is used, or not."""
+        self._published.changed(tier, in_service=in_service)
+
+    def trust_all_tiers(self) -> None:
+        """In a new session: what does not answer, the server says."""
+        self._published.trust_all()
 
     # ---- reading ----
 
@@ -208,12 +210,12 @@ class Files:
         data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
         if data is not None:
             return data
-        if self._published.in_service or descriptor.flags == INLINE:
+        if self._published.in_service(descriptor.tier) or descriptor.flags == INLINE:
             try:
                 with descriptor as fd:
                     return await self._reader.read(fd, offset - base, size)
             except DeadlineExceeded as err:
-                if handle.past_tier and self._published.in_service:
+                if handle.past_tier and self._published.in_service(descriptor.tier):
                     raise
                 log.warning("inode %d is read past the cache: %s", handle.ino, err.cause)
         handle.go_past_tier()
@@ -236,7 +238,8 @@ class Files:
 
     def _granted(self, handle: FileHandle, reply: m.Ensured, fd: int | None) -> None:
         if reply.segment and fd is not None:
-            segment = Segment(reply.start, reply.end, reply.base, self._descriptor(fd))
+            descriptor = self._descriptor(fd, handle.tier)
+            segment = Segment(reply.start, reply.end, reply.base, descriptor)
             return handle.add_segment(segment)
         close_fd(fd)
         if handle.complete:

@@ -21,11 +21,12 @@ MAX_SEGMENTS: Final = 3  # of one handle: forward reads, and a reader beside the
 class Descriptor:
     """A descriptor that is closed when dropped and no longer used."""
 
-    __slots__ = ("_dropped", "_users", "fd", "flags")
+    __slots__ = ("_dropped", "_users", "fd", "flags", "tier")
 
-    def __init__(self, fd: int, flags: int) -> None:
+    def __init__(self, fd: int, flags: int, tier: int = 0) -> None:
         self.fd = fd
         self.flags = flags  # how it is read, see `cachefs.fuse.pread`
+        self.tier = tier  # of the node, whose disk it is read from
         self._users = 0
         self._dropped = False
 
@@ -77,6 +78,7 @@ class FileHandle:
         "segments",
         "server_handle",
         "size",
+        "tier",
         "warm",
     )
 
@@ -91,6 +93,7 @@ class FileHandle:
         self.present: Intervals | None = None
         self.segments: list[Segment] = []
         self.past_tier = False  # the tier's disk did not answer: the server is to go past it
+        self.tier = 0  # where the server has it
         self.server_handle = 0
         self.epoch = 0
 

@@ -9,6 +9,7 @@ import os
 from typing import Final, Literal, Protocol, TypeVar
 
 from cachefs.client.connection import ConnectionLost
+from cachefs.client.published import PublishedDirs
 from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError
@@ -34,7 +35,7 @@ class Caller(Protocol):
     @property
     def epoch(self) -> int: ...
     @property
-    def published_fd(self) -> int: ...
+    def published(self) -> PublishedDirs: ...
     async def call(self, body: m.Message) -> tuple[m.Message, int | None]: ...
     def post(self, body: m.Message) -> None: ...
 

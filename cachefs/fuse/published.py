@@ -1,4 +1,4 @@
-"""Opening what is complete on this node: one `openat` in the tier's `pub/` directory, no message.
+"""Opening what is complete on this node: one `openat` in a tier's `pub/` directory, no message.
 
 The worker links a file there when every byte is in it and unlinks it before it evicts. While it
 evicts it holds a lease on the file, so an open must not wait for it: O_NONBLOCK, EAGAIN = absent.
@@ -12,10 +12,13 @@ import enum
 import errno
 import os
 import struct
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
+from cachefs.client.published import MOST_TIERS, PublishedDir
 from cachefs.fuse.file_systems import LOCAL, MEMORY, file_system_of
 
+ANY_TIER: Final = -1
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _ABSENT: Final = frozenset(
     (errno.ENOENT, errno.EAGAIN, errno.ELOOP, errno.EBADF, errno.ENXIO, errno.EACCES, errno.EIO)
@@ -37,37 +40,66 @@ class Way(enum.Enum):
     NEVER = enum.auto()  # anything else may ask somebody who does not answer
 
 
+class Opened(NamedTuple):
+    """A descriptor, which is the receiver's to close, the file's st_dev, and the tier it is in."""
+
+    fd: int
+    device: int
+    tier: int
+
+
 class Published:
-    """The `pub/` directory of the node's tier, by whatever descriptor it has at the moment."""
+    """The `pub/` directories of the node's tiers, by whatever descriptors they have at the
+    moment."""
 
     def __init__(self) -> None:
-        self.in_service = True  # False: its disk does not answer
-        self._way = Way.NEVER
-        self._known: tuple[int, int] | None = None
+        self._out: set[int] = set()  # tiers whose disk does not answer
+        self._ways: dict[int, tuple[PublishedDir, Way]] = {}
 
-    def way(self, dir_fd: int, epoch: int) -> Way:
-        """`epoch` changes with the directory that a descriptor's number stands for."""
-        if self._known != (dir_fd, epoch):
-            self._way = way_of(file_system_of(dir_fd))
-            self._known = dir_fd, epoch
-        return self._way
+    def in_service(self, tier: int = ANY_TIER) -> bool:
+        """Does the disk of that tier answer? Of any: do all of them?"""
+        return not self._out if tier == ANY_TIER else tier not in self._out
 
-    def open(self, dir_fd: int, epoch: int, name: str, size: int) -> tuple[int, int] | None:
-        """A descriptor of the complete file and its st_dev, or None when it is not there, or not
+    def changed(self, tier: int, *, in_service: bool) -> None:
+        """What the server says of the disk of a tier."""
+        if in_service:
+            self._out.discard(tier)
+        elif 0 <= tier < MOST_TIERS:
+            self._out.add(tier)
+
+    def trust_all(self) -> None:
+        """In a new session: what does not answer, the server says."""
+        self._out.clear()
+
+    def way(self, directory: PublishedDir) -> Way:
+        known = self._ways.get(directory.tier)
+        if known is None or known[0] is not directory:
+            known = directory, way_of(file_system_of(directory.fd))
+            self._ways[directory.tier] = known
+        return known[1]
+
+    def open(self, directories: Iterable[PublishedDir], name: str, size: int) -> Opened | None:
+        """The complete file from the first tier that has it. None when it is not there, or not
         surely, or cannot be opened without waiting.
 
         Raises OSError when this process, or the system, has no descriptor left.
         """
-        if not self.in_service or dir_fd < 0:
-            return None
-        match self.way(dir_fd, epoch):
+        for directory in directories:
+            if directory.tier in self._out:
+                continue
+            fd = self._open(directory, name)
+            if fd >= 0 and (device := _checked(fd, size)) >= 0:
+                return Opened(fd, device, directory.tier)
+        return None
+
+    def _open(self, directory: PublishedDir, name: str) -> int:
+        match self.way(directory):
             case Way.MEMORY:
-                fd = _open(dir_fd, name)
+                return _open(directory.fd, name)
             case Way.CACHED:
-                fd = _open_cached(dir_fd, name)
+                return _open_cached(directory.fd, name)
             case Way.NEVER:
-                return None
-        return None if fd < 0 else _checked(fd, size)
+                return -1
 
 
 def way_of(kind: str) -> Way:
@@ -98,9 +130,11 @@ def _open_cached(dir_fd: int, name: str) -> int:
     raise OSError(number, os.strerror(number))
 
 
-def _checked(fd: int, size: int) -> tuple[int, int] | None:
+def _checked(fd: int, size: int) -> int:
+    """Its st_dev. Else it is closed, and -1: unpublished between openat and now, or not what its
+    name says."""
     info = os.fstat(fd)
     if info.st_nlink >= 2 and info.st_size == size:
-        return fd, info.st_dev
-    os.close(fd)  # unpublished between openat and now, or not what its name says
-    return None
+        return info.st_dev
+    os.close(fd)
+    return -1

@@ -192,9 +192,9 @@ class Vfs:
             raise IsADirectory("a directory cannot be opened as a file")
         return self._files.open_warm(inode, pid) or MUST_WAIT
 
-    def open_published(self, nodeid: int, flags: int) -> tuple[int, int] | MustWait | None:
-        """(descriptor, size in bytes) of a file that is complete here and is read without us: the
-        caller closes the descriptor. None: there is nothing to read; open it as a file."""
+    def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | MustWait | None:
+        """(descriptor, size in bytes, tier) of a file that is complete here and is read without us:
+        the caller closes the descriptor. None: there is nothing to read; open it as a file."""
         if flags & _WRITES:
             self.refuse_write()
         inode = self._cache.inode(nodeid & MAX_INO)
@@ -206,7 +206,7 @@ class Vfs:
         if opened is None:
             return MUST_WAIT
         self._files.note_hit(inode.size)
-        return opened[0], inode.size
+        return opened.fd, inode.size, opened.tier
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
         """As `open_file_nowait`, asking the server. Raises as `open`."""
@@ -342,15 +342,14 @@ class Vfs:
 
     # ---- what the server says by itself ----
 
-    @property
-    def tier_in_service(self) -> bool:
-        """Does the disk of the node's tier answer?"""
-        return self._files.tier_in_service
+    def in_service(self, tier: int) -> bool:
+        """Does the disk of that tier answer? Of `ANY_TIER`: do all of them?"""
+        return self._files.in_service(tier)
 
     def on_event(self, event: m.Message) -> None:
         """Takes an Invalidate or a TierState; others are not for the file system."""
         if isinstance(event, m.TierState):
-            return self._files.tier_changed(in_service=event.in_service)
+            return self._files.tier_changed(event.tier, in_service=event.in_service)
         if not isinstance(event, m.Invalidate) or event.namespace != self.namespace:
             return
         if event.everything:
@@ -363,7 +362,7 @@ class Vfs:
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """In a new session, after events may have been missed."""
-        self._files.tier_changed(in_service=True)  # else its server says so
+        self._files.trust_all_tiers()
         self._root = Root(attached.root)  # another where its source was put there anew
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files end, mount again")

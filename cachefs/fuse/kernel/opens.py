@@ -59,7 +59,7 @@ class Opens:
             if unique & UNIQUE_MASK in node.handles:  # the request came again
                 return self._reply(unique, node.mode, node.backing_id)
             if node.mode is Mode.PASSTHROUGH:
-                if not self._vfs.tier_in_service and self.nodes.move_on(nodeid):
+                if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk does not answer: read past it, by the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
         elif not self.why_not:
@@ -67,9 +67,9 @@ class Opens:
             if published is MUST_WAIT:
                 return MUST_WAIT
             if published is not None:
-                fd, size = published
+                fd, size, tier = published
                 try:
-                    backing_id = self._pass_through(unique, nodeid, fd, size)
+                    backing_id = self._pass_through(unique, nodeid, fd, size, tier)
                 finally:
                     os.close(fd)
                 if backing_id:
@@ -96,8 +96,8 @@ class Opens:
             return self._join(unique, nodeid, node.backing_id)
         if handle.complete and handle.descriptor is not None and not self.why_not:
             if node is None:
-                fd = handle.descriptor.fd
-                backing_id = self._pass_through(unique, nodeid, fd, handle.size)
+                fd, tier = handle.descriptor.fd, handle.descriptor.tier
+                backing_id = self._pass_through(unique, nodeid, fd, handle.size, tier)
                 if backing_id:
                     self._vfs.drop(handle)
                     return self._reply(unique, Mode.PASSTHROUGH, backing_id)
@@ -113,7 +113,7 @@ class Opens:
         self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id)
         return self._reply(unique, Mode.PASSTHROUGH, backing_id)
 
-    def _pass_through(self, unique: int, nodeid: int, fd: int, size: int) -> int:
+    def _pass_through(self, unique: int, nodeid: int, fd: int, size: int, tier: int) -> int:
         """Hands a complete file to the kernel: its backing id, 0 when that refuses."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
@@ -127,7 +127,7 @@ class Opens:
             log.warning("no passthrough from now on: %s", self.why_not)
             return 0
         self._table.set_backing(fh, backing_id, is_new=True)
-        self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id)
+        self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id, tier)
         return backing_id
 
     def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:

@@ -151,7 +151,7 @@ def test_loss_and_return(node: FakeNode, tmp_path: Path) -> None:
         assert conn.epoch == 2
         assert len(returned) == 1
         assert len(node.asked(m.Attach)) == len(node.asked(m.Hello)) == 2
-        os.fstat(conn.published_fd)
+        os.fstat(conn.published.dirs[0].fd)
         gate.set()
 
     with_connection(tmp_path / "node.sock", test)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.client.published import PublishedDir
 from cachefs.fuse import published
 from cachefs.fuse.file_systems import LOCAL, MEMORY, file_system_of
-from cachefs.fuse.published import Published, Way, way_of
+from cachefs.fuse.published import ANY_TIER, Published, Way, way_of
 
 DATA = b"complete"
 
@@ -38,9 +39,10 @@ def pub(folder: Path) -> Iterator[int]:
 
 def test_what_is_published_is_opened_without_waiting(pub: int) -> None:
     files = Published()
-    opened = files.open(pub, 1, "published", len(DATA))
+    opened = files.open([PublishedDir(0, pub)], "published", len(DATA))
     assert opened is not None
-    fd, device = opened
+    fd, device, tier = opened
+    assert tier == 0
     assert os.pread(fd, 100, 0) == DATA
     assert device == os.fstat(fd).st_dev
     assert not os.get_inheritable(fd)
@@ -50,20 +52,51 @@ def test_what_is_published_is_opened_without_waiting(pub: int) -> None:
 @pytest.mark.parametrize("name", ["absent", "alone", "link"])
 def test_what_is_not_surely_published_is_not_opened(pub: int, name: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    assert Published().open(pub, 1, name, len(DATA)) is None
-    assert Published().open(pub, 1, "published", len(DATA) + 1) is None
+    assert Published().open([PublishedDir(0, pub)], name, len(DATA)) is None
+    assert Published().open([PublishedDir(0, pub)], "published", len(DATA) + 1) is None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_tier_out_of_service_is_not_touched(pub: int) -> None:
-    files = Published()
-    files.in_service = False
-    assert files.open(pub, 1, "published", len(DATA)) is None
-    files.in_service = True
-    opened = files.open(pub, 1, "published", len(DATA))
+    files, here = Published(), [PublishedDir(0, pub)]
+    files.changed(0, in_service=False)
+    assert files.open(here, "published", len(DATA)) is None
+    files.changed(0, in_service=True)
+    opened = files.open(here, "published", len(DATA))
     assert opened is not None
-    os.close(opened[0])
-    assert files.open(-1, 2, "published", len(DATA)) is None
+    os.close(opened.fd)
+    assert files.open([], "published", len(DATA)) is None
+
+
+def test_the_first_tier_that_has_a_file_and_answers_gives_it(pub: int, tmp_path: Path) -> None:
+    empty = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    files = Published()
+    tiers = [PublishedDir(0, empty), PublishedDir(1, pub), PublishedDir(3, pub)]
+    found = []
+    for out in (None, 0, 1, 3):
+        if out is not None:
+            files.changed(out, in_service=False)
+        opened = files.open(tiers, "published", len(DATA))
+        found.append(opened.tier if opened else None)
+        if opened is not None:
+            os.close(opened.fd)
+    os.close(empty)
+    assert found == [1, 1, 3, None]
+    assert not files.in_service(ANY_TIER)
+    assert files.in_service(2)
+    files.trust_all()
+    assert files.in_service(ANY_TIER)
+
+
+def test_another_directory_of_a_tier_is_opened_in_its_own_way(
+    pub: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its descriptor has the number that the other one had."""
+    files = Published()
+    known = files.way(PublishedDir(0, pub))
+    assert known is not Way.NEVER
+    monkeypatch.setattr(published, "file_system_of", lambda _: "nfs4")
+    assert files.way(PublishedDir(0, pub)) is Way.NEVER
 
 
 def test_ways() -> None:
