@@ -10,7 +10,7 @@ from cachefs.core import config
 
 PAGE: Final = f"""# Configuration
 
-Made from `cachefs/core/config.py` by `python -m cachefs.cli.config_page`; a test compares the two.
+Made from `cachefs/core/settings.py` by `python -m cachefs.cli.config_page`; a test compares them.
 
 Values come from, weakest first: defaults, configuration files, environment variables, flags.
 `cachefs config --source` shows every value and where it came from. Configuration files are TOML
@@ -20,7 +20,8 @@ with the settings as top-level keys (`cache_size = "200GiB"`). The file named by
 
 Sizes are written as `512MiB`, `20GiB` or `1TB`, durations as `60s`, `1h30m`, `0` or `-1`, modes as
 octal digits in quotes (`"644"`). In `/etc/fstab` and `mount -o` every setting is an option of the
-same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes).
+same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). A list is written as
+`["a", "b"]` in TOML, with commas in a variable, and as a flag that is given again.
 
 Credentials are never settings: they come from the AWS default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.

@@ -12,8 +12,9 @@ import click
 import msgspec
 
 from cachefs.cli import edge
-from cachefs.core.config import BY_NAME, Scalar, Type, find_setting
+from cachefs.core.config import find_setting
 from cachefs.core.errors import BadConfig
+from cachefs.core.settings import BY_NAME, Scalar, Type
 
 USAGE: Final = "usage: mount.cachefs SOURCE MOUNTPOINT [-o OPTION[=VALUE][,...]]"
 # Options that mount(8), fstab(5) and systemd use among themselves, or that change nothing here.

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from cachefs.core import config
-from cachefs.core.config import SETTINGS, Config, Scalar, Setting, TomlFile, Type
+from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
+from cachefs.core.settings import BY_NAME, SETTINGS, Scalar, Setting, Type
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]
@@ -37,6 +38,10 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
         only = both if setting.default is None else setting.flag
         flag = click.option(only, setting.name, is_flag=True, default=None, help=help)
         return flag
+    if setting.type is Type.LIST:
+        return click.option(
+            setting.flag, setting.name, metavar="TEXT", multiple=True, default=None, help=help
+        )
     metavar = "|".join(setting.choices) or _METAVARS.get(setting.type, "TEXT")
     return click.option(setting.flag, setting.name, metavar=metavar, help=help)
 
@@ -52,7 +57,7 @@ _METAVARS: Mapping[Type, str] = {
 
 
 def load_settings(
-    flags: Mapping[str, Scalar], config_file: str | None, environ: Mapping[str, str] = os.environ
+    flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] = os.environ
 ) -> Config:
     """Merge everything. Relative paths in flags are taken from here. Raises BadConfig."""
     paths = config.config_paths(config_file, environ, os.path.expanduser("~"))
@@ -62,8 +67,10 @@ def load_settings(
     return config.load(flags=absolute, environ=environ, files=files)
 
 
-def _absolute(name: str, value: Scalar) -> Scalar:
-    if isinstance(value, str) and value and config.BY_NAME[name].type is Type.PATH:
+def _absolute(name: str, value: Scalar | tuple[str, ...]) -> Scalar:
+    if isinstance(value, tuple):
+        return ",".join(value) or None
+    if isinstance(value, str) and value and BY_NAME[name].type is Type.PATH:
         return os.path.abspath(value)
     return value
 

@@ -1,14 +1,13 @@
-"""Every setting of CacheFS, once, and where its value comes from. Pure: callers pass the texts.
+"""From texts to one value per setting, and where each came from. Pure: callers pass the texts.
 
 Values come from defaults < TOML files < `CACHEFS_*` environment variables < flags; each keeps the
-name of its source, for `cachefs config --source` and for errors. `SETTINGS` is the one table:
-flags, `mount -o` options and docs/configuration.md are made from it.
+name of its source, for `cachefs config --source` and for errors. The settings themselves are in
+`cachefs.core.settings`.
 """
 
 from __future__ import annotations
 
 import difflib
-import enum
 import os.path
 import re
 import tomllib
@@ -19,201 +18,11 @@ import msgspec
 
 from cachefs.core import units
 from cachefs.core.errors import BadConfig
+from cachefs.core.settings import BY_NAME, SETTINGS, SOURCE_OPTIONS, Scalar, Setting, Type
 
-ENV_PREFIX: Final = "CACHEFS_"
 CONFIG_ENV: Final = "CACHEFS_CONFIG"
 SYSTEM_FILE: Final = "/etc/cachefs/cachefs.toml"
 DEFAULT: Final = "default"
-
-Scalar = str | int | float | bool | None
-
-
-class Type(enum.Enum):
-    """How a value is written, and what it becomes."""
-
-    TEXT = "text"  # str; "" = not set
-    PATH = "path"  # str, absolute; "" = not set
-    URL = "URL"  # str, http:// or https://; "" = not set
-    SIZE = "size"  # int, bytes
-    DURATION = "duration"  # float, seconds
-    SWITCH = "yes or no"  # bool; None = decided at mount time
-    ID = "number"  # int; -1 = not set
-    MODE = "octal mode"  # int, permission bits
-    CHOICE = "choice"  # str, one of `choices`
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """One setting. `shown` says in words what an empty default stands for."""
-
-    name: str
-    type: Type
-    default: Scalar
-    help: str
-    shown: str = ""
-    choices: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ("mount",)  # that take it as a flag
-    minimum: float = 0
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def accepts(self) -> str:
-        """What may be written, for people."""
-        return " \\| ".join(self.choices) if self.choices else self.type.value
-
-
-_EVERY: Final = ("mount", "umount", "status", "ls", "stat", "load", "free", "config", "doctor")
-
-SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting(
-        "endpoint_url", Type.URL, "", "S3 endpoint, for stores other than Amazon's.", "Amazon S3"
-    ),
-    Setting(
-        "aws_profile",
-        Type.TEXT,
-        "",
-        "Profile of the AWS configuration files.",
-        "the AWS default chain",
-    ),
-    Setting("region", Type.TEXT, "", "Region of the bucket.", "found out from the bucket"),
-    Setting("requester_pays", Type.SWITCH, False, "Accept the charges of requester-pays buckets."),
-    Setting("anonymous", Type.SWITCH, False, "Sign no requests (public buckets)."),
-    Setting(
-        "ca_bundle", Type.PATH, "", "PEM file of certificate authorities to trust.", "the system's"
-    ),
-    Setting(
-        "addressing_style",
-        Type.CHOICE,
-        "auto",
-        "Bucket in the path or in the host name; auto: path with an endpoint URL.",
-        choices=("auto", "path", "virtual"),
-    ),
-    Setting(
-        "cache_dir",
-        Type.PATH,
-        "",
-        "Directory of cached data.",
-        "under the state home, one per source",
-    ),
-    Setting(
-        "cache_size",
-        Type.SIZE,
-        0,
-        "Limit of the cache directory, in bytes really allocated.",
-        "the smaller of 20 GiB and 80 % of free space plus what the cache holds",
-        minimum=16 << 20,
-    ),
-    Setting(
-        "memory_limit",
-        Type.SIZE,
-        0,
-        "Limit of the server's memory: buffers, read-ahead, metadata, and caches on tmpfs.",
-        "80 % of the machine's memory, or of its control group's limit where that is less",
-        minimum=128 << 20,
-    ),
-    Setting(
-        "read_only", Type.SWITCH, True, "Mount read-only (this version mounts in no other way)."
-    ),
-    Setting(
-        "sync_interval",
-        Type.DURATION,
-        60.0,
-        "How old names and attributes may be before the origin is asked again;"
-        " 0: every access, -1: never.",
-        minimum=-1,
-    ),
-    Setting(
-        "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"
-    ),
-    Setting("uid", Type.ID, -1, "Owner shown where the origin has none.", "the user who mounts"),
-    Setting(
-        "gid", Type.ID, -1, "Group shown where the origin has none.", "the group of who mounts"
-    ),
-    Setting("file_mode", Type.MODE, 0o644, "Mode of files where the origin has none."),
-    Setting("dir_mode", Type.MODE, 0o755, "Mode of directories where the origin has none."),
-    Setting(
-        "admission",
-        Type.CHOICE,
-        "fill",
-        "fill: a full cache keeps what it has; always: every read replaces older data.",
-        choices=("fill", "always"),
-    ),
-    Setting(
-        "eviction",
-        Type.CHOICE,
-        "sieve",
-        "Order in which cached data makes room.",
-        choices=("sieve", "lru"),
-    ),
-    Setting(
-        "idle_after",
-        Type.DURATION,
-        3600.0,
-        "Age from which unused data makes room for new data, whatever the admission.",
-    ),
-    Setting(
-        "origin_deadline",
-        Type.DURATION,
-        30.0,
-        "Longest time that one request to the origin is retried before it fails.",
-        minimum=1,
-    ),
-    Setting(
-        "transport",
-        Type.CHOICE,
-        "auto",
-        "How the file system talks to the kernel; auto: the best that works here.",
-        choices=("auto", "kernel", "pyfuse3"),
-    ),
-    Setting(
-        "heartbeat_timeout",
-        Type.DURATION,
-        10.0,
-        "A client that shows no sign of life for so long is replaced (transport kernel).",
-        minimum=1,
-    ),
-    Setting(
-        "passthrough",
-        Type.CHOICE,
-        "auto",
-        "Whether the kernel may read complete files of the cache by itself; off: never.",
-        choices=("auto", "off"),
-    ),
-    Setting(
-        "log_level",
-        Type.CHOICE,
-        "info",
-        "Least severe lines that are logged.",
-        choices=("debug", "info", "warning", "error"),
-    ),
-    Setting(
-        "home",
-        Type.PATH,
-        "",
-        "State home: sockets, namespaces, logs, records of mounts.",
-        "$XDG_CACHE_HOME/cachefs or ~/.cache/cachefs",
-        commands=_EVERY,
-    ),
-)
-
-BY_NAME: Final[Mapping[str, Setting]] = {setting.name: setting for setting in SETTINGS}
-
-# Settings that describe the source, by the name that connectors know them under.
-SOURCE_OPTIONS: Final[Mapping[str, str]] = {
-    "endpoint_url": "endpoint_url",
-    "aws_profile": "profile",
-    "region": "region",
-    "requester_pays": "requester_pays",
-    "anonymous": "anonymous",
-    "ca_bundle": "ca_bundle",
-    "addressing_style": "addressing_style",
-}
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -244,6 +53,10 @@ class Config:
         value = self.values[name].value
         assert isinstance(value, int), name
         return value
+
+    def items(self, name: str) -> tuple[str, ...]:
+        """The values of a list."""
+        return tuple(part for part in self.text(name).split(",") if part)
 
     def seconds(self, name: str) -> float:
         value = self.values[name].value
@@ -361,7 +174,7 @@ def markdown_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for s in SETTINGS:
-        flag = f"`{s.flag}`" + ("" if s.commands == ("mount",) else " (every command)")
+        flag = f"`{s.flag}`" + (f" ({s.taken_by})" if s.taken_by else "")
         default = s.shown or f"`{format_value(s, s.default)}`"
         lines.append(f"| `{s.name}` | {flag} | `{s.env}` | {s.accepts} | {default} | {s.help} |")
     return "\n".join(lines) + "\n"
@@ -381,6 +194,12 @@ def _text(setting: Setting, raw: Any) -> str:
     if "\0" in raw or "\n" in raw:
         raise BadConfig("a line break or NUL in the value")
     return raw
+
+
+def _list(setting: Setting, raw: Any) -> str:
+    items = raw if isinstance(raw, (list, tuple)) else [raw]
+    texts = [part.strip() for item in items for part in _text(setting, item).split(",")]
+    return ",".join(part for part in texts if part)
 
 
 def _path(setting: Setting, raw: Any) -> str:
@@ -464,4 +283,5 @@ _PARSERS: Final[Mapping[Type, Callable[[Setting, Any], Scalar]]] = {
     Type.ID: _id,
     Type.MODE: _mode,
     Type.CHOICE: _choice,
+    Type.LIST: _list,
 }

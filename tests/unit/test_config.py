@@ -10,16 +10,17 @@ from cachefs.cli import config_page
 from cachefs.core import config
 from cachefs.core.config import TomlFile, load
 from cachefs.core.errors import BadConfig
+from cachefs.core.settings import SETTINGS, SOURCE_OPTIONS, Scalar, Setting
 
-S3 = config.SOURCE_OPTIONS.values()
+S3 = SOURCE_OPTIONS.values()
 ROOT = Path(__file__).parents[2]
 
 
-def plain(**flags: config.Scalar) -> config.Config:
+def plain(**flags: Scalar) -> config.Config:
     return load(flags=flags, environ={}, files=[])
 
 
-def refusal(*, flags: dict[str, config.Scalar] | None = None, toml: str = "", **env: str) -> str:
+def refusal(*, flags: dict[str, Scalar] | None = None, toml: str = "", **env: str) -> str:
     files = [TomlFile("/etc/x.toml", toml)]
     with pytest.raises(BadConfig) as caught:
         load(flags=flags or {}, environ=env, files=files)
@@ -123,8 +124,8 @@ def test_state_home() -> None:
     assert config.state_home(plain(home="/y/"), {"XDG_CACHE_HOME": "/x"}, "/h") == "/y"
 
 
-@pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.name)
-def test_every_default_is_a_value_of_its_type(setting: config.Setting) -> None:
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_default_is_a_value_of_its_type(setting: Setting) -> None:
     shown = config.format_value(setting, setting.default)
     assert setting.help.endswith(".")
     if setting.shown:

@@ -15,9 +15,10 @@ import pytest
 
 from cachefs.cli import doctor, load, mount, mountpoint, session, settings, umount
 from cachefs.cli.mounts import Mount, MountTable
-from cachefs.core import config, errors
+from cachefs.core import errors
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
+from cachefs.core.settings import BY_NAME
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_node import FakeNode
 
@@ -283,7 +284,7 @@ def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.Monk
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in text.splitlines()}
     assert rows["cache_size"].endswith(f"file {file}")
     assert rows["uid"].endswith("environment CACHEFS_UID")
-    assert set(rows) == set(config.BY_NAME)
+    assert set(rows) == set(BY_NAME)
     values = json.loads(ok(run("config", "--json", "--config", str(file))))
     assert values["cache_size"] == {"value": 1 << 30, "source": f"file {file}"}
     assert "no such configuration file" in refused(run("config", "--config", "/nope.toml"))
