@@ -48,7 +48,7 @@ def test_what_means_nothing_is_refused(text: str) -> None:
         [],
         ["mem:/c:1GiB", "ssd:/c:1GiB"],
         ["ssd:/c:1GiB", "ssd:/c/d:1GiB"],
-        ["ssd:/c%d:1GiB" % n for n in range(9)],
+        [f"ssd:/c{n}:1GiB" for n in range(9)],
     ],
 )
 def test_tiers_have_directories_of_their_own(texts: list[str]) -> None:
