@@ -1,5 +1,5 @@
-"""Fills: brings claimed pages from the origin into the cache file, or into a segment when the cache
-refuses them. Owned by the loop; bytes are moved by threads (`worker.transfer`).
+"""Fills: brings claimed pages from their source into the cache file, or into a segment when the
+cache refuses them. Owned by the loop; bytes are moved by threads (`worker.transfer`).
 
 A piece is a page range of one content in flight. Where room can be promised at once, its first
 transfer starts at once, and when that brings all of it no task is made. Else a task asks for room,
@@ -14,20 +14,22 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Hashable
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
-from connectors.base import Connector
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
+from worker.piece import Begun, Piece
 from worker.segments import Segment, Segments, memory_file
+from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
 from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
+from worker.threads import Threads
 from worker.transfer import DiskFault, Transfer
 
 log = logging.getLogger(__name__)
@@ -36,42 +38,7 @@ WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
 
 
-class Piece:
-    """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
-
-    __slots__ = (
-        "background", "cache_only", "end", "entry", "first", "last",
-        "past", "room_bytes", "unsettled", "whole",
-    )  # fmt: skip
-
-    def __init__(self, entry: Entry, first: int, end: int) -> None:
-        self.entry = entry
-        self.first = first
-        self.end = end
-        self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
-        self.room_bytes = 0
-        self.background = False  # nobody waits for it (yet)
-        self.cache_only = False  # refused by the cache, it is given up
-        self.whole = False  # a segment is of use only with all pages
-        self.past = False  # past the tier's disk, into memory
-        self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
-
-    def settle(self, page: int, error: CacheFSError | None = None) -> None:
-        """Tells who waits for the page. The first word counts."""
-        if page in self.unsettled:
-            self.unsettled.discard(page)
-            self.entry.settle(page, error)
-
-
 OnBytes = Callable[[Entry, int], None]
-
-
-class Begun(NamedTuple):
-    """A piece's first transfer, which failed. Started at `started_s` (monotonic)."""
-
-    transfer: Transfer
-    started_s: float
-    error: BaseException
 
 
 class Filler:
@@ -105,14 +72,16 @@ class Filler:
         whole: bool = False,
         past: bool = False,
         room_bytes: int = 0,
+        purpose: Purpose = Purpose.READ,
     ) -> None:
-        """Starts to bring the pages [first, end), of which none is here or claimed. `room_bytes`
-        was reserved for them already (0: not yet). `past`: not by way of the tier's disk."""
+        """Starts to bring the pages [first, end) of one block, of which none is here or claimed.
+        `room_bytes` was reserved for them already (0: not yet). `past`: not by way of the tier's
+        disk."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
-        piece.room_bytes, piece.past = room_bytes, past
+        piece.room_bytes, piece.past, piece.purpose = room_bytes, past, purpose
         self._pieces.add(piece)
-        self._count_buffer(piece, buffer_bytes(range_bytes(entry.size, first, end)))
+        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
         entry.claim(first, end, self._loop)
         entry.busy_pieces += 1
         self._background += background
@@ -122,20 +91,20 @@ class Filler:
 
     def _begin_at_once(self, piece: Piece) -> bool:
         """Starts the first transfer into the cache, if that takes no waiting."""
-        parts, origin = self._parts, piece.entry.origin
-        if not _may_cache(piece) or self._aborted:
-            return False
-        try:
-            connector = parts.connector_for(origin.content.namespace, origin.ufs)
-        except CacheFSError:
-            return False  # the task meets it again
-        if not self._reserved_nowait(piece):
+        if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
         self._running[transfer] = piece
-        done = functools.partial(self._begun, piece, transfer, parts.clocks.monotonic())
-        parts.fetchers.submit(self._run_into_cache, piece, transfer, connector, done=done)
+        done = functools.partial(self._begun, piece, transfer, self._parts.clocks.monotonic())
+        self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
         return True
+
+    def _threads(self, piece: Piece) -> Threads:
+        parts = self._parts
+        waits = piece.purpose is Purpose.READ and parts.source.waits_for_peers(
+            piece.entry.origin, piece.offset
+        )
+        return parts.askers if waits else parts.fetchers
 
     def _begun(
         self,
@@ -162,8 +131,10 @@ class Filler:
         except (Stale, NotFound) as err:
             error = await self._catalog.changed(entry, err)
             self._segments.drop_content([entry.key])
+        except NotHere:
+            pass  # who waits for it now asks for itself, of everybody
         except NoSpace as err:
-            error = None if piece.background else err  # who waits for it now asks for itself
+            error = None if piece.background else err  # the same
         except CacheFSError as err:
             error = err
         finally:
@@ -180,7 +151,7 @@ class Filler:
         for page in [*piece.unsettled]:
             piece.settle(page, error)
         self._background -= piece.background
-        self._count_buffer(piece, -buffer_bytes(range_bytes(entry.size, piece.first, piece.end)))
+        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
         self._parts.counters.fills_in_flight -= 1
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
@@ -223,7 +194,7 @@ class Filler:
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry = piece.entry
         first = piece.first
-        if begun is not None or (_may_cache(piece) and await self._reserved(piece)):
+        if begun is not None or (piece.cacheable and await self._reserved(piece)):
             try:
                 await self._into_cache(piece, begun)
                 return
@@ -240,17 +211,15 @@ class Filler:
     async def _reserved(self, piece: Piece) -> bool:
         if piece.room_bytes:
             return True
-        size_bytes = _room_bytes(piece)
-        if await self._space.reserve(size_bytes):
-            piece.room_bytes = size_bytes
-        return bool(piece.room_bytes) or not size_bytes
+        if await self._space.reserve(piece.need_bytes):
+            piece.room_bytes = piece.need_bytes
+        return bool(piece.room_bytes) or not piece.need_bytes
 
     def _reserved_nowait(self, piece: Piece) -> bool:
         if piece.room_bytes:
             return True
-        size_bytes = _room_bytes(piece)
-        if self._space.reserve_nowait(size_bytes):
-            piece.room_bytes = size_bytes
+        if self._space.reserve_nowait(piece.need_bytes):
+            piece.room_bytes = piece.need_bytes
         return bool(piece.room_bytes)
 
     # ---- into the cache ----
@@ -280,14 +249,14 @@ class Filler:
 
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
-    def _run_into_cache(self, piece: Piece, transfer: Transfer, connector: Connector) -> None:
+    def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
         """In a thread."""
         entry = piece.entry
         transfer.at_disk += 1
         self.make_file(entry)
         transfer.at_disk += 1
         try:
-            transfer.run(connector, entry.fd)
+            transfer.run(self._parts.source, entry.fd, piece.purpose)
         finally:
             if not self._parts.tier.reopens_at_once:
                 transfer.at_disk += 1
@@ -379,13 +348,13 @@ class Filler:
         entry = piece.entry
 
         def on_page(page: int, checksum: int) -> None:
-            self._parts.wake.call(self._segment_page, piece, segment, page)
+            self._parts.wake.call(self._segment_page, piece, segment, page, checksum)
 
-        def run(transfer: Transfer, connector: Connector) -> None:
+        def run(transfer: Transfer) -> None:
             transfer.at_disk += 1
             self._make_segment_file(entry, segment)
             transfer.at_disk += 1
-            transfer.run(connector, segment.fd)
+            transfer.run(self._parts.source, segment.fd, piece.purpose)
 
         await self._transfer_all(
             piece,
@@ -406,7 +375,8 @@ class Filler:
         except OSError as err:
             raise DiskFault(err) from err
 
-    def _segment_page(self, piece: Piece, segment: Segment, page: int) -> None:
+    def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
+        segment.checksums.append(checksum)
         segment.ready_end = page + 1
         piece.settle(page)
 
@@ -418,22 +388,20 @@ class Filler:
         first: int,
         end: int,
         new_transfer: Callable[[int], Transfer],
-        run: Callable[[Transfer, Connector], object],
+        run: Callable[[Transfer], object],
         begun: Begun | None = None,
     ) -> None:
         """Transfers until the range is whole. Raises the error that ended it."""
         parts = self._parts
-        content = piece.entry.origin.content
-        connector = parts.connector_for(content.namespace, piece.entry.origin.ufs)
         attempt, moved_at_s = 0, begun.started_s if begun else parts.clocks.monotonic()
         error: CacheFSError | None
         while True:
             if begun is not None:
-                transfer, error = begun.transfer, _of_origin(begun.error)
+                transfer, error = begun.transfer, _of_source(begun.error)
                 begun = None
             else:
                 transfer = new_transfer(first)
-                error = await self._transfer(piece, transfer, run, connector)
+                error = await self._transfer(piece, transfer, run)
             if error is None or transfer.next_page == end:
                 return
             if transfer.next_page > first:
@@ -451,19 +419,14 @@ class Filler:
             await asyncio.sleep(pause)
 
     async def _transfer(
-        self,
-        piece: Piece,
-        transfer: Transfer,
-        run: Callable[[Transfer, Connector], object],
-        connector: Connector,
+        self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
     ) -> CacheFSError | None:
-        """One request. Its error is returned when it is the origin's."""
-        parts = self._parts
+        """One request. Its error is returned when it is the source's."""
         self._running[transfer] = piece
         try:
-            await parts.fetchers.run(run, transfer, connector)
+            await self._threads(piece).run(run, transfer)
         except CacheFSError as err:
-            return _of_origin(err)
+            return _of_source(err)
         finally:
             self._transferred(piece, transfer)
         return None
@@ -471,9 +434,11 @@ class Filler:
     def _transferred(self, piece: Piece, transfer: Transfer) -> None:
         """One request has ended."""
         del self._running[transfer]
-        self._parts.counters.origin_requests += 1
-        self._parts.counters.origin_bytes += transfer.origin_bytes
-        self.on_bytes(piece.entry, transfer.origin_bytes)
+        counters = self._parts.counters
+        counters.origin_requests += transfer.origin_bytes > 0 or not transfer.peer_bytes
+        counters.origin_bytes += transfer.origin_bytes
+        counters.peer_bytes += transfer.peer_bytes
+        self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
 
     def abort(self) -> None:
         """Ends the requests in flight: their threads stop at the next chunk. Nothing that ends
@@ -483,17 +448,8 @@ class Filler:
             transfer.abort()
 
 
-def _may_cache(piece: Piece) -> bool:
-    entry = piece.entry
-    return not piece.past and entry.failed is None and not entry.detached
-
-
-def _room_bytes(piece: Piece) -> int:
-    return allocation(range_bytes(piece.entry.size, piece.first, piece.end))
-
-
-def _of_origin(error: BaseException) -> CacheFSError:
-    """The error, where it is the origin's; raises any other."""
+def _of_source(error: BaseException) -> CacheFSError:
+    """The error, where it is the source's; raises any other."""
     if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
         raise error
     return error

@@ -1,8 +1,9 @@
-"""How much memory this process may have: the limit of its cgroup (version 2 or 1), or the
-machine's. Reads small files of the kernel, once at the start."""
+"""What this process may have: how much memory (the limit of its cgroup, version 2 or 1, or the
+machine's; reads small files of the kernel, once at the start), how many descriptors."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 
@@ -41,3 +42,10 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def allow_many_descriptors() -> None:
+    """A descriptor per partial file and per segment: as many as the process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
-from connectors.base import Connector
 from worker.config import Clocks, WorkerConfig
+from worker.source import Source
 from worker.state.accounting import Ledger
 from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
@@ -37,6 +37,9 @@ class Counters:
     misses: int = 0
     origin_requests: int = 0
     origin_bytes: int = 0
+    peer_bytes: int = 0  # from other workers
+    served_requests: int = 0  # of other workers
+    served_bytes: int = 0
     refused: int = 0
     evicted_files: collections.Counter[str] = field(default_factory=collections.Counter)
     evicted_bytes: int = 0
@@ -133,10 +136,11 @@ class Parts:
     ledger: Ledger
     order: EvictionOrder
     wake: Wake
-    fetchers: Threads
+    fetchers: Threads  # bring what this node owns, and serves: they wait for no peer's fills
+    askers: Threads  # bring what peers own
     disk: Threads
     metadata: Callable[[NamespaceId], MetadataService]
-    connector_for: Callable[[NamespaceId, str], Connector]
+    source: Source
     memory: MemoryBudget
     epoch: int
     order_known: bool = False

@@ -32,17 +32,19 @@ class Segment:
     """`ready_end`: pages [first, ready_end) are written. `fd` is -1 until its file is made."""
 
     __slots__ = (
-        "allocated_bytes", "demanded", "dropped", "end", "fd", "filling", "first", "granted",
-        "in_memory", "key", "made_at_s", "ready_end",
+        "allocated_bytes", "checksums", "demanded", "dropped", "end", "fd", "file_bytes", "filling",
+        "first", "granted", "in_memory", "key", "made_at_s", "ready_end",
     )  # fmt: skip
 
     def __init__(
-        self, key: bytes, pages: PageRange, allocated_bytes: int, now: float, *, in_memory: bool
+        self, key: bytes, file_bytes: int, pages: PageRange, now: float, *, in_memory: bool
     ) -> None:
         self.key = key
+        self.file_bytes = file_bytes  # of the whole file
         self.first, self.end = pages
         self.ready_end = self.first
-        self.allocated_bytes = allocated_bytes
+        self.allocated_bytes = allocation(range_bytes(file_bytes, *pages))
+        self.checksums: list[int] = []  # of the pages that are written
         self.made_at_s = now
         self.fd = -1
         self.filling = True
@@ -152,7 +154,7 @@ class Segments:
         while end > first:
             need_bytes = allocation(range_bytes(size_bytes, first, end))
             if self._room(need_bytes, area):
-                return self._add(key, (first, end), need_bytes, area)
+                return self._add(key, size_bytes, (first, end), area)
             if whole:
                 return None
             end = first + (end - first) // 2
@@ -173,9 +175,9 @@ class Segments:
             return memory.segments_limit_bytes - memory.segments_bytes
         return self._parts.ledger.free_for_scratch
 
-    def _add(self, key: bytes, pages: PageRange, allocated_bytes: int, area: _Area) -> Segment:
+    def _add(self, key: bytes, size_bytes: int, pages: PageRange, area: _Area) -> Segment:
         now = self._parts.clocks.monotonic()
-        segment = Segment(key, pages, allocated_bytes, now, in_memory=area.in_memory)
+        segment = Segment(key, size_bytes, pages, now, in_memory=area.in_memory)
         self._order[id(segment)] = segment
         for page in range(*pages):
             self._by_page[key, page] = segment

@@ -1,7 +1,7 @@
-"""One request to an origin, from the connector's body straight into a file. Blocking.
+"""One request to a source, from its body straight into a file. Blocking.
 
 Owns nothing: the descriptor is the caller's. Pages are reported in order, each after all its bytes
-were written, with its checksum. What the origin answers wrongly never becomes a page.
+were written, with its checksum. What a source answers wrongly never becomes a page.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 import xxhash
 
 from cachefs.core.errors import BadBody, CacheFSError, Interrupted
-from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, Origin
-from connectors.base import Body, Connector
+from cachefs.core.model import PAGE_BYTES, Origin
+from worker.source import Purpose, Source, SourceBody
 from worker.state.pages import range_bytes
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
@@ -33,12 +33,13 @@ class DiskFault(CacheFSError):
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
 
-    After `run`, however it ended: `origin_bytes` came, `next_page` is the first that is not whole.
+    After `run`, however it ended: `origin_bytes` came from the origin and `peer_bytes` from peers,
+    `next_page` is the first that is not whole.
     """
 
     __slots__ = (
         "_at", "_base", "_body", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop", "aborted",
-        "at_disk", "next_page", "origin_bytes",
+        "at_disk", "next_page", "origin_bytes", "peer_bytes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -51,24 +52,22 @@ class Transfer:
         self._at = first * PAGE_BYTES
         self._stop = min(end * PAGE_BYTES, origin.size)
         self._hash = xxhash.xxh3_64()
-        self._body: Body | None = None
+        self._body: SourceBody | None = None
         self.aborted = False
         self.at_disk = 0  # odd while the disk is at work for it, another number each time
         self.next_page = first
         self.origin_bytes = 0
+        self.peer_bytes = 0
 
-    def run(self, connector: Connector, fd: int) -> None:
-        """Raises what the connector raises, BadBody, DiskFault. Closes the body in any case."""
+    def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
+        """Raises what the source raises, BadBody, DiskFault. Closes the body in any case."""
         origin = self._origin
-        version = Fingerprint(Kind.FILE, origin.size, origin.mtime_ns, origin.etag)
         size = range_bytes(origin.size, self.next_page, self._end)
         self._fd = fd
-        if size == origin.size <= WHOLE_BYTES:
-            return self._take_all(connector.read_all(origin.path, version))
-        body = self._body = connector.read(origin.path, self._at, size, version)
+        body = self._body = source.read(origin, self._at, size, purpose)
         try:
             for chunk in body:
-                self._take(memoryview(chunk))
+                self._take(memoryview(chunk), body)
         finally:
             body.close()
         if self._at != self._stop:
@@ -84,27 +83,18 @@ class Transfer:
     def _path(self) -> str:
         return self._origin.path.decode(errors="replace")
 
-    def _take_all(self, data: memoryview) -> None:
-        """The only page of a file."""
-        self.origin_bytes = len(data)
+    def _take(self, chunk: memoryview, body: SourceBody) -> None:
         if self.aborted:
             raise Interrupted("the worker is closing")
-        if len(data) >= self._stop:
-            page = data[: self._stop]
-            self._write(page)
-            self._at = self._stop
-            self.next_page = 1
-            self._on_page(0, xxhash.xxh3_64_intdigest(page))
-        if len(data) != self._stop:
-            raise BadBody(f"{len(data)} bytes instead of {self._stop}", path=self._path)
-
-    def _take(self, chunk: memoryview) -> None:
-        if self.aborted:
-            raise Interrupted("the worker is closing")
-        self.origin_bytes += len(chunk)
+        if body.from_peer:
+            self.peer_bytes += len(chunk)
+        else:
+            self.origin_bytes += len(chunk)
         if self._at + len(chunk) > self._stop:
             raise BadBody("the body is longer than was asked for", path=self._path)
         self._write(chunk)
+        if body.checksum is not None:
+            return self._page(len(chunk), body.checksum)
         start = 0
         while start < len(chunk):
             page_end = min((self.next_page + 1) * PAGE_BYTES, self._stop)
@@ -125,6 +115,14 @@ class Transfer:
         finally:
             self.at_disk += 1
 
+    def _page(self, size: int, checksum: int) -> None:
+        """A chunk that is the next page, all of it, and was verified."""
+        page = self.next_page
+        self._at += size
+        assert self._at == min((page + 1) * PAGE_BYTES, self._stop), "not a whole page"
+        self.next_page += 1
+        self._on_page(page, checksum)
+
     def _digest(self, part: memoryview, *, whole: bool) -> None:
         self._hash.update(part)
         if whole:
@@ -134,7 +132,6 @@ class Transfer:
             self._on_page(page, checksum)
 
 
-WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come in one buffer
 PIECE_PAGES: Final = 8  # of one request
 
 

@@ -77,7 +77,9 @@ class TierWatch:
         )
         parts.counters.errors["hang"] += 1
         parts.leave_tier()
-        parts.fetchers.count_out(self._filler.leave_tier())
+        stuck = self._filler.leave_tier()
+        for threads in (parts.fetchers, parts.askers):
+            threads.count_out(stuck)
         self._segments.leave_tier()
         parts.room_changed.notify()
         self.on_change(False)
@@ -85,7 +87,8 @@ class TierWatch:
     def _return(self) -> None:
         log.info("the cache disk answers again")
         self._parts.return_to_tier()
-        self._parts.fetchers.count_out(0)
+        for threads in (self._parts.fetchers, self._parts.askers):
+            threads.count_out(0)
         self.on_change(True)
 
     def close(self, wait_s: float) -> bool:

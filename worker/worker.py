@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import resource
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,18 +18,18 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
-from connectors.base import Connector
 from worker.catalog import Catalog, FreedCounts
 from worker.config import Clocks, WorkerConfig
 from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.leftovers import Leftovers
-from worker.machine import available_memory
+from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
 from worker.parts import Parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.segments import Segments
+from worker.source import ConnectorFor, OriginSource, Source
 from worker.space import Space
 from worker.state.accounting import Ledger, allocation
 from worker.state.memory import MemoryBudget, budget
@@ -97,14 +96,16 @@ class Worker:
         cls,
         config: WorkerConfig,
         metadata: Callable[[NamespaceId], MetadataService],
-        connector_for: Callable[[NamespaceId, str], Connector],
+        connector_for: ConnectorFor,
         clocks: Clocks | None = None,
+        source: Source | None = None,
     ) -> Worker:
         """Takes the cache directory over, without reading its data. `metadata` raises NotFound for
-        a namespace that is not attached. Raises InUse (naming the owner), AccessDenied, BadConfig,
-        NoSpace; Unavailable when its disk does not answer."""
+        a namespace that is not attached. `source`: where bytes come from (None: the origin, by
+        `connector_for`). Raises InUse (naming the owner), AccessDenied, BadConfig, NoSpace;
+        Unavailable when its disk does not answer."""
         order = config.order()
-        _allow_many_descriptors()
+        allow_many_descriptors()
         loop = asyncio.get_running_loop()
         wake = Wake(loop)
         disk = Threads("disk", config.disk_threads, wake)
@@ -128,9 +129,10 @@ class Worker:
             order=order,
             wake=wake,
             fetchers=Threads("fetch", config.fetch_threads, wake),
+            askers=Threads("ask", config.fetch_threads, wake),
             disk=disk,
             metadata=metadata,
-            connector_for=connector_for,
+            source=source or OriginSource(connector_for),
             memory=memory,
             epoch=tier.header.epoch,
         )
@@ -464,7 +466,7 @@ class Worker:
         parts = self._parts
         answers = parts.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
-        ended = parts.fetchers.close(wait_s)
+        ended = parts.fetchers.close(wait_s) & parts.askers.close(wait_s)
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
         ended &= parts.disk.close(wait_s)
@@ -491,10 +493,3 @@ async def _take(disk: Threads, path: str) -> Tier:
     finally:
         if not taking.done() or taking.cancelled() or taking.exception() is not None:
             disk.close(0.0)
-
-
-def _allow_many_descriptors() -> None:
-    """A descriptor per partial file and per segment: as many as the process may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -7,10 +7,14 @@ shorter than `PAGE_BYTES`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from cachefs.core.model import PAGE_BYTES
+from cachefs.core.placement import BLOCK_BYTES
 
 PageRange = tuple[int, int]
+
+BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES  # of a block of placement
 
 
 def page_count(size_bytes: int) -> int:
@@ -29,9 +33,11 @@ def range_bytes(file_bytes: int, first: int, end: int) -> int:
 
 
 def split(first: int, end: int, most_pages: int) -> Iterator[PageRange]:
-    """Pieces of [first, end) of at most `most_pages`, in order."""
-    for start in range(first, end, most_pages):
-        yield start, min(start + most_pages, end)
+    """Pieces of [first, end) of at most `most_pages`, in order, none in two blocks."""
+    while first < end:
+        stop = min(first + most_pages, end, (first // BLOCK_PAGES + 1) * BLOCK_PAGES)
+        yield first, stop
+        first = stop
 
 
 class PageMap:

@@ -1,0 +1,67 @@
+"""A piece: a page range of one content that is being brought. Owned by the loop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import PAGE_BYTES
+from worker.entry import Entry
+from worker.source import Purpose
+from worker.state.accounting import allocation
+from worker.state.pages import range_bytes
+from worker.transfer import Transfer
+
+
+class Piece:
+    """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
+
+    __slots__ = (
+        "background", "cache_only", "end", "entry", "first", "last",
+        "past", "purpose", "room_bytes", "unsettled", "whole",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, first: int, end: int) -> None:
+        self.entry = entry
+        self.first = first
+        self.end = end
+        self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
+        self.room_bytes = 0
+        self.background = False  # nobody waits for it (yet)
+        self.cache_only = False  # refused by the cache, it is given up
+        self.whole = False  # a segment is of use only with all pages
+        self.past = False  # past the tier's disk, into memory
+        self.purpose = Purpose.READ
+        self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
+
+    @property
+    def offset(self) -> int:
+        return self.first * PAGE_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        return range_bytes(self.entry.size, self.first, self.end)
+
+    @property
+    def need_bytes(self) -> int:
+        """Room in the cache."""
+        return allocation(self.size_bytes)
+
+    @property
+    def cacheable(self) -> bool:
+        entry = self.entry
+        return not self.past and entry.failed is None and not entry.detached
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Tells who waits for the page. The first word counts."""
+        if page in self.unsettled:
+            self.unsettled.discard(page)
+            self.entry.settle(page, error)
+
+
+class Begun(NamedTuple):
+    """A piece's first transfer, which failed. Started at `started_s` (monotonic)."""
+
+    transfer: Transfer
+    started_s: float
+    error: BaseException
