@@ -49,6 +49,8 @@ class Answers:
 
     def _known(self, names: Names, mount: Mount, parent: int, name: bytes) -> Found | None:
         """What the store knows of a name, when that is fresh."""
+        if (held := self._tree.held_child(parent, name)) is not None:
+            return self._held_now(names, held)
         if mount.interval_s == 0:
             return None
         now = self._clock()
@@ -66,6 +68,20 @@ class Answers:
         valid_s = valid_for(checked_at, mount.interval_s, now)
         return Found(None, valid_s) if valid_s else None
 
+    def _held_now(self, names: Names, ino: int) -> Found | None:
+        """A directory that stays, whatever its origin says; None where its attributes are to be
+        asked for."""
+        stored = names.inode(ino)
+        if stored is None:
+            raise Stale(f"inode {ino} is gone")
+        mount = self._tree.directory(names, ino).mount
+        valid_s = valid_for(stored.checked_at, mount.interval_s, self._clock())
+        asks = mount.root == ino and mount.connector.capabilities.posix
+        if not valid_s and asks:
+            return None
+        unchanging_s = MAX_VALID_S if mount.interval_s < 0 else min(MAX_VALID_S, mount.interval_s)
+        return Found(stored.inode, valid_s or unchanging_s)
+
     def _listed_at(self, names: Names, parent: int, name: bytes) -> tuple[float, bool]:
         """When a listing last told of this name, and whether one has told all names there."""
         running = self._sync.listing(parent)
@@ -80,6 +96,9 @@ class Answers:
             return known
         with self._store.snapshot() as reader:
             place = self._tree.directory(Names(reader), parent)
+            held = self._tree.held_child(parent, name)
+        if held is not None:
+            return await self._held_attributes(held)
         mount = place.mount
         if mount.interval_s != 0:
             degraded = self._while_down(parent, name, place)
@@ -166,32 +185,31 @@ class Answers:
                 raise Stale(f"inode {ino} is gone")
             if place[0] != NO_PARENT:
                 self._tree.directory(names, place[0])
-        if self._tree.is_root(ino):
-            return await self._root_attributes(ino)
+        if self._tree.is_held(ino):
+            return await self._held_attributes(ino)
         found = await self.lookup(place[0], name_of(place[1]))
         if found.inode is None or found.inode.ino != ino:
             raise Stale(f"inode {ino} was replaced")
         return found
 
-    async def _root_attributes(self, ino: int) -> Found:
-        """The root is always there; its mode and times are refreshed where an origin has them."""
+    async def _held_attributes(self, ino: int) -> Found:
+        """A root is always there; its mode and times are refreshed where its origin has them."""
         with self._store.snapshot() as reader:
             names = Names(reader)
+            known = self._held_now(names, ino)
             place = self._tree.directory(names, ino)
             stored = names.inode(ino)
-        assert stored is not None
-        interval_s = place.mount.interval_s
-        valid_s = valid_for(stored.checked_at, interval_s, self._clock())
-        if valid_s or not place.mount.connector.capabilities.posix:
-            unchanging_s = MAX_VALID_S if interval_s < 0 else min(MAX_VALID_S, interval_s)
-            return Found(stored.inode, valid_s or unchanging_s)
+        if known is not None:
+            return known
         try:
-            fresh = await self._sync.stat(NO_PARENT, b"", place)
+            fresh = await self._sync.stat_root(place.mount)
         except CacheFSError as err:
             self._sync.warn(place, b"", err)
+            assert stored is not None
             return Found(stored.inode, DEGRADED_VALID_S)
         assert fresh is not None
-        return Found(fresh.inode, valid_for(fresh.checked_at, interval_s, self._clock()))
+        valid_s = valid_for(fresh.checked_at, place.mount.interval_s, self._clock())
+        return Found(fresh.inode, valid_s)
 
     async def report_changed(self, ino: int) -> None:
         """Looks at the origin again and tells clients to do so too. While the origin is down the
@@ -199,7 +217,7 @@ class Answers:
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(ino)
-            if at is None:
+            if at is None or self._tree.is_held(ino):
                 return
             place = self._tree.directory(names, at[0])
         name = name_of(at[1])

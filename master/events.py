@@ -10,6 +10,7 @@ from cachefs.core.errors import PositionGone
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import NamespaceId
 from master.store.base import Store
+from master.store.records import EVERYTHING
 from master.store.snapshot import Names
 
 READ_AT_ONCE: Final = 100
@@ -62,4 +63,9 @@ class EventStream:
             if not meta.first_seq - 1 <= position <= meta.seq:
                 raise PositionGone(f"event {position} is outside of {meta.first_seq} to {meta.seq}")
             found = names.events_after(position, READ_AT_ONCE)
-        return [Invalidate(self._namespace, seq, entries) for seq, entries in found]
+        return [self._event(seq, entries) for seq, entries in found]
+
+    def _event(self, seq: int, entries: list[tuple[int, bytes]]) -> Invalidate:
+        if EVERYTHING in entries:
+            return Invalidate(self._namespace, seq, everything=True)
+        return Invalidate(self._namespace, seq, entries)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cachefs.core.cluster import Place as Placed
+from cachefs.core.cluster import UfsAdded, UfsRow
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
@@ -23,7 +25,7 @@ from cachefs.core.errors import (
     Stale,
     Unsupported,
 )
-from cachefs.core.messages import Found, Invalidate, Listing
+from cachefs.core.messages import Found, Invalidate, Listing, failure_of
 from cachefs.core.model import (
     ROOT_INO,
     ContentId,
@@ -39,6 +41,7 @@ from master import walk
 from master.answers import Answers
 from master.directories import Directories
 from master.events import EventStream
+from master.mounts import VOID_INTERVAL_S, MountTable
 from master.state.freshness import MAX_VALID_S
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
@@ -64,6 +67,7 @@ class Master:
         self._sync = Syncer(store, self._tree, clock, self._events.wake)
         self._answers = Answers(store, self._tree, self._sync, clock)
         self._directories = Directories(store, self._tree, self._sync, clock)
+        self._mounts = MountTable(store, self._tree, self._sync, self._answers.lookup, clock)
         self._directory: Path | None = None
         self._closed = False
 
@@ -91,6 +95,20 @@ class Master:
             raise
         return master
 
+    @classmethod
+    def open_empty(cls, directory: Path | str, clock: Callable[[], float] = time.time) -> Master:
+        """Opens or makes the store of a cluster in `directory`: "/" is a directory without a
+        source until one is added. Recorded sources are there and out of reach until
+        `attach_recorded`. Blocks for some milliseconds. Raises as `open` does."""
+        store = LmdbStore(Path(directory))
+        try:
+            master = cls(store, VOID_INTERVAL_S, clock)
+        except CacheFSError:
+            store.close()
+            raise
+        master._directory = Path(directory)
+        return master
+
     def mount_root(self, ufs: UfsSpec, connector: Connector) -> None:
         """Puts the UFS at "/". Blocks. Raises BadConfig where another was there before."""
         with self._store.snapshot() as reader:
@@ -110,7 +128,8 @@ class Master:
         The first use ever must reach it: raises the connector's error then, closes the master and
         removes its store. Later what is known is served, whatever the origin says.
         """
-        mount = self._tree.mounts()[0]
+        mount = self._tree.root(ROOT_INO)
+        assert mount is not None, "a master that was opened with a source has it"
         self._sync.directories_removed()  # what an earlier process left to be collected
         try:
             await self._sync.check(mount)
@@ -144,6 +163,7 @@ class Master:
         self._closed = True
         self._events.close()
         await self._sync.close()
+        await self._mounts.close()
         await asyncio.to_thread(self._store.close)
 
     @property
@@ -164,6 +184,53 @@ class Master:
     def position(self) -> int:
         """Of the newest event."""
         return self._events.position()
+
+    # ---- the mount table -------------------------------------------------------------------------
+
+    async def add_ufs(
+        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
+    ) -> UfsAdded:
+        """Puts a source at a directory ("/imagenet"), which is made, with those above it. It hides
+        what other sources have there. Idempotent for the same source.
+
+        The connector is the master's from here on: closed with the source or the master, and at
+        once where it is of no use. Cancellation leaves the work going on. Raises what the origin's
+        check raises, InUse (another source is there), NotADirectory (a file is on the way),
+        BadConfig (a path that cannot be, too many sources).
+        """
+        root, warning = await self._mounts.add(path, source, connector, sync_interval_s)
+        return UfsAdded((await self._root_of(root)), warning)
+
+    async def _root_of(self, ino: int) -> Inode:
+        found = await self.getattr(ino)
+        assert found.inode is not None, "the root of a source is there"
+        return found.inode
+
+    async def remove_ufs(self, path: bytes) -> None:
+        """Takes a source out of the namespace. Its inos are Stale when this returns; its names are
+        deleted in the background; the origin is not touched. Directories that were made for it go
+        too, unless others need them. Cancellation leaves the work going on. Raises NotFound."""
+        await self._mounts.remove(path)
+
+    def ufs_rows(self) -> list[UfsRow]:
+        """The mount table, by path."""
+        return self._mounts.rows()
+
+    def recorded(self) -> list[tuple[bytes, UfsSpec]]:
+        """(path, source) of all that the store has, outer ones first: what a launcher opens
+        connectors for."""
+        return [(row.path, row.source) for row in self._mounts.rows()]
+
+    def attach_recorded(self, path: bytes, connector: Connector | CacheFSError) -> None:
+        """The connector of a recorded source, the master's from here on, or why there is none: what
+        is known is served then. Raises NotFound."""
+        self._mounts.attach(path, connector)
+
+    async def check_sources(self, within_s: float = 10.0) -> list[str]:
+        """After a start: asks all origins at once whether they are there. Returns a line for people
+        for each that is not, or did not say so in time; what is known of it is served."""
+        self._sync.directories_removed()  # what an earlier process left to be collected
+        return await self._mounts.check(within_s)
 
     # ---- names -----------------------------------------------------------------------------------
 
@@ -203,15 +270,17 @@ class Master:
     def locate_nowait(self, ino: int) -> Origin:
         """From the store alone. Raises Stale, IsADirectory, Unsupported (a symbolic link)."""
         with self._store.snapshot() as reader:
-            names = Names(reader)
-            at = names.place(ino)
-            stored = None if at is None else names.dentry(*at)
-            if at is None or stored is None or stored.inode.ino != ino:
-                raise Stale(f"inode {ino} is gone")
-            inode = stored.inode
-            if inode.kind is Kind.DIRECTORY:
-                raise IsADirectory(f"inode {ino} is a directory")
-            place = self._tree.directory(names, at[0])
+            return self._locate(Names(reader), ino)
+
+    def _locate(self, names: Names, ino: int) -> Origin:
+        at = names.place(ino)
+        stored = None if at is None else names.dentry(*at)
+        if at is None or stored is None or stored.inode.ino != ino:
+            raise Stale(f"inode {ino} is gone")
+        inode = stored.inode
+        if inode.kind is Kind.DIRECTORY:
+            raise IsADirectory(f"inode {ino} is a directory")
+        place = self._tree.directory(names, at[0])
         if inode.kind is Kind.SYMLINK:
             raise Unsupported("a symbolic link has no bytes")
         return Origin(
@@ -223,8 +292,20 @@ class Master:
             inode.mtime_ns,
         )
 
+    def locate_many(self, inos: Sequence[int]) -> list[Placed]:
+        """Where each file's bytes come from, in order, or why it has none. From the store alone."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            return [self._located(names, ino) for ino in inos]
+
+    def _located(self, names: Names, ino: int) -> Placed:
+        try:
+            return Placed(origin=self._locate(names, ino))
+        except CacheFSError as err:
+            return Placed(failure=failure_of(err))
+
     def ufs(self, key: str) -> UfsSpec:
-        """Raises BadConfig for a key of no mount."""
+        """Raises NotFound for a key of no mount."""
         return self._tree.by_key(key).record.source
 
     def path_of(self, ino: int) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import CacheFSError, InUse, NotFound, OriginError, Stale
 from cachefs.core.model import Kind
@@ -18,10 +18,13 @@ from connectors.base import Connector, Entry, Page, order_key
 from master.state.merge import Batch, Pages
 from master.state.negatives import Negatives
 from master.store.base import Store
-from master.store.records import NO_PARENT, Stored, name_of
+from master.store.records import Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import Merged, Transaction, transact
 from master.tree import Mount, Place, Tree
+
+T = TypeVar("T")
+Asked = TypeVarTuple("Asked")
 
 log = logging.getLogger("cachefs.master")
 
@@ -35,8 +38,9 @@ CLOSE_WAIT_S: Final = 5.0
 class Listing:
     """A listing of one directory under way, as those who wait for it see it."""
 
-    def __init__(self, directory: int, started_at: float) -> None:
+    def __init__(self, directory: int, mount: Mount, started_at: float) -> None:
         self.directory = directory
+        self.mount = mount
         self.started_at = started_at  # wall time
         self.began = asyncio.get_running_loop().time()
         self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
@@ -86,7 +90,7 @@ class Syncer:
         self.listings_done = 0
         self._listings: dict[int, Listing] = {}
         self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
         self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
         self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
         self._stopping = False
@@ -101,12 +105,12 @@ class Syncer:
     def list_directory(self, directory: int, place: Place) -> Listing:
         """Starts a listing, or joins the one under way."""
         listing = self._listings.get(directory)
-        if listing is None:
+        if listing is None or listing.mount is not place.mount:
             if self._stopping:
                 raise InUse("the master is stopping")
-            listing = Listing(directory, self._clock())
+            listing = Listing(directory, place.mount, self._clock())
             self._listings[directory] = listing
-            self.spawn(self._drive(listing, place))
+            self.spawn(self._drive(listing, place), place.mount)
         return listing
 
     async def _drive(self, listing: Listing, place: Place) -> None:
@@ -133,7 +137,8 @@ class Syncer:
                     self.warn(place, b"", err)
                 await self._distrust(listing.directory)
         finally:
-            del self._listings[listing.directory]
+            if self._listings.get(listing.directory) is listing:
+                del self._listings[listing.directory]
             listing.finish(error)
 
     async def _look_at_directory(self, directory: int) -> None:
@@ -141,7 +146,7 @@ class Syncer:
         with self._store.snapshot() as reader:
             names = Names(reader)
             at = names.place(directory)
-            if at is None or self._tree.is_root(directory):
+            if at is None or self._tree.is_held(directory):
                 return
             above = self._tree.directory(names, at[0])
         try:
@@ -150,39 +155,69 @@ class Syncer:
             self.warn(above, name_of(at[1]), err)
 
     async def _distrust(self, directory: int) -> None:
-        future = transact(self._store, lambda txn: txn.distrust_directory(directory))
-        await asyncio.wrap_future(future)
+        await self.write(lambda txn: txn.distrust_directory(directory))
 
     # ---- stats -----------------------------------------------------------------------------------
 
     async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
         """What a name is now at the origin; None: not there. Raises the connector's errors."""
-        key = (parent, name)
+        return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
+
+    async def stat_root(self, mount: Mount) -> Stored | None:
+        """The attributes of a mount's root, from its own origin. Raises the connector's errors."""
+        return await self._shared((mount.root, b""), mount, self._stat_root, mount)
+
+    async def _shared(
+        self,
+        key: tuple[int, bytes],
+        mount: Mount,
+        ask: Callable[[*Asked], Coroutine[Any, Any, Stored | None]],
+        *about: *Asked,
+    ) -> Stored | None:
+        """The answer of one question for all who ask it at the same time."""
         task = self._stats.get(key)
         if task is None:
             if self._stopping:
                 raise InUse("the master is stopping")
-            task = self.spawn(self._stat(parent, name, place))
+            task = self.spawn(ask(*about), mount)
             self._stats[key] = task
             task.add_done_callback(lambda _: self._stats.pop(key, None))
         return await asyncio.shield(task)
+
+    async def _stat_root(self, mount: Mount) -> Stored | None:
+        asked_at = self._clock()
+        entry = await self._ask(mount, b"")
+        self.stats_done += 1
+        if entry is None or entry.fingerprint.kind is not Kind.DIRECTORY:
+            raise NotFound("the root of the source is no directory now")
+        seen = entry
+        checked_at = asked_at if mount.interval_s else 0.0
+
+        def apply(txn: Transaction) -> Stored:
+            txn.check_source(mount.root, mount.root, mount.key)
+            stored = txn.inode(mount.root)
+            assert stored is not None, "the root of a mount is held"
+            return txn.update(stored, seen, checked_at)
+
+        stored = await self.write(apply)
+        self.wake()
+        return stored
 
     async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
         asked_at = self._clock()
         entry = await self._ask(place.mount, place.of(name))
         self.stats_done += 1
-        if parent == NO_PARENT and (entry is None or entry.fingerprint.kind is not Kind.DIRECTORY):
-            raise NotFound("the root of the source is no directory now")
         checked_at = asked_at if place.mount.interval_s else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:
+            txn.check_source(parent, place.mount.root, place.mount.key)
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
             return stored, txn.removed_directories
 
-        stored, removed = await asyncio.wrap_future(transact(self._store, apply))
+        stored, removed = await self.write(apply)
         if removed:
             self.directories_removed()
         self.wake()
@@ -232,7 +267,7 @@ class Syncer:
             self._gardening = False
 
     async def _collect(self, ino: int) -> None:
-        await asyncio.wrap_future(transact(self._store, lambda txn: txn.collect_orphan(ino)))
+        await self.write(lambda txn: txn.collect_orphan(ino))
 
     def _orphans(self) -> list[int]:
         if self._stopping:
@@ -242,20 +277,34 @@ class Syncer:
 
     # ---- life ------------------------------------------------------------------------------------
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that this object owns; what goes wrong in it unexpectedly is logged."""
+    async def write(self, function: Callable[[Transaction], T]) -> T:
+        """One typed write, durable when this returns."""
+        return await asyncio.wrap_future(transact(self._store, function))
+
+    def spawn(self, work: Coroutine[Any, Any, T], mount: Mount | None = None) -> asyncio.Task[T]:
+        """A task that this object owns; what goes wrong in it unexpectedly is logged. `mount`: the
+        one whose origin it asks."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = mount
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         err = task.exception()
         if err is not None and not isinstance(err, CacheFSError):
             log.error("unexpected failure in the master", exc_info=err)
+
+    async def finish_with(self, mount: Mount) -> None:
+        """Waits, a bounded time, until nothing asks the origin of a removed mount any more."""
+        if asking := [task for task, of in self._tasks.items() if of is mount]:
+            await asyncio.wait(asking, timeout=CLOSE_WAIT_S)
+
+    def is_held(self, directory: int) -> bool:
+        """Does it stay, whatever its origin says?"""
+        return self._tree.is_held(directory)
 
     @property
     def stopping(self) -> bool:
@@ -298,6 +347,9 @@ class _Lister:
         self._listing = listing
         self._place = place
         self._watched = watched
+        self._may_be_absent = listing.directory != place.mount.root and syncer.is_held(
+            listing.directory
+        )
         self._pages = Pages()
         self._hidden = 0
         self.empty = True  # no name was shown, none hidden
@@ -305,7 +357,7 @@ class _Lister:
     def run(self) -> None:
         """Raises the connector's errors, Stale when the directory was removed meanwhile."""
         written: tuple[Batch, Future[Merged]] | None = None
-        for page in ordered_pages(self._place.mount.connector, self._place.path):
+        for page in self._listed():
             batch = self._pages.add(page.entries, page.hidden)
             self._hidden += batch.hidden
             self.empty = self.empty and not (page.entries or page.hidden)
@@ -317,12 +369,21 @@ class _Lister:
         batch = self._pages.end()
         self._settle(batch, self._write(batch))
 
+    def _listed(self) -> Iterator[Page]:
+        """Pages in order; none where a directory that is held is not there at the origin."""
+        try:
+            yield from ordered_pages(self._place.mount.connector, self._place.path)
+        except NotFound:
+            if not self._may_be_absent:
+                raise
+
     def _write(self, batch: Batch) -> Future[Merged]:
         listing, now, hidden = self._listing, self._syncer.now, self._hidden
         if self._syncer.stopping:
             raise InUse("the master is stopping")
 
         def merge(txn: Transaction) -> Merged:
+            txn.check_source(listing.directory, listing.mount.root, listing.mount.key)
             merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
             if batch.last and merged.resume_after is None:
                 txn.complete_listing(listing.directory, listing.started_at, hidden)

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from cachefs.core.errors import BadConfig, NotADirectory, Stale
+from cachefs.core.errors import NotADirectory, NotFound, Stale
+from cachefs.core.model import ROOT_INO
 from connectors.base import Connector
 from master.state.health import OriginHealth
 from master.store.records import MountRecord, name_of
@@ -28,11 +29,17 @@ class Mount:
     record: MountRecord
     connector: Connector
     interval_s: float
+    owned: bool = False  # the connector is closed with the mount
     health: OriginHealth = field(default_factory=OriginHealth)
     key: str = ""  # of the UFS
 
     def __post_init__(self) -> None:
         self.key = self.record.source.key
+
+    @property
+    def is_void(self) -> bool:
+        """No source is there: the directory was made."""
+        return not self.key
 
     def shown(self, path: bytes) -> str:
         """A path below the root as people read it in a log line."""
@@ -60,23 +67,56 @@ class Tree:
     def __init__(self) -> None:
         self._mounts: dict[int, Mount] = {}
         self._places: OrderedDict[int, Place] = OrderedDict()
+        self._held: dict[int, dict[bytes, int]] = {}
+        self._held_inos: frozenset[int] = frozenset()
 
     def add(self, mount: Mount) -> None:
         self._mounts[mount.root] = mount
         self._places.clear()
 
+    def remove(self, root: int) -> Mount:
+        self._places.clear()
+        return self._mounts.pop(root)
+
+    def load_held(self, names: Names) -> None:
+        """Held dentries changed in the store."""
+        held: dict[int, dict[bytes, int]] = {}
+        for parent, key, ino in names.held():
+            held.setdefault(parent, {})[name_of(key)] = ino
+        self._held = held
+        self._held_inos = frozenset(ino for below in held.values() for ino in below.values())
+        self._places.clear()
+
+    def held_child(self, parent: int, name: bytes) -> int | None:
+        """The ino of a name that belongs to the mount table."""
+        below = self._held.get(parent)
+        return None if below is None else below.get(name)
+
+    def is_held(self, ino: int) -> bool:
+        """Is it a mount's root, or above one?"""
+        return ino in self._held_inos or ino == ROOT_INO
+
     def mounts(self) -> list[Mount]:
-        return list(self._mounts.values())
+        """Those with a source, in the order in which they came."""
+        return [mount for mount in self._mounts.values() if not mount.is_void]
+
+    def root(self, ino: int) -> Mount | None:
+        """The mount whose root this is."""
+        return self._mounts.get(ino)
 
     def is_root(self, ino: int) -> bool:
         return ino in self._mounts
 
+    def by_path(self, path: bytes) -> Mount | None:
+        """The source at a path of the namespace."""
+        return next((mount for mount in self.mounts() if mount.record.path == path), None)
+
     def by_key(self, key: str) -> Mount:
-        """The mount of a UFS. Raises BadConfig for a key of no mount."""
-        for mount in self._mounts.values():
+        """A mount of a UFS. Raises NotFound for a key of no mount."""
+        for mount in self.mounts():
             if mount.key == key:
                 return mount
-        raise BadConfig(f"no source {key} in the mount table")
+        raise NotFound(f"no source {key} in the mount table")
 
     def directory(self, names: Names, ino: int) -> Place:
         """Raises Stale when the ino is gone or lies below a removed directory, NotADirectory."""

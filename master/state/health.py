@@ -25,6 +25,7 @@ class OriginHealth:
     def __init__(self) -> None:
         self.errors = 0
         self.last_warning = ""
+        self.current_warning = ""  # nothing went well since
         self._down = False
         self._asked_at = 0.0
         self._warned_at = 0.0
@@ -34,6 +35,7 @@ class OriginHealth:
         return self._down
 
     def succeeded(self) -> None:
+        self.current_warning = ""
         self._down = False
 
     def failed(self, err: CacheFSError, now: float) -> None:
@@ -51,7 +53,7 @@ class OriginHealth:
 
     def warning(self, text: str, now: float) -> str:
         """`text` when it should be logged now, "" when the last one is too recent."""
-        self.last_warning = text
+        self.last_warning = self.current_warning = text
         if 0 < self._warned_at <= now < self._warned_at + WARN_EVERY_S:
             return ""
         self._warned_at = now

@@ -30,6 +30,8 @@ class Table(enum.IntEnum):
     EVENTS = 4
     MOUNTS = 5
     ORPHANS = 6
+    MEMBERS = 7
+    HELD = 8
 
 
 class Reader(Protocol):

@@ -7,11 +7,16 @@
     EVENTS       seq (8 BE)                   -> msgpack array of (parent ino, name)
     MOUNTS       root ino (8 BE)              -> msgpack map `MountRecord`
     ORPHANS      ino (8 BE)                   -> b"" (a removed directory with children left)
+    MEMBERS      as `master.state.membership` says; nothing here reads it
+    HELD         parent ino (8 BE) order_key  -> ino (8 BE): a dentry of the mount table
 
 `order_key` is the name, with a '/' behind it for a directory. `checked_at` is the wall time (s) at
 which the origin last showed the name as it stands. It lies behind the inode, outside its array, so
 that the inode's bytes go to clients as they are and `Inode` can grow at its end.
 The root of the namespace is the dentry (0, b"/"). Inos are never reused.
+Held dentries are the roots of the mount table and the directories above them: no origin's listing
+removes or replaces one. `MountRecord.path` never changes, since held directories are not renamed.
+An event entry `EVERYTHING` says that whatever is known of the namespace may be wrong.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ FORMAT: Final = 1
 META_KEY: Final = b"meta"
 NO_PARENT: Final = 0
 ROOT_KEY: Final = b"/"
+EVERYTHING: Final = (NO_PARENT, b"/")  # no name has a '/'
 ORDER_END: Final = b"\xff" * 256  # above every order key: no name is longer than 255 bytes
 
 _INO = struct.Struct(">Q")
@@ -68,11 +74,13 @@ class DirectoryState(msgspec.Struct, frozen=True):
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """One root of the mount table. `checked`: the origin answered at least once."""
+    """One root of the mount table. `checked`: the origin answered at least once. `path` is below
+    the namespace root, without a leading '/'."""
 
     source: UfsSpec
     path: bytes = b""  # of the root in the namespace
     checked: bool = False
+    sync_interval_s: float = 60.0
 
 
 def dentry_key(parent: int, order_key: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cachefs.core.errors import Stale
 from cachefs.core.model import ROOT_INO, Inode
 from master.store.base import Reader, Table
 from master.store.records import (
@@ -25,6 +26,7 @@ from master.store.records import (
 
 LAST_INO_KEY: Final = b"\xff" * 8
 ABOVE_ALL: Final = b"\xff" * 9
+MAX_HELD: Final = 1 << 20  # above what a mount table can have
 
 
 class Names:
@@ -96,6 +98,35 @@ class Names:
         """(root ino, record)."""
         found = self.reader.scan(Table.MOUNTS, b"", ABOVE_ALL, 1 << 20)
         return [(int.from_bytes(key, "big"), decode_mount(value)) for key, value in found]
+
+    def mount(self, root: int) -> MountRecord | None:
+        value = self.reader.get(Table.MOUNTS, ino_key(root))
+        return None if value is None else decode_mount(value)
+
+    def held_below(self, parent: int) -> dict[bytes, int]:
+        """Order key -> ino of a directory's held children; there are few."""
+        prefix = ino_key(parent)
+        found = self.reader.scan(Table.HELD, prefix, prefix + ORDER_END, MAX_HELD)
+        return {key[8:]: int.from_bytes(value, "big") for key, value in found}
+
+    def is_held(self, parent: int, order_key: bytes) -> bool:
+        return self.reader.get(Table.HELD, dentry_key(parent, order_key)) is not None
+
+    def held(self) -> list[tuple[int, bytes, int]]:
+        """Every held dentry: (parent ino, order key, ino)."""
+        found = self.reader.scan(Table.HELD, b"", ABOVE_ALL, MAX_HELD)
+        return [(*split_dentry_key(key), int.from_bytes(value, "big")) for key, value in found]
+
+    def source_of(self, directory: int) -> tuple[int, str]:
+        """(root ino, UFS key) of the mount that a directory lies in; the key is "" where no source
+        is. Raises Stale when the ino is gone."""
+        at = directory
+        while (record := self.mount(at)) is None and at != ROOT_INO:
+            above = self.place(at)
+            if above is None:
+                raise Stale(f"inode {directory} is gone")
+            at = above[0]
+        return at, "" if record is None else record.source.key
 
     def events_after(self, seq: int, limit: int) -> list[tuple[int, list[tuple[int, bytes]]]]:
         found = self.reader.scan(Table.EVENTS, ino_key(seq), ABOVE_ALL, limit)

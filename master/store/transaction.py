@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.core.errors import BadConfig, Stale
-from cachefs.core.model import MAX_INO, ROOT_INO, Inode, Kind, NamespaceId
+from cachefs.core.model import MAX_INO, ROOT_INO, Fingerprint, Inode, Kind, NamespaceId
 from connectors.base import Entry, order_key
 from master.state import merge
 from master.state.merge import Action, Batch, Change
@@ -87,6 +87,7 @@ class Transaction(Names):
         announced where the directory was listed before, or when they are in `watched`."""
         if parent != ROOT_INO and self.place(parent) is None:
             raise Stale("the directory was removed while it was listed")
+        batch = self._without_held(parent, batch)
         events_before = len(self._events)
         if batch.last:
             below = None
@@ -101,6 +102,25 @@ class Transaction(Names):
         state = self.directory(parent)
         self._apply(parent, changes, asked_at, watched, announce=state is not None)
         return Merged(len(self._events) - events_before, self._removed_directories, cut)
+
+    def _without_held(self, parent: int, batch: Batch) -> Batch:
+        """The batch without what it says of held names: of a directory above a root it may say the
+        attributes, of a root nothing. `waiting` names keep what is stored under them."""
+        held = self.held_below(parent)
+        if not held:
+            return batch
+        roots = {name_of(key) for key, ino in held.items() if self.mount(ino) is not None}
+        names = {name_of(key) for key in held}
+        return msgspec.structs.replace(
+            batch,
+            entries=[
+                (key, entry)
+                for key, entry in batch.entries
+                if entry.name not in names or (key in held and entry.name not in roots)
+            ],
+            late=[entry for entry in batch.late if entry.name not in names],
+            waiting=batch.waiting | held.keys(),
+        )
 
     def _late_changes(self, parent: int, batch: Batch, asked_at: float, now: float) -> list[Change]:
         """Changes of names from before the range."""
@@ -148,6 +168,9 @@ class Transaction(Names):
             return None
         keys = {key: self.dentry(parent, key) for key in merge.keys_of(name) if key}
         right_key = None
+        dir_key = order_key(name, True)
+        if parent != NO_PARENT and self.is_held(parent, dir_key):
+            return self._apply_stat_of_held(parent, dir_key, entry, asked_at)
         if entry is not None:
             right_key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)
         changes = [
@@ -160,6 +183,29 @@ class Transaction(Names):
             changes += self._stat_change(parent, right_key, entry, keys[right_key], asked_at)
         self._apply(parent, changes, asked_at, watched, announce=False)
         return None if right_key is None else self.dentry(parent, right_key)
+
+    def _apply_stat_of_held(
+        self, parent: int, key: bytes, entry: Entry | None, asked_at: float
+    ) -> Stored | None:
+        """A held name stays, whatever the origin says; of a directory above a root it may say the
+        attributes."""
+        old = self.dentry(parent, key)
+        assert old is not None, "what is held is there"
+        if entry is None or entry.fingerprint.kind is not Kind.DIRECTORY:
+            return old
+        return old if self.mount(old.inode.ino) is not None else self.update(old, entry, asked_at)
+
+    def update(self, old: Stored, entry: Entry, asked_at: float) -> Stored:
+        """New attributes of a directory that stays. Raises Stale when it is gone."""
+        place = self.place(old.inode.ino)
+        if place is None:
+            raise Stale("the directory is gone")
+        parent, key = place
+        changes = self._stat_change(parent, key, entry, old, asked_at)
+        self._apply(parent, changes, asked_at, frozenset(), announce=False)
+        stored = self.dentry(parent, key)
+        assert stored is not None, "an update removes nothing"
+        return stored
 
     def _stat_change(
         self, parent: int, key: bytes, entry: Entry, old: Stored | None, asked_at: float
@@ -266,10 +312,47 @@ class Transaction(Names):
         self.writer.delete(Table.DIRECTORIES, [ino_key(ino)])
         return True
 
-    # ---- bookkeeping -----------------------------------------------------------------------------
+    # ---- the mount table (see `master.store.mounts`) ---------------------------------------------
 
     def put_mount(self, root: int, record: MountRecord) -> None:
         self.writer.put(Table.MOUNTS, [(ino_key(root), encode(record))])
+
+    def check_source(self, directory: int, root: int, key: str) -> None:
+        """Raises Stale when a directory is no longer in the mount of that root and UFS: what its
+        origin said is of no use, and must never be taken for another's."""
+        if self.source_of(directory) != (root, key):
+            raise Stale("the source was removed, or another was put in its place")
+
+    def hold(self, parent: int, key: bytes, ino: int) -> None:
+        self.writer.put(Table.HELD, [(dentry_key(parent, key), ino_key(ino))])
+
+    def unhold(self, parent: int, key: bytes) -> None:
+        self.writer.delete(Table.HELD, [dentry_key(parent, key)])
+
+    def insert_directory(self, parent: int, name: bytes, now: float) -> int:
+        """A directory that no origin showed; its ino."""
+        key = order_key(name, True)
+        made = Change(Action.INSERT, key, Entry(name, Fingerprint(Kind.DIRECTORY)), None)
+        self._apply(parent, [made], now, frozenset(), announce=True)
+        stored = self.dentry(parent, key)
+        assert stored is not None
+        return stored.inode.ino
+
+    def remove(self, parent: int, key: bytes) -> None:
+        """A name that is there goes, with what lies below it."""
+        self._remove(parent, [Change(Action.REMOVE, key, None, self.dentry(parent, key))])
+
+    def put_dentry(self, parent: int, key: bytes, stored: Stored) -> None:
+        value = encode_dentry(stored.inode, stored.checked_at)
+        self.writer.put(Table.DENTRIES, [(dentry_key(parent, key), value)])
+
+    def distrust(self, parent: int, key: bytes) -> None:
+        """Forgets when a name was checked."""
+        stored = self.dentry(parent, key)
+        if stored is not None:
+            self.put_dentry(parent, key, stored._replace(checked_at=0.0))
+
+    # ---- bookkeeping -----------------------------------------------------------------------------
 
     def _count(self, names: int = 0, hidden: int = 0) -> None:
         if names or hidden:

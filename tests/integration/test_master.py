@@ -330,7 +330,7 @@ def test_locate_names_the_bytes(tmp_path: Path) -> None:
             assert (at.ufs, at.path, at.size, at.etag) == (UFS.key, b"d/e/f", 3, found.etag)
             assert at.content == ContentId.of(master.namespace, found)
             assert master.ufs(at.ufs) == UFS
-            with pytest.raises(BadConfig):
+            with pytest.raises(NotFound):
                 master.ufs("s3://other")
 
     run(work())

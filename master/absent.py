@@ -1,0 +1,87 @@
+"""Connectors of mounts that have no origin to ask: of directories that were made and hold no
+source, and of sources that cannot be opened now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from cachefs.core.errors import CacheFSError, NotFound, Unavailable
+from cachefs.core.model import Fingerprint, Kind
+from connectors.base import Body, Capabilities, Entry, Page
+
+_PLAIN: Final = Capabilities(
+    ordered_listings=True,
+    etags=False,
+    conditional_reads=False,
+    directories=False,
+    posix=False,
+    mtime_precision_ns=1,
+)
+
+
+class NoSource:
+    """An origin without a name."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _PLAIN
+
+    def check(self) -> None:
+        """It is always there."""
+
+    def stat(self, path: bytes) -> Entry:
+        if not path:
+            return Entry(b"", Fingerprint(Kind.DIRECTORY))
+        raise NotFound("no source is there")
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        return iter(())
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        return iter(())
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        raise NotFound("no source is there")
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        raise NotFound("no source is there")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AbsentSource:
+    """A source whose connector could not be opened: every question fails as if it were down, so
+    that what is known of it is served."""
+
+    def __init__(self, why: CacheFSError) -> None:
+        self.why = why
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _PLAIN
+
+    def check(self) -> None:
+        self._fail()
+
+    def stat(self, path: bytes) -> Entry:
+        self._fail()
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        self._fail()
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        self._fail()
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        self._fail()
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        self._fail()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _fail(self) -> NoReturn:
+        raise Unavailable(self.why.cause, remedy=self.why.remedy) from self.why

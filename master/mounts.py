@@ -1,0 +1,281 @@
+"""The mount table as operators change it: sources come, go, and come back after a restart.
+
+Each change is one transaction of the store (`master.store.mounts`), then one of the tree in memory.
+Between the two nothing wrong can be written: what an origin said is stored only while the store
+says that the directory is that origin's. Owns the connectors it is given. All methods belong to one
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cachefs.core.cluster import UfsRow
+from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotADirectory, NotFound, Unavailable
+from cachefs.core.messages import Found
+from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
+from cachefs.core.units import format_duration
+from connectors import keys
+from connectors.base import Connector
+from master.absent import AbsentSource, NoSource
+from master.store.base import Store
+from master.store.mounts import add_mount, remove_mount
+from master.store.records import MountRecord
+from master.store.snapshot import Names
+from master.sync import Syncer
+from master.tree import Mount, Tree
+
+log = logging.getLogger("cachefs.master")
+
+VOID_INTERVAL_S: Final = 60.0  # of directories without a source; what changes there is an event
+MAX_PATH_BYTES: Final = 4096
+NOT_YET: Final = Unavailable("the source is not open yet")
+
+Lookup = Callable[[int, bytes], Awaitable[Found]]
+
+
+class MountTable:
+    """All sources of one namespace."""
+
+    def __init__(
+        self,
+        store: Store,
+        tree: Tree,
+        sync: Syncer,
+        lookup: Lookup,
+        clock: Callable[[], float],
+    ) -> None:
+        """Recorded sources are in the table from here on, out of reach until `attach`."""
+        self._store = store
+        self._tree = tree
+        self._sync = sync
+        self._lookup = lookup
+        self._clock = clock
+        self._changing = asyncio.Lock()
+        self._tree.add(_void())
+        with store.snapshot() as reader:
+            names = Names(reader)
+            for ino, record in names.mounts():
+                interval_s = record.sync_interval_s
+                tree.add(Mount(ino, record, AbsentSource(NOT_YET), interval_s, owned=True))
+            tree.load_held(names)
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    async def add(
+        self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
+    ) -> tuple[int, str]:
+        """(ino of the root, a warning for people or ""). See `Master.add_ufs`."""
+        work = self._sync.spawn(self._add(path, source, connector, interval_s))
+        return await asyncio.shield(work)
+
+    async def _add(
+        self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
+    ) -> tuple[int, str]:
+        kept = False
+        try:
+            record = MountRecord(source, _clean(path), True, interval_s)
+            async with self._changing:
+                await self._ask(connector)
+                known = self._tree.by_path(record.path)
+                if known is not None:
+                    kept = await self._again(known, record, connector)
+                    return known.root, _kept_interval(known, interval_s)
+                warning = await self._look_at(record.path)
+                root = await self._insert(record, connector)
+                kept = True
+                return root, warning
+        finally:
+            if not kept:
+                await asyncio.to_thread(connector.close)
+
+    async def _ask(self, connector: Connector) -> None:
+        await asyncio.to_thread(connector.check)
+
+    async def _again(self, mount: Mount, record: MountRecord, connector: Connector) -> bool:
+        """The same source once more: True where its connector was missed."""
+        if mount.key != record.source.key:
+            raise InUse(
+                f"{mount.record.source.url} is there",
+                path=_shown(record.path),
+                remedy="remove it first, or choose another directory",
+            )
+        if not isinstance(mount.connector, AbsentSource):
+            return False
+        mount.connector = connector
+        mount.health.succeeded()
+        return True
+
+    async def _insert(self, record: MountRecord, connector: Connector) -> int:
+        if not record.path:
+            await self._empty_root()
+        now = self._clock()
+        added = await self._sync.write(lambda txn: add_mount(txn, record, now))
+        interval_s = record.sync_interval_s
+        self._tree.add(Mount(added.root, record, connector, interval_s, owned=True))
+        self._changed()
+        for parent, name in added.parents:
+            self._sync.negatives.discard(parent, name)
+        return added.root
+
+    async def remove(self, path: bytes) -> None:
+        """See `Master.remove_ufs`."""
+        await asyncio.shield(self._sync.spawn(self._remove(path)))
+
+    async def _remove(self, path: bytes) -> None:
+        async with self._changing:
+            mount = self._tree.by_path(_clean(path))
+            if mount is None:
+                raise NotFound("no source is there", path=_shown(_clean(path)))
+            now = self._clock()
+            asked = await self._sync.write(lambda txn: remove_mount(txn, mount.root, now))
+            self._tree.remove(mount.root)
+            if mount.root == ROOT_INO:
+                self._tree.add(_void())
+            self._changed()
+            for directory in asked:
+                self._sync.negatives.forget(directory)
+            if mount.root == ROOT_INO:
+                await self._empty_root()
+        self._sync.spawn(self._retire(mount))
+
+    def _changed(self) -> None:
+        with self._store.snapshot() as reader:
+            self._tree.load_held(Names(reader))
+        self._sync.directories_removed()
+        self._sync.wake()
+
+    async def _empty_root(self) -> None:
+        """What an earlier source at "/" left there goes: the one directory whose ino stays."""
+        with self._store.snapshot() as reader:
+            place = self._tree.directory(Names(reader), ROOT_INO)
+        if not place.mount.is_void:
+            return
+        listing = self._sync.list_directory(ROOT_INO, place)
+        while not listing.done:
+            await listing.progress(VOID_INTERVAL_S)
+        if listing.error is not None:
+            raise listing.error
+
+    async def _retire(self, mount: Mount) -> None:
+        """Closes a connector when nothing uses it any more."""
+        await self._sync.finish_with(mount)
+        if mount.owned:
+            await asyncio.to_thread(mount.connector.close)
+
+    async def _look_at(self, path: bytes) -> str:
+        """Learns what is on the way, as far as origins answer. Raises NotADirectory. Returns a
+        warning where the new source hides something."""
+        at = ROOT_INO
+        segments = path.split(b"/") if path else []
+        for depth, name in enumerate(segments):
+            inode = await self._known(at, name)
+            if inode is None:
+                return ""
+            last = depth == len(segments) - 1
+            if last:
+                return "" if self._tree.is_held(inode.ino) else f"it hides {self._at(at, name)}"
+            if inode.kind is not Kind.DIRECTORY:
+                raise NotADirectory("a file is on the way", path=_shown(path))
+            at = inode.ino
+        return ""
+
+    async def _known(self, parent: int, name: bytes) -> Inode | None:
+        try:
+            return (await self._lookup(parent, name)).inode
+        except CacheFSError:  # what cannot be asked now is decided by what the store has
+            return None
+
+    def _at(self, parent: int, name: bytes) -> str:
+        with self._store.snapshot() as reader:
+            place = self._tree.directory(Names(reader), parent)
+        return place.mount.shown(place.of(name))
+
+    # ---- at a start ------------------------------------------------------------------------------
+
+    def attach(self, path: bytes, connector: Connector | CacheFSError) -> None:
+        """See `Master.attach_recorded`."""
+        mount = self._tree.by_path(_clean(path))
+        if mount is None:
+            raise NotFound("no source is there", path=_shown(_clean(path)))
+        if isinstance(connector, CacheFSError):
+            connector = AbsentSource(connector)
+        mount.connector = connector
+
+    async def check(self, within_s: float) -> list[str]:
+        """See `Master.check_sources`."""
+        mounts = self._tree.mounts()
+        asked = {m: self._sync.spawn(self._check(m), m) for m in mounts}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=within_s)
+        lines = [
+            task.result() if task.done() else _unreachable(mount, "no answer yet")
+            for mount, task in asked.items()
+        ]
+        return [line for line in lines if line]
+
+    async def _check(self, mount: Mount) -> str:
+        try:
+            await self._sync.check(mount)
+        except CacheFSError as err:
+            mount.health.failed(err, self._clock())
+            line = _unreachable(mount, err.one_line())
+            mount.health.warning(line, self._clock())
+            return line
+        mount.health.succeeded()
+        return ""
+
+    # ---- for people ------------------------------------------------------------------------------
+
+    def rows(self) -> list[UfsRow]:
+        """By path, outer ones first."""
+        mounts = sorted(self._tree.mounts(), key=lambda mount: mount.record.path)
+        return [_row(mount) for mount in mounts]
+
+    async def close(self) -> None:
+        """Closes the connectors that are the table's own."""
+        for mount in self._tree.mounts():
+            if mount.owned:
+                await asyncio.to_thread(mount.connector.close)
+
+
+def _void() -> Mount:
+    return Mount(ROOT_INO, MountRecord(UfsSpec("")), NoSource(), VOID_INTERVAL_S)
+
+
+def _row(mount: Mount) -> UfsRow:
+    return UfsRow(
+        b"/" + mount.record.path,
+        mount.record.source,
+        mount.interval_s,
+        mount.health.down,
+        mount.health.current_warning,
+    )
+
+
+def _kept_interval(mount: Mount, interval_s: float) -> str:
+    if mount.interval_s == interval_s:
+        return ""
+    return f"it keeps its sync interval of {format_duration(mount.interval_s)}"
+
+
+def _unreachable(mount: Mount, why: str) -> str:
+    return f"serving what is known of {mount.record.source.url}: {why}"
+
+
+def _shown(path: bytes) -> str:
+    return "/" + path.decode("utf-8", "backslashreplace")
+
+
+def _clean(path: bytes) -> bytes:
+    """A path of the mount table: without slashes at its ends. Raises BadConfig."""
+    segments = [segment for segment in path.split(b"/") if segment]
+    cleaned = b"/".join(segments)
+    if len(cleaned) > MAX_PATH_BYTES or not keys.visible_path(cleaned):
+        raise BadConfig(
+            "no directory can have this path", path=_shown(cleaned), remedy="choose another one"
+        )
+    return cleaned
