@@ -1,0 +1,81 @@
+"""Reads what a process proves itself with on the network: its token file, and its TLS files.
+
+A token file must be the reader's own (or root's), of mode 0600 or less, and no symbolic link:
+whoever can read it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from typing import Final
+
+from cachefs.core.access import Access, Token, parse_tokens
+from cachefs.core.errors import AccessDenied, BadConfig
+from cachefs.core.specs import Security
+
+_MAX_BYTES: Final = 1 << 20
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def read_tokens(path: str) -> list[Token]:
+    """The tokens of a file. Raises BadConfig and AccessDenied with what to do about it."""
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError as err:
+        cause = f"token file cannot be opened: {err.strerror}"
+        raise BadConfig(cause, path=path, remedy="it must be a file, and no link") from err
+    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+        _check_private(os.fstat(fd), path)
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise BadConfig("token file is too long", path=path)
+    return parse_tokens(text, path)
+
+
+def _check_private(info: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise BadConfig("token file is not a file", path=path)
+    if info.st_uid not in (0, os.geteuid()):
+        remedy = "use a file of your own"
+        raise AccessDenied(f"token file belongs to user {info.st_uid}", path=path, remedy=remedy)
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        raise AccessDenied("others may read the token file", path=path, remedy="chmod 600 it")
+
+
+def access_of(security: Security) -> Access:
+    """What a server accepts; everybody where there is no token file. Raises as `read_tokens`."""
+    return Access(read_tokens(security.token_file) if security.token_file else ())
+
+
+def presented_token(security: Security) -> str:
+    """What is presented to others; "" without a token file. Raises as `read_tokens`."""
+    return read_tokens(security.token_file)[0].secret if security.token_file else ""
+
+
+def client_context(security: Security, url: str) -> ssl.SSLContext | None:
+    """How to speak with `url`; None for http. Raises BadConfig."""
+    if not url.startswith("https://"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=security.tls_ca or None)
+    except (OSError, ssl.SSLError) as err:
+        raise BadConfig(f"tls_ca cannot be used: {err}", path=security.tls_ca) from err
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def server_context(security: Security) -> ssl.SSLContext | None:
+    """How a server is spoken with; None for http. Raises BadConfig."""
+    if not security.tls_cert:
+        if security.tls_key:
+            raise BadConfig("tls_key is given without tls_cert", remedy="give --tls-cert too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(security.tls_cert, security.tls_key or None)
+    except (OSError, ssl.SSLError) as err:
+        raise BadConfig(f"tls_cert cannot be used: {err}", path=security.tls_cert) from err
+    return context

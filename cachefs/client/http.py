@@ -1,0 +1,137 @@
+"""Blocking calls of a master, or of another node's worker, for the command line.
+
+One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`).
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from types import TracebackType
+from typing import Final, TypeVar
+
+from cachefs.client.credentials import client_context, presented_token
+from cachefs.core import cluster as c
+from cachefs.core.access import HEADER, header_of, parse_address
+from cachefs.core.addresses import address_of
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.messages import Failure, Message, error_of
+from cachefs.core.specs import Security
+
+CALL_TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 5.0
+_T = TypeVar("_T", bound=Message)
+
+
+class HttpClient:
+    """Speaks with the process at `url`. Not for more than one thread. Raises BadConfig and
+    AccessDenied for what `security` names."""
+
+    def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
+        self.url = url
+        self._name = name
+        self._headers = {"Content-Type": "application/msgpack"}
+        token = presented_token(security)
+        if token:
+            self._headers[HEADER] = header_of(token)
+        self._context = client_context(security, url)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def call(self, body: Message, answer: type[_T], timeout_s: float = CALL_TIMEOUT_S) -> _T:
+        """The answer, which must be of the type expected. Raises the typed error of a Failure,
+        Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: one on a kept connection
+        that turns out to be broken is made again."""
+        is_kept = self._connection is not None
+        deadline = time.monotonic() + timeout_s
+        try:
+            reply = self._exchange(body, deadline)
+        except Unreachable:
+            if not is_kept:
+                raise
+            reply = self._exchange(body, deadline)
+        if isinstance(reply, Failure):
+            raise error_of(reply)
+        if not isinstance(reply, answer):
+            raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
+        return reply
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> HttpClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _exchange(self, body: Message, deadline: float) -> Message:
+        try:
+            return self._ask(body, deadline)
+        except BaseException as err:
+            self.close()  # what is under way on it belongs to nobody
+            raise self._classified(err) from err
+
+    def _ask(self, body: Message, deadline: float) -> Message:
+        connection = self._connected(deadline)
+        assert connection.sock is not None
+        connection.sock.settimeout(_rest_s(deadline))
+        connection.request("POST", c.CALL_PATH, c.encode(body), self._headers)
+        response = connection.getresponse()
+        data = response.read(c.MAX_ANSWER_BYTES + 1)
+        if len(data) > c.MAX_ANSWER_BYTES:
+            raise ProtocolError(f"{self._name} answered more than allowed")
+        if response.will_close:
+            self.close()
+        try:
+            return c.decode_answer(data)
+        except ProtocolError as err:
+            raise ProtocolError(
+                f"{self._name} answers with status {response.status} and no message of ours",
+                path=self.url,
+                remedy="is it a CacheFS process?",
+            ) from err
+
+    def _connected(self, deadline: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            host, port = parse_address(address_of(self.url), c.DEFAULT_PORT)
+            timeout_s = min(CONNECT_TIMEOUT_S, _rest_s(deadline))
+            self._connection = (
+                http.client.HTTPConnection(host, port, timeout=timeout_s)
+                if self._context is None
+                else http.client.HTTPSConnection(
+                    host, port, timeout=timeout_s, context=self._context
+                )
+            )
+            self._connection.connect()
+        return self._connection
+
+    def _classified(self, err: BaseException) -> BaseException:
+        if isinstance(err, CacheFSError):
+            return err
+        if isinstance(err, ssl.SSLError):
+            cause = f"{self._name} does not speak TLS as expected: {err.reason or err}"
+            return Unreachable(cause, path=self.url, remedy="check --tls-ca, and https or http")
+        if isinstance(err, TimeoutError):
+            return DeadlineExceeded(f"no answer from {self._name} in time", path=self.url)
+        if isinstance(err, OSError):
+            cause = f"{self._name} does not answer: {err.strerror or err}"
+            return Unreachable(cause, path=self.url, remedy="is it running there?")
+        if isinstance(err, http.client.HTTPException):
+            return Unreachable(f"{self._name} broke off: {err!r}", path=self.url)
+        return err
+
+
+def _rest_s(deadline: float) -> float:
+    rest_s = deadline - time.monotonic()
+    if rest_s <= 0:
+        raise TimeoutError
+    return rest_s

@@ -1,0 +1,129 @@
+"""Blocking calls over HTTP: answers, typed failures, tokens, and connections that break."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.client.credentials import read_tokens, server_context
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.access import Access, parse_tokens
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    DeadlineExceeded,
+    NotFound,
+    ProtocolError,
+    Unreachable,
+)
+from cachefs.core.specs import Security
+from tests.unit.cli.fake_master import FakeMaster
+
+TOKEN = "t" * 40
+
+
+def gone(body: m.Message) -> m.Message:
+    raise NotFound("no such worker", remedy="`cachefs workers` lists them")
+
+
+@pytest.fixture
+def master() -> Iterator[FakeMaster]:
+    scripts = {c.ListUfs: lambda _: c.UfsTable([]), c.Drain: gone, c.Leave: lambda _: m.Done()}
+    with FakeMaster(scripts).listening() as served:
+        yield served
+
+
+def test_calls_share_a_connection(master: FakeMaster) -> None:
+    with HttpClient(master.url, Security()) as client:
+        assert client.call(c.ListUfs(), c.UfsTable).rows == []
+        with pytest.raises(NotFound, match="no such worker"):
+            client.call(c.Drain("w"), m.Done)
+        client.call(c.Leave("w"), m.Done)
+    assert master.asked == [c.ListUfs(), c.Drain("w"), c.Leave("w")]
+    assert master.connections == 1
+
+
+def test_a_kept_connection_that_broke_is_made_anew(master: FakeMaster) -> None:
+    with HttpClient(master.url, Security()) as client:
+        client.call(c.ListUfs(), c.UfsTable)
+        master.drop_next = True
+        client.call(c.ListUfs(), c.UfsTable)
+    assert master.connections == 2
+
+
+def test_a_first_connection_that_breaks_is_an_error(master: FakeMaster) -> None:
+    master.drop_next = True
+    with HttpClient(master.url, Security()) as client, pytest.raises(Unreachable):
+        client.call(c.ListUfs(), c.UfsTable)
+
+
+def test_answers_that_are_none_of_ours(master: FakeMaster) -> None:
+    with HttpClient(master.url, Security()) as client:
+        with pytest.raises(ProtocolError, match="answered UfsTable"):
+            client.call(c.ListUfs(), m.Done)
+        master.raw = (404, b"<html>not found</html>")
+        with pytest.raises(ProtocolError, match="status 404"):
+            client.call(c.ListUfs(), c.UfsTable)
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with HttpClient(url, Security()) as client, pytest.raises(Unreachable) as caught:
+            client.call(c.ListUfs(), c.UfsTable)
+    assert url in caught.value.one_line()
+
+
+def test_one_that_never_answers() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with HttpClient(url, Security()) as client, pytest.raises(DeadlineExceeded):
+            client.call(c.ListUfs(), c.UfsTable, 0.05)
+
+
+def test_tokens_are_presented(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text(TOKEN)
+    access = Access(parse_tokens(TOKEN, "f"))
+    with FakeMaster({c.ListUfs: lambda _: c.UfsTable([])}, access).listening() as master:
+        with HttpClient(master.url, Security(str(path))) as client:
+            client.call(c.ListUfs(), c.UfsTable)
+        with HttpClient(master.url, Security()) as client, pytest.raises(AccessDenied):
+            client.call(c.ListUfs(), c.UfsTable)
+
+
+def test_token_files_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o640)
+    with pytest.raises(AccessDenied, match="others may read"):
+        read_tokens(str(path))
+    path.chmod(0o600)
+    assert [token.secret for token in read_tokens(str(path))] == [TOKEN]
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(BadConfig, match="cannot be opened"):
+        read_tokens(str(link))
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(BadConfig, match="not a file"):
+        read_tokens(str(tmp_path / "fifo"))
+
+
+def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
+    assert server_context(Security()) is None
+    with pytest.raises(BadConfig, match="tls_cert"):
+        server_context(Security(tls_key="/k"))
+    with pytest.raises(BadConfig, match="cannot be used"):
+        server_context(Security(tls_cert=str(tmp_path / "none")))
+    with pytest.raises(BadConfig, match="tls_ca"):
+        HttpClient("https://127.0.0.1:1", Security(tls_ca=str(tmp_path / "none")))
