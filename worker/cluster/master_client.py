@@ -1,0 +1,225 @@
+"""Calls of one master over HTTP. Owns the connections, what is known of the master's health, and
+the only retry of calls: every call that a worker makes may be repeated.
+
+A failure that the master answers is its answer and is raised as it came; what the network does
+becomes `MasterUnreachable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from aiohttp import hdrs
+
+from cachefs.core import cluster as c
+from cachefs.core.access import HEADER, header_of
+from cachefs.core.addresses import master_url
+from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Unreachable
+from cachefs.core.messages import Failure, Message, error_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Message)
+
+CONNECTIONS: Final = 32
+CONNECT_S: Final = 3.0
+ANSWER_S: Final = 60.0  # what a master may take for an answer: it waits for origins
+REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
+BUSY: Final = frozenset({429})
+_KEEPALIVE: Final = (  # a partition ends a call within about 10 s
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+
+
+class MasterUnreachable(Unreachable):
+    """The master itself gave no answer (an origin that a master cannot reach is plain
+    Unreachable)."""
+
+
+class MasterClient:
+    """One master. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        ssl_context: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`url`: as `master_url` takes it. `jitter` is uniform in [0, 1). Raises BadConfig."""
+        self.url = master_url(url, tls=ssl_context is not None)
+        self._headers = {hdrs.CONTENT_TYPE: "application/msgpack"}
+        if token:
+            self._headers[HEADER] = header_of(token)
+        self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True
+        self._clock = clock
+        self._jitter = jitter
+        self._session: aiohttp.ClientSession | None = None
+        self._reached = asyncio.Event()
+        self._failures = 0
+        self._closed = False
+        self.counters = {"calls": 0, "retries": 0, "unreachable": 0}
+
+    @property
+    def down(self) -> bool:
+        """The last calls got no answer."""
+        return self._failures >= FAILURES_OF_A_DOWN_MASTER
+
+    async def ask(
+        self, body: c.Call, kind: type[T], *, answer_s: float = ANSWER_S, reach_s: float = REACH_S
+    ) -> T:
+        """The answer, which is a `kind`. Tries again for `reach_s` seconds while the master is not
+        reached (0: one attempt); an attempt may take `answer_s`. Raises the master's failure,
+        MasterUnreachable, AccessDenied, ProtocolError. Cancelled: the master may have acted."""
+        answer = await self._call(c.encode(body), type(body).__name__, answer_s, reach_s)
+        if isinstance(answer, Failure):
+            raise error_of(answer)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"the master answered {type(answer).__name__}")
+        return answer
+
+    async def close(self) -> None:
+        """Calls under way fail. Idempotent."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _call(self, data: bytes, what: str, answer_s: float, reach_s: float) -> c.Answer:
+        until = self._clock() + reach_s
+        attempt = 0
+        self.counters["calls"] += 1
+        while True:
+            try:
+                answer = await self._attempt(data, what, answer_s)
+            except MasterUnreachable as err:
+                self._failed(err)
+                pause_s = self._pause_s(attempt)
+                if self._closed or self._clock() + pause_s >= until:
+                    raise
+            else:
+                self._succeeded()
+                return answer
+            attempt += 1
+            self.counters["retries"] += 1
+            await self._wait(pause_s)
+
+    def _pause_s(self, attempt: int) -> float:
+        """None before the second attempt: an idle connection may just have been closed."""
+        if attempt == 0:
+            return 0.0
+        longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt, 16)))
+        return longest * (0.5 + self._jitter() / 2)
+
+    async def _wait(self, pause_s: float) -> None:
+        """The pause, or less when another call reached the master."""
+        if pause_s <= 0:
+            return
+        self._reached.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._reached.wait()
+
+    def _failed(self, err: MasterUnreachable) -> None:
+        self._failures += 1
+        self.counters["unreachable"] += 1
+        if self._failures == FAILURES_OF_A_DOWN_MASTER:
+            log.warning("%s", err.one_line())
+
+    def _succeeded(self) -> None:
+        if self.down:
+            log.info("the master at %s answers again", self.url)
+        self._failures = 0
+        self._reached.set()
+
+    async def _attempt(self, data: bytes, what: str, answer_s: float) -> c.Answer:
+        try:
+            async with asyncio.timeout(answer_s):
+                return await self._exchange(data)
+        except TimeoutError as err:
+            raise self._unreachable(f"no answer to {what} within {answer_s:g} s") from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise self._unreachable(str(err) or type(err).__name__) from err
+
+    def _unreachable(self, why: str) -> MasterUnreachable:
+        return MasterUnreachable(
+            f"the master at {self.url} cannot be reached: {why}",
+            remedy="is `cachefs master` running there?",
+        )
+
+    async def _exchange(self, data: bytes) -> c.Answer:
+        session = self._open_session()
+        async with session.post(self.url + c.CALL_PATH, data=data, headers=self._headers) as reply:
+            body = await _bounded_body(reply)
+            if reply.status in BUSY:
+                raise self._unreachable("it is too busy")
+            try:
+                return c.decode_answer(body)
+            except ProtocolError as err:
+                raise self._not_an_answer(reply.status) from err
+
+    def _not_an_answer(self, status: int) -> CacheFSError:
+        """What something else than a master, in between or in its place, says."""
+        if status in (401, 403):
+            return AccessDenied(
+                f"the master at {self.url} refuses the access", remedy="give a valid --token-file"
+            )
+        if status >= 500:
+            return self._unreachable(f"HTTP status {status}")
+        return ProtocolError(f"what answers at {self.url} is no master: HTTP status {status}")
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise self._unreachable("this node is ending")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=CONNECTIONS, ssl=self._ssl, socket_factory=_new_socket
+            )
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+async def _bounded_body(reply: aiohttp.ClientResponse) -> bytes:
+    """Raises ProtocolError for one that is larger than any answer."""
+    if (reply.content_length or 0) > c.MAX_ANSWER_BYTES:
+        raise ProtocolError(f"an answer of {reply.content_length} bytes")
+    if reply.content_length is not None:
+        return await reply.read()
+    body = bytearray()
+    async for chunk in reply.content.iter_any():
+        body += chunk
+        if len(body) > c.MAX_ANSWER_BYTES:
+            raise ProtocolError("an answer without an end")
+    return bytes(body)
+
+
+def _new_socket(address: Any) -> socket.socket:
+    family, kind, protocol = address[:3]
+    sock = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        sock.setsockopt(level, option, value)
+    return sock

@@ -1,0 +1,41 @@
+"""Which contents the master allowed to be evicted, and until when. Pure, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from cachefs.core.generations import Generations
+from cachefs.core.model import ContentId
+from cachefs.core.services import Permission
+
+KEPT: Final = 4096
+
+
+class Permissions:
+    """Only what was allowed is kept: what was not may be at the next question."""
+
+    def __init__(self) -> None:
+        self._until: Generations[bytes, float] = Generations(KEPT)
+
+    def unknown(self, contents: Sequence[ContentId], now: float, spare_s: float) -> list[ContentId]:
+        """Those to ask about: no permission is known that lasts `spare_s` more."""
+        until = self._until
+        return [one for one in contents if (until.get(one.key) or 0.0) < now + spare_s]
+
+    def put(self, contents: Sequence[ContentId], allowed: Sequence[bool], until: float) -> None:
+        for content, flag in zip(contents, allowed, strict=True):
+            if flag:
+                self._until.put(content.key, until)
+            else:
+                self._until.drop(content.key)
+
+    def of(self, contents: Sequence[ContentId], now: float) -> Permission:
+        """What may go, and for how long all of it may."""
+        until = {content.name: self._until.get(content.key) or 0.0 for content in contents}
+        allowed = frozenset(name for name, at in until.items() if at > now)
+        lasts_s = min((until[name] - now for name in allowed), default=0.0)
+        return Permission(allowed, lasts_s)
+
+    def clear(self) -> None:
+        self._until.clear()
