@@ -41,7 +41,7 @@ SCAN_CONTENTS: Final = 256  # of one look into the index
 WINDOW_BLOCKS: Final = 4096  # being handed over at a time; the rest waits in the index
 SCAN_PAUSE_S: Final = 5.0  # after an index that could not be read
 CONFIRM_S: Final = 1.0  # between two questions for the same block
-REOFFER_S: Final = 10.0  # an offer of which nothing came is made again
+REOFFER_S: Final = 4.0  # an offer of which nothing came is made again
 GIVE_UP_S: Final = 120.0  # without progress
 FULL_S: Final = 30.0  # a taker without room is offered nothing for so long
 MOST_BACKOFF_S: Final = 10.0
@@ -114,8 +114,10 @@ class Giver:
     # ---- events ----
 
     def on_view(self, view: View, now_s: float) -> list[Action]:
-        if view.epoch <= self._epoch:
+        if view.epoch < self._epoch:
             return []
+        if view.epoch == self._epoch:
+            return self._new_addresses(view)
         owning = {one.id: one.weight for one in view.members if one.weight > 0}
         unchanged = self.settled == self._epoch and owning == self._members
         # What came here in an epoch that was not settled may be known to nobody else.
@@ -127,6 +129,16 @@ class Giver:
         self._scanning = False
         self._next_scan_s = now_s
         return self.advance(now_s)
+
+    def _new_addresses(self, view: View) -> list[Action]:
+        """The same members, some of them perhaps elsewhere."""
+        self._now = Placement(view.members)
+        for member in view.members:
+            taker = self._takers.get(member.id)
+            if taker is not None and taker.member != member:
+                taker.member = member
+                taker.failures, taker.next_call_s = 0, 0.0
+        return []
 
     def on_scanned(self, event: Scanned, now_s: float) -> list[Action]:
         if event.epoch != self._epoch or not self._scanning:

@@ -96,7 +96,7 @@ class Taker:
             return [Answer(refusal), *([RefreshView()] if later else [])]
         giver = self._givers.setdefault(offer.worker, _Giver(offer.url))
         giver.url = offer.url
-        at_work = {*giver.looking}
+        at_work = {*giver.looking, *map(_block_of, giver.pieces), *map(_block_of, self._bringing)}
         for block in offer.blocks:
             if block not in at_work and self._owns(block):
                 giver.queue[block] = None
@@ -167,12 +167,9 @@ class Taker:
     def _next_piece(self) -> Bring | None:
         """Of the giver whose turn it is, who is then the last."""
         for id, giver in self._givers.items():
-            while giver.pieces:
-                piece = giver.pieces.popleft()
-                if piece in self._bringing:
-                    continue  # offered a second time while it comes
+            if giver.pieces:
                 self._givers[id] = self._givers.pop(id)
-                return piece
+                return giver.pieces.popleft()
         return None
 
     def _failed(self, bring: Bring, failure: CacheFSError, now_s: float) -> None:
@@ -200,6 +197,10 @@ class Taker:
         for giver in self._givers.values():
             assert not giver.queue.keys() & {*giver.looking}
             assert len(giver.looking) <= LOOK_BLOCKS
+
+
+def _block_of(bring: Bring) -> Block:
+    return bring.key, bring.first // BLOCK_PAGES
 
 
 def _pieces(key: bytes, block: int, bits: int, giver: str, url: str) -> Iterator[Bring]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cachefs.core.cluster import BATCH_LIMIT, Offer
 from cachefs.core.errors import Stale, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES
-from cachefs.core.placement import BLOCK_BYTES, Placement, View
+from cachefs.core.placement import BLOCK_BYTES, Member, Placement, View
 from tests.unit.worker.migrating import Fleet, key_of, member
 from worker.state.giving import GIVE_UP_S, WINDOW_BLOCKS
 from worker.state.migration import Migration
@@ -26,6 +26,7 @@ from worker.state.moves import (
     Scan,
     Scanned,
     SendOffer,
+    Tick,
     ViewCame,
 )
 from worker.state.rate import TokenBucket
@@ -267,6 +268,17 @@ def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
     (offer,) = giver.handle(HaveCame(2, "c", {}), 1.0)
     assert isinstance(offer, SendOffer)
     assert giver.handle(OfferAnswered(1, "b", None), 1.0) == []
+
+
+def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
+    giver = Migration("a")
+    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),))), 0.0)
+    giver.handle(Scanned(1, (Holding(key_of(2), SMALL, 1),), b""), 0.0)
+    assert giver.handle(HaveCame(1, "b", None), 0.0) == [], "it does not answer"
+    assert giver.handle(ViewCame(View(1, (Member("b", "http://new:1", 1.0),))), 0.1) == []
+    (ask,) = giver.handle(Tick(), 0.2)
+    assert isinstance(ask, AskHave)
+    assert ask.peer.url == "http://new:1"
 
 
 def test_an_index_that_cannot_be_read_is_tried_again() -> None:
