@@ -353,6 +353,7 @@ class Catalog:
             parts.wall_s(),
         )  # fmt: skip
         pages, entry.unrecorded = entry.unrecorded, {}
+        entry.committing.update(pages)
         if not entry.recorded:
             entry.recorded = True
             parts.order.insert(entry.key, record.last_use_s)
@@ -378,6 +379,8 @@ class Catalog:
 
     def _committed(self, entry: Entry, published: bool, error: OSError | None) -> None:
         entry.uncommitted -= 1
+        if not entry.uncommitted:
+            entry.committing.clear()
         if error is not None:
             self.disk_fault(error)
             entry.recorded = False  # it goes when nobody uses it any more

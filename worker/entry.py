@@ -22,8 +22,8 @@ class Entry:
     segment, or fails with the typed error; it may also be done without either: look again."""
 
     __slots__ = (
-        "ahead", "allocated_bytes", "busy_pieces", "commit_waiters", "completing", "creation",
-        "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking",
+        "ahead", "allocated_bytes", "busy_pieces", "commit_waiters", "committing", "completing",
+        "creation", "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking",
         "measured_bytes", "name", "origin", "pages", "published", "recorded", "uncommitted",
         "unrecorded", "users",
     )  # fmt: skip
@@ -39,6 +39,7 @@ class Entry:
         self.published = False
         self.recorded = False  # an index record exists or is on its way
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
+        self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
         self.uncommitted = 0  # submissions to the index that are not committed
         self.commit_waiters: list[asyncio.Future[None]] = []
         self.inflight: dict[int, asyncio.Future[None]] = {}

@@ -149,6 +149,7 @@ class Parts:
     tasks: Tasks = field(default_factory=Tasks)
     room_changed: Signal = field(default_factory=Signal)
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
+    touch: Callable[[bytes], None] = _ignore  # a content was used
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:

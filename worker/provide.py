@@ -14,6 +14,7 @@ from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.parts import Parts, no_answer
 from worker.segments import Segments
+from worker.source import Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
 from worker.state.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
@@ -227,14 +228,31 @@ class Provider:
             return None
         return await self.grant_whole(entry)
 
-    def claim_small(self, entry: Entry) -> None:
+    async def pages(self, entry: Entry, first: int, end: int) -> None:
+        """For a peer: brings the pages [first, end) and waits for them; they may be in segments.
+        Raises the error of the fill. Cancelled: the fill goes on."""
+        past = not self._parts.health.in_service
+        if entry.small and end - first == entry.page_count:
+            self.claim_small(entry, Purpose.SERVE)
+        elif entry.failed is None:
+            for run in [*self._missing(entry, first, end, past=past)]:
+                self._filler.claim(entry, *run, past=past, purpose=Purpose.SERVE)
+        for page in range(first, end):
+            future = entry.inflight.get(page)
+            if future is not None:
+                await asyncio.shield(future)
+            elif entry.failed is not None and not self._filler.is_here(entry, page, past=past):
+                raise entry.failed
+
+    def claim_small(self, entry: Entry, purpose: Purpose = Purpose.READ) -> None:
         """Starts to bring what is missing of a small file."""
         count, past = entry.page_count, not self._parts.health.in_service
         if (past or not entry.pages.complete) and entry.failed is None:
             pages = entry.pages if not past else PageMap(entry.size)
             here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
             for first, end in pages.missing(0, count, here):
-                self._filler.claim(entry, first, end, whole=end - first == count, past=past)
+                whole = end - first == count
+                self._filler.claim(entry, first, end, whole=whole, past=past, purpose=purpose)
 
     def grant_nowait(self, entry: Entry) -> int | None:
         """As `grant_whole`, where that takes no waiting; None: call that."""

@@ -29,6 +29,7 @@ from worker.opening import Opening
 from worker.parts import Parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.segments import Segments
+from worker.serving import Serving
 from worker.source import ConnectorFor, OriginSource, Source
 from worker.space import Space
 from worker.state.accounting import Ledger, allocation
@@ -85,6 +86,8 @@ class Worker:
         self._watch = TierWatch(parts, self._filler, self._segments)
         self._watch.on_change = self._tier_changed
         self.on_tier: Callable[[bool], None] = lambda in_service: None
+        self.serving = Serving(parts, self._catalog, self._segments, self._provider, self._filler)
+        parts.touch = self.housekeeping.touch
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
         self._listeners: dict[bytes, list[Callable[[int], None]]] = {}

@@ -179,6 +179,28 @@ class Index:
             )
         return bits, sums
 
+    def sums(self, key: bytes, size_bytes: int, first: int, end: int) -> dict[int, int]:
+        """The checksums of those of the pages [first, end) that are present."""
+        found: dict[int, int] = {}
+        with self._reading() as txn:
+            for number in range(first // BLOCK_PAGES, -(-end // BLOCK_PAGES)):
+                block = self._block(txn, key, size_bytes, number)
+                if block is None:
+                    continue
+                at, bits = number * BLOCK_PAGES, block.bits
+                for i in range(max(0, first - at), min(block.pages, end - at)):
+                    if bits >> i & 1:
+                        found[at + i] = block.checksum(i)
+        return found
+
+    def _block(self, txn: Any, key: bytes, size_bytes: int, number: int) -> BlockRecord | None:
+        """None where there is none, or one of another size."""
+        data = txn.get(block_key(key, number), db=self.pages)
+        try:
+            return None if data is None else BlockRecord(block_pages(size_bytes, number), data)
+        except ValueError:
+            return None
+
     def bits(self, key: bytes, size_bytes: int) -> int:
         """The bitmap of present pages."""
         found = 0
