@@ -173,7 +173,7 @@ def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
     for path in home.control_sockets():
         if not is_listening(str(path)):
             yield _stale_socket(path, fix)
-    for directory in home.source_dirs():
+    for directory in home.server_dirs():
         yield from _pointer(directory, fix)
 
 

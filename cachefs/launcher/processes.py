@@ -77,10 +77,10 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
     home = StateHome(spec.home)
     source_dir = home.source_dir(spec.source)
     own_cache_dir = source_dir / state.CACHE_NAME
-    cache_dir = _usable_cache_dir(spec.cache_dir or own_cache_dir)
-    with _launch_lock(source_dir), _launch_lock(cache_dir):
+    cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
+    with launch_lock(source_dir), launch_lock(cache_dir):
         for directory in (source_dir, cache_dir):
-            pointer = _running(directory)
+            pointer = running(directory)
             if pointer is not None:
                 other = cache_dir != own_cache_dir and read_pointer(cache_dir) != pointer
                 return Server(pointer.socket, False, _OTHER_CACHE if other else "")
@@ -88,7 +88,7 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
         spec = msgspec.structs.replace(spec, cache_dir=str(cache_dir), cache_size_bytes=size_bytes)
         log = home.log_dir(spec.source) / "server.err"
         timeout_s = spec.origin_deadline_s + SERVER_START_S
-        started = _start(
+        started = start_child(
             command or module_command(SERVER_MODULE),
             msgspec.msgpack.encode(spec),
             None if spec.log_to_stderr else log,
@@ -118,7 +118,7 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
     # A source that is new to a running server is checked at the origin first.
     wait_s = CLIENT_START_S + (spec.server.origin_deadline_s if spec.server is not None else 0.0)
-    return _start(command or module_command(module), document, log, wait_s, reap=False)
+    return start_child(command or module_command(module), document, log, wait_s, reap=False)
 
 
 def client_log(spec: ServerSpec, mountpoint: str) -> str:
@@ -166,7 +166,7 @@ def held_bytes(directory: Path) -> int:
     return total_bytes
 
 
-def _usable_cache_dir(path: str | Path) -> Path:
+def usable_cache_dir(path: str | Path) -> Path:
     """The real path of a directory that is ours to fill, created (0700) when missing."""
     real = Path(os.path.realpath(path))
     if not real.exists():
@@ -195,7 +195,7 @@ def _not_ours(path: Path, cause: str) -> AccessDenied:
 
 
 @contextlib.contextmanager
-def _launch_lock(directory: Path) -> Iterator[None]:
+def launch_lock(directory: Path) -> Iterator[None]:
     """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`. Raises InUse."""
     path = directory / state.LOCK_NAME
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -225,7 +225,7 @@ def _flock(fd: int, directory: Path) -> None:
             time.sleep(_POLL_S)
 
 
-def _running(directory: Path) -> Pointer | None:
+def running(directory: Path) -> Pointer | None:
     """The server that a directory points to, once it answers; None when there is none.
 
     A pointer whose process lives but does not answer is that of a server starting or ending.
@@ -272,7 +272,7 @@ def is_served(record: MountRecord) -> bool:
 # ---- children ------------------------------------------------------------------------------------
 
 
-def _start(
+def start_child(
     command: Sequence[str], document: bytes, log: Path | None, timeout_s: float, *, reap: bool
 ) -> Started:
     """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it.

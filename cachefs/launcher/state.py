@@ -3,6 +3,11 @@
     <home>/                                   0700
       sources/<id>/                           id: first 16 hex digits of sha256(UfsSpec.key)
         launch.lock  server.json  server.sock  namespace/  cache/  log/
+      clusters/<id>/                          id: the same of the master's cachefs://HOST:PORT
+        log/  nodes/<name>/                   one per worker of this machine
+          launch.lock  server.json  server.sock  cache/  log/
+      master/                                 namespace/  log/     of `cachefs master`
+      local/                                  cluster.json ...     of `cachefs up`
       mounts/<first 16 hex digits of sha256(mountpoint)>.json
     <cache dir>/launch.lock, server.json
 
@@ -26,6 +31,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec
@@ -41,10 +47,13 @@ _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """Where the server of a source, or of a cache directory, listens."""
+    """Where the server of a source, or of a cache directory, listens. `stays`: it goes on without
+    a mount, and whoever started it starts it again should it die. `url`: where others reach it."""
 
     socket: str
     pid: int
+    stays: bool = False
+    url: str = ""
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -82,7 +91,12 @@ class MountRecord(msgspec.Struct, frozen=True):
 
 def source_id(spec: UfsSpec) -> str:
     """The name of a source's directory."""
-    return hashlib.sha256(spec.key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return _digest(spec.key)
+
+
+def node_name(tier_path: str) -> str:
+    """The name of the worker whose first tier is at a path."""
+    return f"worker-{_digest(os.path.realpath(tier_path))}"
 
 
 def mount_id(mountpoint: str) -> str:
@@ -115,21 +129,43 @@ class StateHome:
         self.path = Path(path)
 
     def source_dir(self, spec: UfsSpec) -> Path:
-        """The private directory of a source, created when missing. Raises AccessDenied."""
+        """The private directory of a source, or of a cluster whichever of its paths is named;
+        created when missing. Raises AccessDenied."""
         private_dir(self.path)
+        if is_cluster(spec.url):
+            return self.cluster_dir(parse_cluster(spec.url).address)
         private_dir(self.path / "sources")
         return private_dir(self.path / "sources" / source_id(spec))
+
+    def cluster_dir(self, address: str) -> Path:
+        """The private directory of the cluster with the master HOST:PORT."""
+        private_dir(self.path)
+        private_dir(self.path / "clusters")
+        return private_dir(self.path / "clusters" / _digest(SCHEME + address))
+
+    def node_dir(self, address: str, name: str) -> Path:
+        """The private directory of one worker of a cluster."""
+        private_dir(self.cluster_dir(address) / "nodes")
+        return private_dir(self.cluster_dir(address) / "nodes" / name)
+
+    def node_dirs(self, address: str) -> list[Path]:
+        """Of every worker of a cluster that was ever started here, by name."""
+        nodes = self.path / "clusters" / _digest(SCHEME + address) / "nodes"
+        return _directories(nodes)
+
+    def master_dir(self) -> Path:
+        """Where a master keeps what is not put elsewhere."""
+        private_dir(self.path)
+        return private_dir(self.path / "master")
 
     def log_dir(self, spec: UfsSpec) -> Path:
         """Where the server and the clients of a source log."""
         return private_dir(self.source_dir(spec) / LOG_NAME)
 
-    def source_dirs(self) -> list[Path]:
-        """The directories of every source that was ever served."""
-        try:
-            return sorted(entry for entry in (self.path / "sources").iterdir() if entry.is_dir())
-        except OSError:
-            return []
+    def server_dirs(self) -> list[Path]:
+        """The directories of every source and every worker that ever served here."""
+        nodes = (_directories(one / "nodes") for one in _directories(self.path / "clusters"))
+        return [*_directories(self.path / "sources"), *(node for some in nodes for node in some)]
 
     def write_mount(self, record: MountRecord) -> None:
         """Put a record in place, over what an earlier mount left there."""
@@ -183,6 +219,27 @@ def write_pointer(directory: str | os.PathLike[str], pointer: Pointer) -> None:
 def remove_pointer(directory: str | os.PathLike[str], pid: int) -> bool:
     """Remove the pointer if it still names `pid`; a successor's stays. True if removed."""
     return _remove(Path(directory), POINTER_NAME, pid)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except OSError:
+        return []
+
+
+def read_document(directory: str | os.PathLike[str], name: str) -> Any:
+    """A JSON document of ours; None when missing, torn or another user's."""
+    return _read(Path(directory), name)
+
+
+def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> None:
+    """Put a document of plain values in place, whole or not at all."""
+    _write(Path(directory), name, value)
 
 
 def _record_name(mountpoint: str) -> str:

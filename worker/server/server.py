@@ -25,7 +25,7 @@ from worker.loads import LoadTable
 from worker.server.session import Session
 
 if TYPE_CHECKING:
-    from worker.worker import Worker
+    from worker.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class NodeServer:
     """Sessions on one listening socket."""
 
     def __init__(
-        self, worker: Worker, sources: Sources, loads: LoadTable, *, stays: bool = False
+        self, worker: Cache, sources: Sources, loads: LoadTable, *, stays: bool = False
     ) -> None:
         self.worker = worker
         self.loads = loads
@@ -59,7 +59,7 @@ class NodeServer:
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._started_at = time.time()
-        worker.on_tier = self._tell_tier
+        worker.on_tiers = self._tell_tiers
 
     def listen(self, path: Path) -> None:
         """Binds `path` (its directory is private) and starts to accept; replaces a dead socket."""
@@ -83,9 +83,10 @@ class NodeServer:
         self.close_listener()
 
     def request_stop(self, reason: str) -> None:
+        """Mounts go with it, except where it `stays`: they find its successor."""
         log.info("stopping: %s", reason)
         for session in [*self._sessions]:
-            if session.role == "fuse":
+            if session.role == "fuse" and not self._stays:
                 session.send_event(m.Detach(reason))
         self._stop.set()
 
@@ -142,9 +143,9 @@ class NodeServer:
 
     # ---- inside ----
 
-    def _tell_tier(self, in_service: bool) -> None:
+    def _tell_tiers(self) -> None:
         for session in self._mounts():
-            session.send_event(m.TierState(in_service))
+            session.tell_tiers()
 
     def _mounts(self) -> list[Session]:
         return [session for session in self._sessions if session.role == "fuse"]

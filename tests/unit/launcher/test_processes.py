@@ -188,7 +188,7 @@ def test_a_held_launch_lock_is_waited_for_only_so_long(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "LAUNCH_LOCK_WAIT_S", 0.0)
-    with processes._launch_lock(launcher.source_dir()), pytest.raises(errors.InUse):
+    with processes.launch_lock(launcher.source_dir()), pytest.raises(errors.InUse):
         launcher.start()
 
 

@@ -30,7 +30,7 @@ def test_source_dir_is_private_and_stable(tmp_path: Path) -> None:
     assert first == home.source_dir(SOURCE)
     assert first == home.path / "sources" / state.source_id(SOURCE)
     assert mode_of(first) == mode_of(home.path) == mode_of(home.path / "sources") == 0o700
-    assert home.source_dirs() == [first]
+    assert home.server_dirs() == [first]
 
 
 def test_source_id_follows_the_key() -> None:
@@ -74,7 +74,7 @@ def test_reading_a_missing_home_makes_nothing(tmp_path: Path) -> None:
     assert home.mount_records() == []
     assert home.find_mount("/mnt/data") is None
     assert home.remove_mount("/mnt/data") is False
-    assert home.source_dirs() == []
+    assert home.server_dirs() == []
     assert not home.path.exists()
 
 

@@ -1,0 +1,124 @@
+"""Starts masters and nodes' workers as processes of their own, and finds the worker of a cluster
+that runs on this machine.
+
+A mount uses a worker that is there for others too (`cachefs worker`) rather than one that a mount
+started; it starts one (of weight 0, which ends with the last mount) where none is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.core import tiers
+from cachefs.core.addresses import address_of
+from cachefs.core.specs import MasterSpec, Started, WorkerSpec
+from cachefs.fuse.file_systems import MEMORY, file_system_of
+from cachefs.launcher import state
+from cachefs.launcher.processes import (
+    SERVER_START_S,
+    Server,
+    answers,
+    cache_size,
+    is_ours,
+    launch_lock,
+    module_command,
+    running,
+    start_child,
+    usable_cache_dir,
+)
+from cachefs.launcher.state import Pointer, StateHome, read_pointer
+
+MASTER_MODULE: Final = "cachefs.launcher.masterd"
+NODE_MODULE: Final = "cachefs.launcher.node"
+MOUNTS_NODE: Final = "mounts"  # the worker that mounts start
+RETURN_S: Final = 3.0  # for a worker that is being started again by whoever watches it
+_POLL_S: Final = 0.1
+
+
+def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[str] = ()) -> Started:
+    """Start a master, and wait until it answers. `err_log`: None = our standard error. Raises the
+    typed error of a start that failed; the process has ended then."""
+    document = msgspec.msgpack.encode(spec)
+    return start_child(
+        command or module_command(MASTER_MODULE), document, err_log, SERVER_START_S, reap=False
+    )
+
+
+def start_worker(
+    spec: WorkerSpec, *, background: bool, reap: bool = False, command: Sequence[str] = ()
+) -> Started:
+    """Start a node's worker, and wait until it is a member. Raises as `start_master`."""
+    directory = node_dir(spec)
+    err_log = state.private_dir(directory / state.LOG_NAME) / "server.err" if background else None
+    return start_child(
+        command or module_command(NODE_MODULE),
+        msgspec.msgpack.encode(spec),
+        err_log,
+        spec.origin_deadline_s + SERVER_START_S,
+        reap=reap,
+    )
+
+
+def node_dir(spec: WorkerSpec) -> Path:
+    """The directory of a worker: its socket, its pointer, its log."""
+    return StateHome(spec.home).node_dir(address_of(spec.master), spec.name)
+
+
+def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()) -> Server:
+    """A worker of the cluster that answers on this machine: the one at the socket `used`, any
+    other, or a new one as `spec` says. Raises the typed error of a start that failed, InUse when
+    the worker of mounts hangs."""
+    home, address = StateHome(spec.home), address_of(spec.master)
+    _wait_for_return(used)
+    pointer = _answering(home, address, used)
+    if pointer is not None:
+        return Server(pointer.socket, False, "")
+    directory = home.node_dir(address, spec.name)
+    with launch_lock(directory):
+        pointer = running(directory)
+        if pointer is not None:
+            return Server(pointer.socket, False, "")
+        started = start_worker(spec, background=not spec.log_to_stderr, reap=True, command=command)
+    return Server(str(directory / state.SOCKET_NAME), True, started.warning)
+
+
+def _wait_for_return(used: str) -> None:
+    """Give a worker that died, and that somebody starts again, its time."""
+    pointer = read_pointer(os.path.dirname(used)) if used else None
+    deadline = time.monotonic() + RETURN_S
+    while pointer is not None and pointer.stays and time.monotonic() < deadline:
+        if is_ours(pointer.pid):
+            return
+        time.sleep(_POLL_S)
+        pointer = read_pointer(os.path.dirname(used))
+
+
+def _answering(home: StateHome, address: str, used: str) -> Pointer | None:
+    """The best of those that answer: the one in use, then those that stay."""
+    found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
+    for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays)):
+        if is_ours(pointer.pid) and answers(pointer):
+            return pointer
+    return None
+
+
+def tier_of(directory: str | Path, asked_bytes: int, share: int = 1) -> str:
+    """A directory as a tier, of the size asked for or (0) the default one; `share`: how many such
+    tiers the file system must have room for. Raises AccessDenied, NoSpace."""
+    path = usable_cache_dir(directory)
+    size_bytes = cache_size(path, asked_bytes * share) // share
+    return f"{_kind(path)}:{path}:{size_bytes}"
+
+
+def _kind(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return tiers.MEMORY if file_system_of(fd) in MEMORY else tiers.DISK
+    finally:
+        os.close(fd)
