@@ -357,6 +357,8 @@ class Catalog:
         if not entry.recorded:
             entry.recorded = True
             parts.order.insert(entry.key, record.last_use_s)
+            if parts.is_owned is not None and not parts.is_owned(entry.key, entry.size):
+                parts.order.set_owned(entry.key, owned=False)
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
 
     def correct(self, entry: Entry) -> None:

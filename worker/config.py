@@ -30,14 +30,14 @@ class WorkerConfig:
     # it may go once it was idle for `idle_after_s`. False: it stays.
     evict_detached: bool = True
 
-    def order(self) -> EvictionOrder:
+    def order(self, *, owned_last: bool = False) -> EvictionOrder:
         """Raises BadConfig for values that mean nothing."""
         if self.admission not in POLICIES:
             raise BadConfig(f"bad admission {self.admission!r}", remedy="use fill or always")
         if self.limit_bytes <= 0 or self.fetch_threads < 1 or self.disk_threads < 1:
             raise BadConfig("the cache limit and the numbers of threads must be positive")
         try:
-            return eviction_order(self.eviction)
+            return eviction_order(self.eviction, owned_last=owned_last)
         except ValueError as err:
             raise BadConfig(str(err), remedy="use sieve or lru") from err
 

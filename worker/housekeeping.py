@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from worker.catalog import Catalog
@@ -84,21 +84,37 @@ class Housekeeping:
         parts = self._parts
         await parts.disk.run(parts.tier.empty_trash)
         found: list[tuple[int, bytes]] = []
-        after = b""
-        while True:
-            batch = await parts.disk.run(parts.tier.index.scan, after, SCAN_FILES)
+        async for batch in self._records():
             found += [(record.last_use_s, key) for key, record in batch]
-            if len(batch) < SCAN_FILES:
-                break
-            after = batch[-1][0]
         await parts.disk.run(found.sort)
         while found:
             for _ in range(min(LOAD_FILES, len(found))):
                 last_use_s, key = found.pop()
                 parts.order.insert_oldest(key, last_use_s)
             await asyncio.sleep(0)
+        await self.ask_owners()
         parts.order_known = True
         self._space.order_loaded.set()
+
+    async def _records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
+        index, after = self._parts.tier.index, b""
+        while True:
+            batch = await self._parts.disk.run(index.scan, after, SCAN_FILES)
+            yield batch
+            if len(batch) < SCAN_FILES:
+                return
+            after = batch[-1][0]
+
+    async def ask_owners(self) -> None:
+        """What this node owns may have changed: what it does not own goes first from now on."""
+        parts = self._parts
+        if parts.is_owned is None:
+            return
+        async for batch in self._records():
+            for start in range(0, len(batch), LOAD_FILES):
+                for key, record in batch[start : start + LOAD_FILES]:
+                    parts.order.set_owned(key, owned=parts.is_owned(key, record.size))
+                await asyncio.sleep(0)
 
     async def sweep(self) -> None:
         """Removes cache files without a record, corrects the accounts of partial files."""

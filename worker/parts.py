@@ -6,7 +6,7 @@ import asyncio
 import collections
 import errno
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -124,6 +124,15 @@ def no_answer() -> OSError:
     return OSError(errno.ETIMEDOUT, "the disk does not answer")
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the workers of one process, one for each tier, have in common. `is_owned(key, size)`:
+    does this node own a block of the content of that key (36 bytes) and size? None: all of them."""
+
+    memory: MemoryBudget
+    is_owned: Callable[[bytes, int], bool] | None = None
+
+
 @dataclass(slots=True)
 class Parts:
     """`epoch` is the sync epoch in which records are written now. `order_known`: `order` has every
@@ -143,7 +152,14 @@ class Parts:
     source: Source
     memory: MemoryBudget
     epoch: int
+    is_owned: Callable[[bytes, int], bool] | None = None
     order_known: bool = False
+    # Copies some of these contents, which are about to leave for want of so many bytes, to a slower
+    # tier. None: there is none.
+    offer_below: Callable[[Sequence[bytes], int], Awaitable[None]] | None = None
+    outside: set[Hashable] = field(default_factory=set)  # calls to the disk by other tiers' threads
+    counted_metadata_bytes: int = 0  # of the memory budget, for this tier
+    counted_tier_bytes: int = 0
     health: Health = field(default_factory=Health)
     counters: Counters = field(default_factory=Counters)
     tasks: Tasks = field(default_factory=Tasks)

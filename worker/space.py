@@ -28,6 +28,8 @@ BATCH_FILES: Final = 64
 MOST_ROUNDS: Final = 64  # of one eviction
 PERMISSION_WAIT_S: Final = 5.0
 ORDER_WAIT_S: Final = 30.0
+OFFER_WAIT_S: Final = 5.0  # for what is copied to a slower tier first
+NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
 
 
@@ -118,6 +120,21 @@ class Space:
 
     # ---- eviction ----
 
+    async def make_room_ahead(self, size_bytes: int) -> None:
+        """Lets so much go that fills need not wait for room, as far as admission allows it."""
+        async with self._one_at_a_time:
+            parts = self._parts
+            if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
+                idle = parts.config.admission != "always"
+                await self._make_room(parts.ledger.free_for_files + size_bytes, idle=idle)
+
+    async def let_go(self, keys: Sequence[bytes]) -> None:
+        """Evicts what another tier of this node has too; what is in use stays."""
+        async with self._one_at_a_time:
+            for start in range(0, len(keys), BATCH_FILES):
+                batch = self._not_live(keys[start : start + BATCH_FILES])
+                await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
+
     async def _make_room(self, need_bytes: int, *, idle: bool) -> None:
         parts = self._parts
         idle_before_s = int(parts.clocks.wall() - parts.config.idle_after_s) if idle else NEVER_S
@@ -133,7 +150,20 @@ class Space:
             for key in set(keys) - set(allowed):
                 parts.order.defer(key)
             reason = "idle" if idle else "space"
-            await self._evict(self._not_live(allowed), short_bytes + spare_bytes, until_s, reason)
+            short_bytes += spare_bytes
+            await self._offer_below(self._not_live(allowed), short_bytes)
+            await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+
+    async def _offer_below(self, keys: Sequence[bytes], short_bytes: int) -> None:
+        """What was used here is copied to a slower tier before it goes."""
+        parts = self._parts
+        used = [key for key in keys if key in parts.order and parts.order.was_used(key)]
+        if parts.offer_below is None or not used:
+            return
+        try:
+            await parts.within(parts.offer_below(used, short_bytes), OFFER_WAIT_S)
+        except TimeoutError:
+            log.warning("the next tier takes its time: files go without being copied there")
 
     def _candidates(self, idle_before_s: int) -> list[bytes]:
         """First those that were named before and not needed: the order's hand has passed them."""

@@ -58,9 +58,11 @@ def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
 def count_memory(parts: Parts, catalog: Catalog) -> None:
     """Tells the budget what is known by counting."""
     memory, ledger = parts.memory, parts.ledger
-    memory.metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
-    if parts.tier.in_memory:
-        memory.tiers_bytes = ledger.used_bytes + ledger.reserved_bytes
+    metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0
+    memory.metadata_bytes += metadata_bytes - parts.counted_metadata_bytes
+    memory.tiers_bytes += tier_bytes - parts.counted_tier_bytes
+    parts.counted_metadata_bytes, parts.counted_tier_bytes = metadata_bytes, tier_bytes
 
 
 def _tier(

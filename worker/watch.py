@@ -12,7 +12,7 @@ from typing import Final
 from worker.fill import Filler
 from worker.parts import Parts
 from worker.segments import Segments
-from worker.state.health import Act, Watch
+from worker.state.health import Act, Watch, is_full
 from worker.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ class TierWatch:
         self._filler = filler
         self._segments = segments
         self._watch = Watch()
+        self._broken = parts.health.broken
         self._prober = Threads("probe", 1, parts.wake)
         self._soon = asyncio.Event()
         self.on_change: Callable[[bool], None] = lambda in_service: None
@@ -54,7 +55,10 @@ class TierWatch:
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
         writes = self._filler.disk_writes()
         now = parts.clocks.monotonic()
-        match self._watch.look([*parts.disk.calls(), *commits], writes, now):
+        if parts.health.broken != self._broken:
+            self._broken = parts.health.broken
+            self._watch.suspect()
+        match self._watch.look([*parts.disk.calls(), *parts.outside, *commits], writes, now):
             case Act.PROBE:
                 self._prober.submit(parts.tier.probe, done=self._probed)
             case Act.LEAVE:
@@ -65,6 +69,7 @@ class TierWatch:
     def _probed(self, right: object, error: BaseException | None) -> None:
         answered = error is None and right is True
         if isinstance(error, OSError):
+            answered = is_full(error)  # it answers, though it takes nothing
             log.warning("the cache disk answers a probe with %s", error.strerror or error)
         self._watch.probed(self._parts.clocks.monotonic(), answered=answered)
         self._soon.set()

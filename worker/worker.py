@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cachefs.core.errors import ProtocolError, Unavailable
@@ -18,15 +17,17 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
+from worker.cache import FetchResult, Grant, TierView
 from worker.catalog import Catalog, FreedCounts
 from worker.config import Clocks, WorkerConfig
 from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.housekeeping import Housekeeping
+from worker.inside import Inside
 from worker.leftovers import Leftovers
 from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
-from worker.parts import Parts
+from worker.parts import Parts, Shared
 from worker.provide import GRANT_BYTES, Provider
 from worker.segments import Segments
 from worker.serving import Serving
@@ -52,25 +53,6 @@ CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
 START_LIMIT_S: Final = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """An open file. `fd` is read-only and the receiver's to close: `complete`, every byte is in it;
-    else it is the partial cache file (read what `ensure` granted), or None."""
-
-    handle: int
-    size: int
-    complete: bool
-    fd: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchResult:
-    """`fetched_bytes` came from the origin while the caller waited (0: it was cached)."""
-
-    size: int
-    fetched_bytes: int
-
-
 class Worker:
     """See the module. Made by `start`, ended by `close`."""
 
@@ -85,7 +67,8 @@ class Worker:
         self.housekeeping = Housekeeping(parts, self._catalog, self._space, self._leftovers)
         self._watch = TierWatch(parts, self._filler, self._segments)
         self._watch.on_change = self._tier_changed
-        self.on_tier: Callable[[bool], None] = lambda in_service: None
+        self.on_tiers: Callable[[], None] = lambda: None
+        self.inside = Inside(parts, self._catalog, self._space, self.housekeeping, self._watch)
         self.serving = Serving(parts, self._catalog, self._segments, self._provider, self._filler)
         parts.touch = self.housekeeping.touch
         self._handles: dict[int, Handle] = {}
@@ -102,19 +85,21 @@ class Worker:
         connector_for: ConnectorFor,
         clocks: Clocks | None = None,
         source: Source | None = None,
+        shared: Shared | None = None,
     ) -> Worker:
         """Takes the cache directory over, without reading its data. `metadata` raises NotFound for
         a namespace that is not attached. `source`: where bytes come from (None: the origin, by
         `connector_for`). Raises InUse (naming the owner), AccessDenied, BadConfig, NoSpace;
         Unavailable when its disk does not answer."""
-        order = config.order()
+        memory = MemoryBudget(budget(config.memory_limit_bytes, available_memory()))
+        shared = shared or Shared(memory)
+        memory, order = shared.memory, config.order(owned_last=shared.is_owned is not None)
         allow_many_descriptors()
         loop = asyncio.get_running_loop()
         wake = Wake(loop)
         disk = Threads("disk", config.disk_threads, wake)
-        memory = MemoryBudget(budget(config.memory_limit_bytes, available_memory()))
         tier = await _take(disk, config.cache_dir)
-        limit_bytes = memory.clip_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
+        limit_bytes = memory.take_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
         if limit_bytes < config.limit_bytes:
             log.info(
                 "the cache is memory: it is limited to %s, as the memory limit is %s",
@@ -138,6 +123,7 @@ class Worker:
             source=source or OriginSource(connector_for),
             memory=memory,
             epoch=tier.header.epoch,
+            is_owned=shared.is_owned,
         )
         worker = cls(parts)
         await worker.housekeeping.measure_overhead()
@@ -145,10 +131,9 @@ class Worker:
         parts.tasks.start(worker.housekeeping.run())
         return worker
 
-    @property
-    def pub_fd(self) -> int:
-        """The directory of published files; owned by the worker."""
-        return self._parts.tier.pub_fd
+    def tiers(self) -> list[TierView]:
+        """Its one tier; see `worker.cache.Cache`."""
+        return [TierView(0, self._parts.tier.pub_fd, self._parts.health.in_service)]
 
     # ---- reads ----
 
@@ -425,11 +410,7 @@ class Worker:
     def _tier_changed(self, in_service: bool) -> None:
         if not in_service:
             self._catalog.leave_tier()
-        self.on_tier(in_service)
-
-    @property
-    def tier_in_service(self) -> bool:
-        return self._parts.health.in_service
+        self.on_tiers()
 
     def status(self) -> dict[str, Any]:
         """Plain values for `cachefs status`; see docs/operations.md."""

@@ -19,17 +19,19 @@ from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, Interrupted, PositionGone, ProtocolError, Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
+from worker.cache import TierView
 from worker.server import operators
 from worker.server.channel import Channel
 
 if TYPE_CHECKING:
+    from worker.cache import Grant
     from worker.opening import Opening
     from worker.server.server import NodeServer
-    from worker.worker import Grant
 
 log = logging.getLogger(__name__)
 
 Answer = tuple[m.Message, int | None]
+_UNKNOWN = TierView(0, -1, True, -1)
 MAX_IN_FLIGHT = 4096  # requests of one session; more are refused, not queued
 
 
@@ -48,6 +50,8 @@ class Session:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._openings: dict[int, Opening] = {}
         self._event_tasks: set[asyncio.Task[None]] = set()
+        self._many_tiers = False  # it understands that there are several
+        self._told: dict[int, TierView] = {}
         self._channel = Channel(sock, self._frame, self._ended)
 
     # ---- frames ----
@@ -106,6 +110,24 @@ class Session:
 
     def send_event(self, body: m.Message) -> None:
         self._channel.send(m.encode(0, body))
+
+    def tell_tiers(self) -> None:
+        """What has changed of the tiers since it was told last, once it has attached."""
+        if not self.sources:
+            return
+        for view in self.server.worker.tiers():
+            if view.tier == 0 or self._many_tiers:
+                self._tell_tier(view, self._told.get(view.tier, _UNKNOWN))
+                self._told[view.tier] = view
+
+    def _tell_tier(self, view: TierView, told: TierView) -> None:
+        is_new = (view.pub_fd >= 0, view.number) != (told.pub_fd >= 0, told.number)
+        if is_new and self._many_tiers:
+            fd = os.dup(view.pub_fd) if view.pub_fd >= 0 else None
+            event = m.PublishedDirectory(view.tier, has_descriptor=fd is not None)
+            self._channel.send(m.encode(0, event), fd)
+        if view.in_service != told.in_service:
+            self.send_event(m.TierState(view.in_service, view.tier))
 
     def close(self) -> None:
         self._channel.close()
@@ -199,22 +221,26 @@ class Session:
                 remedy="install the same version of cachefs on both sides and mount again",
             )
         self.role, self.pid, self.mountpoint = body.role, body.pid, body.mountpoint
+        self._many_tiers = body.many_tiers
         self.is_followed = body.supervisor > 0
         try:
             self.server.joined(self)
         except CacheFSError:
             self.role = ""  # it is nobody's mount
             raise
-        welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=True)
-        return welcome, os.dup(self.server.worker.pub_fd)
+        first = self.server.worker.tiers()[0]
+        has_dir = first.pub_fd >= 0
+        welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=has_dir)
+        self._told = {0: first._replace(in_service=True)}
+        return welcome, os.dup(first.pub_fd) if has_dir else None
 
     async def _attach(self, body: m.Attach) -> Answer:
         attached = await self.server.attach(body)
         if self.role == "fuse" and attached.namespace not in self.sources:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
-        if self.role == "fuse" and not self.server.worker.tier_in_service:  # told after the reply
-            asyncio.get_running_loop().call_soon(self.send_event, m.TierState(False))
+        if self.role == "fuse":  # told after the reply
+            asyncio.get_running_loop().call_soon(self.tell_tiers)
         return attached, None
 
     def _follow(self, namespace: NamespaceId) -> None:
@@ -257,7 +283,7 @@ class Session:
         if grant.complete and body.complete_needs_no_release:  # the descriptor is all it needs
             self.server.worker.release(handle)
             handle = 0
-        opened = m.Opened(handle, grant.size, grant.complete, grant.fd is not None)
+        opened = m.Opened(handle, grant.size, grant.complete, grant.fd is not None, grant.tier)
         return opened, grant.fd
 
     async def _ensure(self, body: m.Ensure) -> Answer:

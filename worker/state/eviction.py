@@ -1,4 +1,5 @@
-"""In which order cached files may go: SIEVE and LRU behind one interface. Pure.
+"""In which order cached files may go: SIEVE and LRU behind one interface, and copies of what others
+own before everything else. Pure.
 
 Every operation is O(1) amortised. A file costs one dict entry and about 20 bytes in arrays: nodes
 of the list are numbers (slots), slot 0 is the list's end on both sides.
@@ -10,6 +11,7 @@ for those that must stay for now (in use, or protected by a policy).
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 NEVER_S: Final = (1 << 32) - 1  # last use of a free slot, so that it is never the oldest
@@ -44,6 +46,16 @@ class EvictionOrder(Protocol):
     def last_use_s(self, key: bytes) -> int:
         """When the key was last used. Raises KeyError."""
 
+    def was_used(self, key: bytes) -> bool:
+        """Was it used since it was inserted? Raises KeyError."""
+
+    def set_owned(self, key: bytes, *, owned: bool) -> None:
+        """A file that this node does not own goes before all that it owns. An unknown key is
+        ignored, and so is this where nobody asked for the difference."""
+
+    def keys(self) -> Iterator[bytes]:
+        """All, in no order. Nothing may be inserted or removed meanwhile."""
+
     def oldest_use_s(self) -> int:
         """A lower bound of all last uses; `NEVER_S` when there is nothing. Costs a pass over an
         array."""
@@ -58,6 +70,7 @@ class _Slots:
         self._newer = array("I", [END])  # of END: the oldest
         self._older = array("I", [END])  # of END: the newest
         self._last_use_s = array("I", [NEVER_S])
+        self._used = bytearray(1)
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -69,6 +82,15 @@ class _Slots:
     def last_use_s(self, key: bytes) -> int:
         return self._last_use_s[self._slot[key]]
 
+    def was_used(self, key: bytes) -> bool:
+        return bool(self._used[self._slot[key]])
+
+    def set_owned(self, key: bytes, *, owned: bool) -> None:
+        pass
+
+    def keys(self) -> Iterator[bytes]:
+        return iter(self._slot)
+
     def oldest_use_s(self) -> int:
         return min(self._last_use_s)
 
@@ -77,10 +99,12 @@ class _Slots:
             slot = self._free.pop()
             self._key[slot] = key
             self._last_use_s[slot] = last_use_s
+            self._used[slot] = 0
         else:
             slot = len(self._key)
             self._key.append(key)
             self._last_use_s.append(last_use_s)
+            self._used.append(0)
             self._newer.append(END)
             self._older.append(END)
         self._slot[key] = slot
@@ -120,6 +144,7 @@ class LruOrder(_Slots):
         slot = self._slot.get(key)
         if slot is not None:
             self._last_use_s[slot] = now_s
+            self._used[slot] = 1
             self._to_newest(slot)
 
     def defer(self, key: bytes) -> None:
@@ -179,7 +204,7 @@ class SieveOrder(_Slots):
         slot = self._slot.get(key)
         if slot is not None:
             self._last_use_s[slot] = now_s
-            self._visited[slot] = 1
+            self._used[slot] = self._visited[slot] = 1
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
@@ -214,8 +239,74 @@ class SieveOrder(_Slots):
         return found
 
 
-def eviction_order(name: str) -> EvictionOrder:
+class OwnedLast:
+    """Two orders of one kind: of copies of what other nodes own, which go first, and of what this
+    node owns. A copy that cannot go now (in use, protected) is treated as owned from then on, until
+    somebody says again that it is not: it must not be named for ever in place of others."""
+
+    def __init__(self, copies: EvictionOrder, owned: EvictionOrder) -> None:
+        self._copies = copies
+        self._owned = owned
+
+    def _of(self, key: object) -> EvictionOrder:
+        return self._copies if key in self._copies else self._owned
+
+    def __len__(self) -> int:
+        return len(self._copies) + len(self._owned)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._owned or key in self._copies
+
+    def insert(self, key: bytes, last_use_s: int) -> None:
+        self._of(key).insert(key, last_use_s)
+
+    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
+        self._of(key).insert_oldest(key, last_use_s)
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        self._of(key).hit(key, now_s)
+
+    def defer(self, key: bytes) -> None:
+        self.set_owned(key, owned=True)
+        self._owned.defer(key)
+
+    def remove(self, key: bytes) -> None:
+        self._of(key).remove(key)
+
+    def set_owned(self, key: bytes, *, owned: bool) -> None:
+        source, target = self._copies, self._owned
+        if not owned:
+            source, target = target, source
+        if key not in source:
+            return
+        last_use_s, used = source.last_use_s(key), source.was_used(key)
+        source.remove(key)
+        target.insert(key, last_use_s)
+        if used:
+            target.hit(key, last_use_s)
+
+    def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
+        found = self._copies.candidates(count, idle_before_s)
+        return [*found, *self._owned.candidates(count - len(found), idle_before_s)]
+
+    def last_use_s(self, key: bytes) -> int:
+        return self._of(key).last_use_s(key)
+
+    def was_used(self, key: bytes) -> bool:
+        return self._of(key).was_used(key)
+
+    def keys(self) -> Iterator[bytes]:
+        yield from self._copies.keys()
+        yield from self._owned.keys()
+
+    def oldest_use_s(self) -> int:
+        return min(self._copies.oldest_use_s(), self._owned.oldest_use_s())
+
+
+def eviction_order(name: str, *, owned_last: bool = False) -> EvictionOrder:
     """`sieve` or `lru`. Raises ValueError for any other name."""
+    if owned_last:
+        return OwnedLast(eviction_order(name), eviction_order(name))
     if name == "sieve":
         return SieveOrder()
     if name == "lru":

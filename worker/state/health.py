@@ -1,8 +1,9 @@
 """Whether the tier's disk is to be used: normal, degraded for a while, or offline. Pure.
 
 A disk that is full or answers errors takes no fills until some seconds later, when one is tried
-again; what is cached is still read. A disk that does not answer is offline: nothing of it is
-touched, reads go past it, until a probe of it comes back.
+again; what is cached is still read. An error calls for probes: a disk that answers none of them
+rightly is offline (its directory may be gone), as is one that does not answer at all: nothing of it
+is touched, reads go past it, until a probe of it comes back right.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PROBE_LIMIT_S: Final = 3.0  # a probe that takes longer says that the disk hangs
 PROBE_PAUSE_S: Final = 1.0  # between probes of a disk that answers slowly, or with errors
 MOST_GAP_S: Final = 1.0  # between looks; after a longer one nobody is blamed for it
 STUCK_S: Final = 15.0  # a write that takes longer hangs, whatever probes say
+MOST_BAD_PROBES: Final = 2  # in a row, then the disk is given up for now
 
 
 class Health:
@@ -30,6 +32,7 @@ class Health:
     def __init__(self) -> None:
         self.cause = ""
         self.faults = 0
+        self.broken = 0  # faults that are no want of room: they call for a probe
         self.in_service = True
         self._until_s = 0.0
         self._degraded = False
@@ -42,9 +45,10 @@ class Health:
         news = not self._degraded
         self._degraded = True
         self.faults += 1
+        self.broken += not is_full(error)
         if self.in_service:
             self.cause = error.strerror or str(error)
-        self._until_s = now_s + (FULL_PAUSE_S if error.errno in _FULL else ERROR_PAUSE_S)
+        self._until_s = now_s + (FULL_PAUSE_S if is_full(error) else ERROR_PAUSE_S)
         return news
 
     def well(self) -> bool:
@@ -53,7 +57,7 @@ class Health:
         return news
 
     def left(self) -> None:
-        """The disk does not answer."""
+        """The disk does not answer, or not rightly."""
         self.in_service = False
         self.faults += 1
         self.cause = "the disk does not answer"
@@ -68,6 +72,11 @@ class Health:
         if not self.in_service:
             return "offline"
         return "degraded" if self._degraded or not self.writable(now_s) else "normal"
+
+
+def is_full(error: OSError) -> bool:
+    """Does the disk only want room? It answers, then."""
+    return error.errno in _FULL
 
 
 class Act(enum.Enum):
@@ -93,6 +102,7 @@ class Watch:
         self._suspected = False
         self._probe_since_s = -1.0  # below 0: none is under way
         self._answered = False
+        self._bad_probes = 0  # in a row
         self._next_probe_s = 0.0
         self._looked_at_s = float("inf")
 
@@ -101,9 +111,11 @@ class Watch:
         self._suspected = True
 
     def probed(self, now_s: float, *, answered: bool) -> None:
-        """The probe ended; `answered`: with the right bytes."""
+        """The probe ended; `answered`: with the right bytes. Another one follows a bad one."""
         self._probe_since_s = -1.0
         self._answered = answered
+        self._bad_probes = 0 if answered else self._bad_probes + 1
+        self._suspected |= not answered
         self._next_probe_s = now_s + PROBE_PAUSE_S
 
     def look(self, calls: Collection[Hashable], writes: Collection[Hashable], now_s: float) -> Act:
@@ -117,7 +129,7 @@ class Watch:
             return self._leave() if self.in_service and (overdue or stuck) else Act.NOTHING
         if not self.in_service:
             return self._come_back_or_probe(now_s, stuck=stuck)
-        if stuck:
+        if stuck or self._bad_probes >= MOST_BAD_PROBES:
             return self._leave()
         slow = any(now_s - since >= SUSPECT_S for since in self._since.values())
         if (slow or self._suspected) and now_s >= self._next_probe_s:
@@ -139,12 +151,14 @@ class Watch:
         return Act.PROBE
 
     def _leave(self) -> Act:
-        self.in_service = self._answered = False
+        self.in_service = self._answered = self._suspected = False
+        self._bad_probes = 0
         return Act.LEAVE
 
     def _come_back_or_probe(self, now_s: float, *, stuck: bool) -> Act:
         if self._answered and not stuck:
             self.in_service = True
+            self._suspected = False
             return Act.RETURN
         return self._probe(now_s) if now_s >= self._next_probe_s else Act.NOTHING
 

@@ -49,6 +49,7 @@ class MemoryBudget:
         self.windows_bytes = 0
         self.segments_bytes = 0
         self.tiers_bytes = 0
+        self._promised_bytes = 0  # to tiers that are memory
 
     @property
     def reserve_bytes(self) -> int:
@@ -72,8 +73,18 @@ class MemoryBudget:
 
     def clip_tier(self, size_bytes: int) -> int:
         """How large a tier in memory may be."""
-        rest = PROCESS_BYTES + 2 * self.reserve_bytes
+        rest = PROCESS_BYTES + 2 * self.reserve_bytes + self._promised_bytes
         return max(16 * MIB, min(size_bytes, self.limit_bytes - rest))
+
+    def take_tier(self, size_bytes: int) -> int:
+        """The same, promised to a tier from now on."""
+        taken = self.clip_tier(size_bytes)
+        self._promised_bytes += taken
+        return taken
+
+    def return_tier(self, size_bytes: int) -> None:
+        """That tier is no more."""
+        self._promised_bytes -= size_bytes
 
     # ---- pressure ----
 

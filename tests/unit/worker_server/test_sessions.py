@@ -17,6 +17,7 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.errors import NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
+from worker.cache import TierView
 from worker.loads import LoadTable
 from worker.server.server import NodeServer
 
@@ -26,7 +27,7 @@ LIMIT_S = 10.0
 
 class FakeWorker:
     def __init__(self, directory: Path) -> None:
-        self.pub_fd = os.open(directory, os.O_RDONLY)
+        self.pub_fds = [os.open(directory, os.O_RDONLY)]
         self.file = directory / "file"
         self.file.write_bytes(b"bytes of a file")
         self.released: list[int] = []
@@ -34,8 +35,11 @@ class FakeWorker:
         self.gate = asyncio.Event()
         self.opening = asyncio.Event()
         self.cancelled = 0
-        self.tier_in_service = True
-        self.on_tier: Callable[[bool], None] = lambda in_service: None
+        self.views = [TierView(0, self.pub_fds[0], True)]
+        self.on_tiers: Callable[[], None] = lambda: None
+
+    def tiers(self) -> list[TierView]:
+        return self.views
 
     async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Any:
         if ino == 404:
@@ -48,7 +52,7 @@ class FakeWorker:
                 self.cancelled += 1
                 raise
         fd = os.open(self.file, os.O_RDONLY)
-        return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd)
+        return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd, tier=1)
 
     def open_soon(self, namespace: NamespaceId, ino: int, ready: object) -> None:
         """Every open takes a task."""
@@ -141,7 +145,8 @@ def serve(tmp_path: Path, script: Script) -> FakeWorker:
         finally:
             server.close_listener()
             await server.drain(0)
-            os.close(worker.pub_fd)
+            for fd in worker.pub_fds:
+                os.close(fd)
         return worker
 
     return asyncio.run(run())
@@ -175,7 +180,7 @@ def test_an_open_carries_a_descriptor_and_ends_with_its_session(tmp_path: Path) 
         peer = await fuse(path)
         await peer.send(3, m.Open(NAMESPACE, 5))
         _, opened, fd = await peer.receive()
-        assert opened == m.Opened(50, 15, True, True)
+        assert opened == m.Opened(50, 15, True, True, tier=1)
         assert fd is not None
         assert os.pread(fd, 100, 0) == b"bytes of a file"
         os.close(fd)
@@ -195,11 +200,60 @@ def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) ->
     async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
         peer = await fuse(path)
         opened = await peer.call(3, m.Open(NAMESPACE, 5, complete_needs_no_release=True))
-        assert opened == m.Opened(0, 15, True, True)
+        assert opened == m.Opened(0, 15, True, True, tier=1)
         assert worker.released == [50]
         peer.sock.close()
 
     assert serve(tmp_path, script).released == [50]
+
+
+def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        first = worker.pub_fds[0]
+        (tmp_path / "second").mkdir()
+        second = os.open(tmp_path / "second", os.O_RDONLY)
+        worker.pub_fds.append(second)
+        worker.views = [TierView(0, first, False), TierView(1, second, True, 7)]
+        peer, old = Peer(path), Peer(path)
+        for each, many in ((peer, True), (old, False)):
+            assert (await each.call(1, m.Hello("fuse", 1, many_tiers=many))).published_dir
+            assert isinstance(await each.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
+        told = await hear(peer, 2)
+        assert told == [m.TierState(False, 0), m.PublishedDirectory(1, True)]
+        assert await hear(old, 1) == [m.TierState(False, 0)], "it knows of one tier"
+        worker.views = [TierView(0, first, True), TierView(1, -1, False, 7)]
+        worker.on_tiers()
+        worker.on_tiers()  # nothing new
+        worker.views = [TierView(0, first, True), TierView(1, second, True, 8)]
+        worker.on_tiers()
+        assert await hear(old, 1) == [m.TierState(True, 0)]
+        assert await hear(peer, 5) == [
+            m.TierState(True, 0),
+            m.PublishedDirectory(1, False),
+            m.TierState(False, 1),
+            m.PublishedDirectory(1, True),
+            m.TierState(True, 1),
+        ]
+        worker.views = [TierView(0, -1, False), *worker.views[1:]]
+        late = Peer(path)
+        assert not (await late.call(1, m.Hello("fuse", 1, many_tiers=True))).published_dir
+        for each in (peer, old, late):
+            each.sock.close()
+
+    serve(tmp_path, script)
+
+
+async def hear(peer: Peer, count: int) -> list[Any]:
+    """The next events; a descriptor comes with those that say so."""
+    heard = []
+    for _ in range(count):
+        id, body, fd = await peer.receive()
+        assert id == 0
+        assert (fd is not None) == (isinstance(body, m.PublishedDirectory) and body.has_descriptor)
+        if fd is not None:
+            os.close(fd)
+        heard.append(body)
+    return heard
 
 
 def test_cancel_answers_the_caller_and_nobody_else(tmp_path: Path) -> None:
