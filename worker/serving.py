@@ -23,7 +23,9 @@ from worker.parts import Parts
 from worker.provide import FETCH_PIECES, Provider
 from worker.segments import Segment, Segments
 from worker.source import Purpose
+from worker.state.moves import Holding
 from worker.state.pages import PageRange, page_count, range_bytes, split
+from worker.store.holdings import read_holdings
 from worker.store.tier import Tier
 from worker.transfer import PIECE_PAGES, verify
 
@@ -76,6 +78,10 @@ class PeerCache(Protocol):
 
     async def bits(self, key: bytes) -> int:
         """The bitmap of the cached pages (bit i: page i)."""
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """What is cached, in key order, of keys greater than `after`; fewer than `limit`: that was
+        all. Raises OSError."""
 
     async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
         """A peer got other bytes than the checksums say. Looks at these pages here (at most
@@ -181,6 +187,11 @@ class Serving:
         except OSError as err:
             self._catalog.disk_fault(err)
             return 0
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """See `PeerCache`."""
+        parts = self._parts
+        return await parts.ask_disk(read_holdings, parts.tier.index, after, limit, limit_s=None)
 
     # ---- what is brought ----
 

@@ -114,11 +114,11 @@ class Giver:
     # ---- events ----
 
     def on_view(self, view: View, now_s: float) -> list[Action]:
-        if view.epoch < self._epoch:
-            return []
-        if view.epoch == self._epoch:
-            return self._new_addresses(view)
         owning = {one.id: one.weight for one in view.members if one.weight > 0}
+        if view.epoch == self._epoch and owning == self._members:
+            return self._new_addresses(view)
+        if view.epoch <= self._epoch:  # of a master that lost what it knew
+            self.settled = 0
         unchanged = self.settled == self._epoch and owning == self._members
         # What came here in an epoch that was not settled may be known to nobody else.
         self._base = self._now if self.settled == self._epoch else None

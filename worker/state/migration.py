@@ -1,5 +1,7 @@
 """Blocks find their new places after a change of members: gives what is others' now, takes what is
-ours. Pure: `handle(event, now) -> actions`; `worker.cluster.migration` acts.
+ours. Pure: `handle(event, now) -> actions`; `worker.cluster.migration` acts. Views come in the
+order of `worker.cluster.member`, which goes back to an earlier epoch only for a master that lost
+its store.
 
 `settled` is the last epoch for which everything here is where it belongs: all that had to be handed
 over reached its owners (each was asked), and nothing that was offered here waits. It never falls:
@@ -50,7 +52,9 @@ class Migration:
     def _handle(self, event: Event, now_s: float) -> list[Action]:
         match event:
             case ViewCame(view):
-                self.epoch = max(self.epoch, view.epoch)
+                if view.epoch < self.epoch:
+                    self.settled = 0
+                self.epoch = view.epoch
                 return self.taker.on_view(view) + self.giver.on_view(view, now_s)
             case Tick():
                 return self.giver.advance(now_s) + self.taker.advance(now_s)

@@ -82,9 +82,9 @@ class Taker:
 
     def on_view(self, view: View) -> list[Action]:
         """What was offered in an earlier epoch is offered again by who still has to."""
-        if view.epoch > self._epoch:
+        self._placement = Placement(view.members)
+        if view.epoch != self._epoch:
             self._epoch = view.epoch
-            self._placement = Placement(view.members)
             self._givers = {}
         return []
 

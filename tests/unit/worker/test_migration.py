@@ -281,6 +281,17 @@ def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
     assert ask.peer.url == "http://new:1"
 
 
+def test_a_master_that_lost_its_store_is_followed() -> None:
+    fleet = fleet_of_two(100)
+    fleet.members(member("a"), member("b"), member("idle", 0.0))
+    fleet.add("c")
+    fleet.view = View(0)
+    fleet.members(member("a"), member("b"), member("c"))
+    assert {node.migration.settled for node in fleet.nodes.values()} == {0}
+    fleet.run()
+    assert owned_elsewhere(fleet) == []
+
+
 def test_an_index_that_cannot_be_read_is_tried_again() -> None:
     fleet = Fleet("a")
     giver = fleet.nodes["a"].migration

@@ -1,0 +1,37 @@
+"""What a tier has, in key order, a batch at a time. Blocking; for threads."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from worker.state.moves import Holding
+from worker.state.pages import page_count
+from worker.store.index import Index
+
+
+def read_holdings(index: Index, after: bytes, limit: int) -> tuple[Holding, ...]:
+    """Up to `limit` contents with a key greater than `after`. Raises OSError."""
+    return tuple(
+        Holding(key, record.size, _all(record.size))
+        if record.complete
+        else Holding(key, record.size, index.bits(key, record.size))
+        for key, record in index.scan(after, limit)
+    )
+
+
+def merge_holdings(of_tiers: Iterable[Sequence[Holding]], limit: int) -> tuple[Holding, ...]:
+    """The first `limit` of what several tiers said to the same question; of a content that is in
+    several of them, all its pages."""
+    merged: list[Holding] = []
+    for one in heapq.merge(*of_tiers, key=lambda holding: holding.key):
+        if merged and merged[-1].key == one.key:
+            merged[-1] = Holding(one.key, one.size_bytes, one.bits | merged[-1].bits)
+        else:
+            merged.append(one)
+    return tuple(islice(merged, limit))
+
+
+def _all(size_bytes: int) -> int:
+    return (1 << page_count(size_bytes)) - 1
