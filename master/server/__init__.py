@@ -1,0 +1,1 @@
+"""The master on the network: calls, membership and event streams over HTTP."""

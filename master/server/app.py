@@ -1,0 +1,248 @@
+"""The master's HTTP server: calls, metrics and whether it lives.
+
+    POST /v1/call   msgpack of one `Call` -> msgpack of one `Answer`; a `Failure` with 4xx or 5xx
+    GET /metrics    Prometheus
+    GET /healthz    200 while the event loop turns; asks for no token
+
+Translates errors into `Failure` (the wire edge). Bounded: connections' idle time, the size of calls
+and answers, calls in flight, the time of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import ClientPayloadError, StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from cachefs.core import cluster as c
+from cachefs.core.access import HEADER, Access, Caller, check_listen
+from cachefs.core.errors import (
+    BadConfig,
+    CacheFSError,
+    DeadlineExceeded,
+    ProtocolError,
+    Throttled,
+)
+from cachefs.core.messages import Message, failure_of
+from master.namespace import Master
+from master.server.calls import Calls, OpenConnector
+from master.server.members import Members
+from master.server.metrics import MasterCollector
+from master.server.tally import Tally
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT: Final = 2048  # calls; more are refused, not queued
+ANSWER_S: Final = 140.0  # an origin's listing may make no progress for 120 s
+BODY_S: Final = 20.0  # for the body of a call
+IDLE_S: Final = 75.0  # of a connection
+BACKLOG: Final = 1024
+STOP_S: Final = 2.0  # for calls under way
+
+CALL_TYPE: Final = "application/msgpack"
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+STATUS_OF: Final = {
+    "protocol": 400,
+    "bad-config": 400,
+    "access-denied": 403,
+    "not-found": 404,
+    "stale": 409,
+    "in-use": 409,
+    "gone": 409,
+    "throttled": 429,
+    "deadline": 504,
+}
+_WAITING: Final = (c.GetEvents, c.GetView)
+
+Authorize = Callable[[str | None], Caller]
+
+
+class MasterServer:
+    """One master on one address. The caller keeps `master` and closes it after `stop`."""
+
+    def __init__(
+        self,
+        master: Master,
+        *,
+        listen: tuple[str, int],
+        open_connector: OpenConnector,
+        authorize: Authorize | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
+        the `Authorization` header; raises AccessDenied. None: everybody may do everything, on
+        loopback only. `open_connector`: of a source that an operator adds; called in a thread.
+        Raises BadConfig.
+        """
+        if authorize is None:
+            check_listen(listen[0], has_tokens=False)
+        self._listen = listen
+        self._ssl = ssl_context
+        self._authorize = authorize or Access().check
+        self._tally = Tally()
+        self.members = Members(master.store, clock)
+        self._calls = Calls(master, self.members, open_connector)
+        self._registry = registry or CollectorRegistry()
+        self._registry.register(MasterCollector(self._calls.status, self._tally))
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self) -> int:
+        """Binds and answers from here on; returns the port. Raises BadConfig where the address
+        cannot be had."""
+        server = web.Server(
+            self._handle, request_factory=_request, keepalive_timeout=IDLE_S, access_log=None
+        )
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        host, port = self._listen
+        site = web.TCPSite(self._runner, host or None, port, ssl_context=self._ssl, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as err:
+            await self._runner.cleanup()
+            raise BadConfig(
+                f"cannot listen on {host}:{port}: {err.strerror or err}",
+                remedy="choose another --listen",
+            ) from err
+        self.members.start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def stop(self) -> None:
+        """Ends long polls and walks, lets calls end, closes all connections. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        for site in [*runner.sites]:
+            await site.stop()
+        await self._calls.close()
+        await self.members.close()
+        deadline = time.monotonic() + STOP_S
+        while self._tally.in_flight and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        await runner.cleanup()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are being answered, without those that wait for news."""
+        return self._tally.in_flight
+
+    @property
+    def polls(self) -> int:
+        """Calls that wait for news."""
+        return self._calls.queues()["polls"]
+
+    # ---- requests ----
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == c.CALL_PATH and request.method == "POST":
+            return await self._call(request)
+        if request.path == HEALTH_PATH:
+            return web.Response(text="ok\n")
+        if request.path == METRICS_PATH:
+            return self._metrics(request)
+        return web.Response(status=404, text="no such page\n")
+
+    def _metrics(self, request: web.BaseRequest) -> web.Response:
+        try:
+            self._authorize(request.headers.get(HEADER))
+        except CacheFSError as err:
+            return web.Response(status=403, text=err.one_line() + "\n")
+        return web.Response(
+            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _call(self, request: web.BaseRequest) -> web.Response:
+        began = time.monotonic()
+        try:
+            caller = self._authorize(request.headers.get(HEADER))
+            call = c.decode_call(await _body(request))
+            answer = self._calls.answer_nowait(call, caller)
+            if answer is None:
+                answer = await self._answer_later(call, caller)
+            response = _encoded(answer)
+        except CacheFSError as err:
+            return self._failed(err)
+        except Exception as err:  # whatever it is, the caller gets an answer
+            log.error("a call failed", exc_info=err)
+            return self._failed(CacheFSError(f"internal error: {type(err).__name__}"))
+        took_s = None if isinstance(call, _WAITING) else time.monotonic() - began
+        self._tally.answered(type(call).__name__, took_s)
+        return response
+
+    async def _answer_later(self, call: c.Call, caller: Caller) -> Message:
+        """Long polls are bounded by `Calls` itself."""
+        if isinstance(call, _WAITING):
+            return await self._answer_in_time(call, caller)
+        if self._tally.in_flight >= MAX_IN_FLIGHT:
+            raise Throttled(f"{MAX_IN_FLIGHT} calls are under way")
+        self._tally.in_flight += 1
+        try:
+            return await self._answer_in_time(call, caller)
+        finally:
+            self._tally.in_flight -= 1
+
+    async def _answer_in_time(self, call: c.Call, caller: Caller) -> Message:
+        """What is behind the answer goes on when the time is over: it can be asked again."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._calls.answer(call, caller)
+        except TimeoutError as err:
+            raise DeadlineExceeded(f"no answer within {ANSWER_S:g} s") from err
+
+    def _failed(self, err: CacheFSError) -> web.Response:
+        self._tally.failures[err.code] += 1
+        body = c.encode(failure_of(err))
+        return web.Response(status=_status(err), body=body, content_type=CALL_TYPE)
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Raises ProtocolError for what is too large or comes too slowly."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as err:
+        raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes") from err
+    except (ClientPayloadError, ConnectionError) as err:
+        raise ProtocolError("the call broke off") from err
+    except TimeoutError as err:
+        raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
+
+
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> web.BaseRequest:
+    """As the server makes one, with our limit of size."""
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(
+        message, payload, protocol, writer, task, loop, client_max_size=c.MAX_CALL_BYTES
+    )
+
+
+def _encoded(answer: Message) -> web.Response:
+    body = c.encode(answer)
+    if len(body) > c.MAX_ANSWER_BYTES:
+        raise ProtocolError(f"an answer of {len(body)} bytes; ask for less")
+    return web.Response(body=body, content_type=CALL_TYPE)
+
+
+def _status(err: CacheFSError) -> int:
+    known = STATUS_OF.get(err.code)
+    if known is not None:
+        return known
+    return 503 if err.retryable else 500

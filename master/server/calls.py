@@ -1,0 +1,374 @@
+"""Answers to calls: what each message of `cachefs.core.cluster` asks of the namespace and of the
+membership, and what a caller may ask.
+
+Raises the typed errors; the HTTP edge makes failures of them. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import cachefs
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.access import Caller, inos_of, permit
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Throttled,
+)
+from cachefs.core.model import ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.core.services import Permission
+from connectors.base import Connector
+from master.server.members import Members
+from master.server.streams import EventPolls
+from master.server.walks import Walks
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_POLLS: Final = 4096  # long polls at a time
+NOWAIT_AT_ONCE: Final = 100  # items of a batch before other calls have their turn
+MAX_ADDITIONS: Final = 8
+ORIGIN_AT_ONCE: Final = 64  # items of a batch that ask origins at a time
+
+
+class Namespace(Protocol):
+    """What calls need of `master.namespace.Master`."""
+
+    @property
+    def namespace(self) -> NamespaceId: ...
+    @property
+    def position(self) -> int: ...
+    def path_of(self, ino: int) -> bytes: ...
+    def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None: ...
+    async def lookup(self, parent: int, name: bytes) -> m.Found: ...
+    async def getattr(self, ino: int) -> m.Found: ...
+    async def list_dir(self, ino: int, after: bytes, limit: int) -> m.Listing: ...
+    async def resolve(self, path: bytes) -> m.Found: ...
+    def locate_many(self, inos: Sequence[int]) -> Sequence[c.Place]: ...
+    async def report_changed(self, ino: int) -> None: ...
+    def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
+    def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
+    def ufs(self, key: str) -> UfsSpec: ...
+    async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
+    def events(self, after: int) -> AsyncIterator[m.Invalidate]: ...
+    def status(self) -> dict[str, Any]: ...
+    def ufs_rows(self) -> list[c.UfsRow]: ...
+    async def remove_ufs(self, path: bytes) -> None: ...
+    async def add_ufs(
+        self, path: bytes, source: UfsSpec, connector: Connector, sync_interval_s: float
+    ) -> c.UfsAdded: ...
+
+
+OpenConnector = Callable[[UfsSpec], Connector]
+
+
+class Calls:
+    """One master's answers."""
+
+    def __init__(self, master: Namespace, members: Members, open_connector: OpenConnector) -> None:
+        """`open_connector` blocks; it is called in a thread."""
+        self.members = members
+        self._master = master
+        self._open_connector = open_connector
+        self._additions: set[asyncio.Task[c.UfsAdded]] = set()
+        self._polls = EventPolls(master)
+        self._walks = Walks()
+        self._waiting = 0  # long polls
+
+    async def close(self) -> None:
+        """Ends walks and long polls; sources that are being added are added."""
+        await asyncio.gather(*self._additions, return_exceptions=True)
+        await self._walks.close()
+        await self._polls.close()
+
+    def queues(self) -> dict[str, int]:
+        return {"polls": self._waiting, "walks": len(self._walks)}
+
+    def answer_nowait(self, call: c.Call, caller: Caller) -> m.Message | None:
+        """The answer to what can be answered at once, else None. Raises AccessDenied too."""
+        permit(caller, call)
+        if caller.prefix:
+            self._check_reach(call, caller)
+        now = _NOWAIT.get(type(call))
+        return None if now is None else now(self, call)
+
+    async def answer(self, call: c.Call, caller: Caller) -> m.Message:
+        """The answer to what `answer_nowait` allowed and did not answer."""
+        later = _LATER.get(type(call))
+        if later is None:
+            raise ProtocolError(f"{type(call).__name__} is no call of a master")
+        return await later(self, call, caller)
+
+    # ---- what a caller may see -------------------------------------------------------------------
+
+    def _check_reach(self, call: c.Call, caller: Caller) -> None:
+        """Every ino of the call lies at or below the caller's prefix; one that is gone is left to
+        the answer."""
+        for ino in inos_of(call):
+            if not self._sees(caller, ino, gone=True):
+                raise AccessDenied(f"inode {ino} is out of reach of this token")
+
+    def _sees(self, caller: Caller, directory: int, *, gone: bool) -> bool:
+        try:
+            return caller.sees(self._master.path_of(directory))
+        except Stale:
+            return gone
+
+    def _in_reach(self, events: c.Events, caller: Caller) -> c.Events:
+        """Without the names that the caller must not see; its position goes on all the same."""
+        if not caller.prefix:
+            return events
+        return c.Events([self._seen(event, caller) for event in events.events], events.seq)
+
+    def _seen(self, event: m.Invalidate, caller: Caller) -> m.Invalidate:
+        entries = [entry for entry in event.entries if self._sees(caller, entry[0], gone=False)]
+        return m.Invalidate(event.namespace, event.seq, entries, event.everything)
+
+    def _check_namespace(self, namespace: NamespaceId) -> None:
+        if namespace != self._master.namespace:
+            raise NotFound("the master serves another namespace", remedy="mount again")
+
+    # ---- membership ------------------------------------------------------------------------------
+
+    async def _register(self, call: c.Register, caller: Caller) -> m.Message:
+        view = await self.members.register(call)
+        return c.Registered(self._master.namespace, view)
+
+    async def _member_event(
+        self, call: c.Heartbeat | c.Leave | c.Drain | c.RemoveWorker, caller: Caller
+    ) -> m.Message:
+        answer = await self.members.handle(call)
+        assert isinstance(answer, m.Message), "only a registration is answered by a view"
+        return answer
+
+    async def _view(self, call: c.GetView, caller: Caller) -> m.Message:
+        return c.ViewReply(await self._poll(self.members.later_view(call.after, call.wait_s)))
+
+    async def _workers(self, call: c.ListWorkers, caller: Caller) -> m.Message:
+        return c.WorkerTable(self.members.view, self.members.rows())
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def _greet(self, call: c.Greeting) -> m.Message:
+        if abs(call.protocol - c.PROTOCOL) > 1:
+            raise ProtocolError(
+                f"protocol {call.protocol} is too far from {c.PROTOCOL} of the master",
+                remedy="install the same version of cachefs on both",
+            )
+        return c.Greeted(
+            self._master.namespace,
+            cachefs.__version__,
+            seq=self._master.position,
+            epoch=self.members.view.epoch,
+        )
+
+    def _lookup_now(self, call: m.Lookup) -> m.Message | None:
+        self._check_namespace(call.namespace)
+        return self._master.lookup_nowait(call.parent, call.name)
+
+    async def _lookup(self, call: m.Lookup, caller: Caller) -> m.Message:
+        return await self._master.lookup(call.parent, call.name)
+
+    async def _getattr(self, call: m.GetAttr, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        return await self._master.getattr(call.ino)
+
+    async def _list(self, call: m.ListDir, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        limit = max(1, min(call.limit, m.LIST_LIMIT))
+        return await self._master.list_dir(call.ino, call.after, limit)
+
+    async def _resolve(self, call: m.Resolve, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        return await self._master.resolve(call.path)
+
+    async def _batch(self, call: c.Batch, caller: Caller) -> m.Message:
+        _bounded(call.calls)
+        answers: list[m.Found | m.Failure | None] = []
+        for n, one in enumerate(call.calls):
+            answers.append(self._found_now(one))
+            if n % NOWAIT_AT_ONCE == NOWAIT_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        turns = asyncio.Semaphore(ORIGIN_AT_ONCE)
+        later = [
+            self._found(turns, one)
+            for one, answer in zip(call.calls, answers, strict=True)
+            if answer is None
+        ]
+        found = iter(await asyncio.gather(*later))
+        return c.Batched([answer or next(found) for answer in answers])
+
+    def _found_now(self, call: m.Lookup | m.GetAttr) -> m.Found | m.Failure | None:
+        if not isinstance(call, m.Lookup):
+            return None
+        try:
+            self._check_namespace(call.namespace)
+            return self._master.lookup_nowait(call.parent, call.name)
+        except CacheFSError as err:
+            return m.failure_of(err)
+
+    async def _found(
+        self, turns: asyncio.Semaphore, call: m.Lookup | m.GetAttr
+    ) -> m.Found | m.Failure:
+        try:
+            self._check_namespace(call.namespace)
+            async with turns:
+                if isinstance(call, m.Lookup):
+                    return await self._master.lookup(call.parent, call.name)
+                return await self._master.getattr(call.ino)
+        except CacheFSError as err:
+            return m.failure_of(err)
+
+    async def _locate(self, call: c.Locate, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        _bounded(call.inos)
+        places: list[c.Place] = []
+        for start in range(0, len(call.inos), NOWAIT_AT_ONCE):
+            places += self._master.locate_many(call.inos[start : start + NOWAIT_AT_ONCE])
+            await asyncio.sleep(0)
+        return c.Located(places)
+
+    async def _report(self, call: c.ReportChanged, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        await self._master.report_changed(call.ino)
+        return m.Done()
+
+    async def _permit(self, call: c.PermitEviction, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        _bounded(call.contents)
+        contents = list(map(_content, call.contents))
+        permission = await self._master.permit_eviction(contents)
+        allowed = [content.name in permission.allowed for content in contents]
+        return c.Permitted(allowed, permission.valid_for_s)
+
+    async def _walk(self, call: c.Walk, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        if call.cursor:
+            return await self._walks.go_on(call.ino, call.cursor)
+        walk = self._master.known_files if call.known else self._master.walk
+        return await self._walks.begin(call.ino, walk(call.ino))
+
+    async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        events = await self._poll(self._polls.poll(call.after, call.wait_s))
+        return self._in_reach(events, caller)
+
+    async def _poll(self, work: Awaitable[T]) -> T:
+        if self._waiting >= MAX_POLLS:
+            asyncio.ensure_future(work).cancel()
+            raise Throttled(f"{MAX_POLLS} questions wait for news")
+        self._waiting += 1
+        try:
+            return await work
+        finally:
+            self._waiting -= 1
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    async def _ufs(self, call: c.GetUfs, caller: Caller) -> m.Message:
+        source = self._master.ufs(call.key)
+        if caller.prefix and not any(row.source.key == call.key for row in self._rows(caller)):
+            raise AccessDenied("this source is out of reach of this token")
+        return c.UfsFound(source)
+
+    def _rows(self, caller: Caller) -> Iterable[c.UfsRow]:
+        """Sources of which the caller sees something."""
+        for row in self._master.ufs_rows():
+            root = row.path.strip(b"/")
+            if caller.sees(root) or not root or (caller.prefix + b"/").startswith(root + b"/"):
+                yield row
+
+    async def _add_ufs(self, call: c.AddUfs, caller: Caller) -> m.Message:
+        """Cancelled: the work goes on, and the connector gets its owner."""
+        if len(self._additions) >= MAX_ADDITIONS:
+            raise Throttled(f"{MAX_ADDITIONS} sources are being added")
+        task = asyncio.ensure_future(self._add(call))
+        self._additions.add(task)
+        task.add_done_callback(self._additions.discard)
+        return await asyncio.shield(task)
+
+    async def _add(self, call: c.AddUfs) -> c.UfsAdded:
+        source = call.source
+        connector = await asyncio.to_thread(self._open_connector, source)
+        added = await self._master.add_ufs(call.path, source, connector, call.sync_interval_s)
+        log.info("source %s is at /%s", source.url, _shown(call.path))
+        return added
+
+    async def _remove_ufs(self, call: c.RemoveUfs, caller: Caller) -> m.Message:
+        await self._master.remove_ufs(call.path)
+        log.info("the source at /%s is removed", _shown(call.path))
+        return m.Done()
+
+    async def _list_ufs(self, call: c.ListUfs, caller: Caller) -> m.Message:
+        return c.UfsTable(self._master.ufs_rows())
+
+    async def _status(self, call: c.MasterStatus, caller: Caller) -> m.Message:
+        return c.MasterStatusReply(self.status())
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for `cachefs status`."""
+        view = self.members.view
+        return {
+            "version": cachefs.__version__,
+            "protocol": c.PROTOCOL,
+            "epoch": view.epoch,
+            "settled": not view.before,
+            "members": len(view.members),
+            "workers": self.members.counts(),
+            "queues": self.queues(),
+            **self._master.status(),
+        }
+
+
+def _bounded(items: Sequence[object]) -> None:
+    if len(items) > c.BATCH_LIMIT:
+        raise ProtocolError(f"{len(items)} items in a call, at most {c.BATCH_LIMIT} are possible")
+
+
+def _content(key: bytes) -> ContentId:
+    try:
+        return ContentId.parse(key.hex())
+    except ValueError as err:
+        raise ProtocolError(str(err)) from err
+
+
+def _shown(path: bytes) -> str:
+    return path.strip(b"/").decode("utf-8", "backslashreplace")
+
+
+_NOWAIT: Final[dict[type, Callable[[Calls, Any], m.Message | None]]] = {
+    c.Greeting: Calls._greet,
+    m.Lookup: Calls._lookup_now,
+}
+_LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] = {
+    c.Register: Calls._register,
+    c.Heartbeat: Calls._member_event,
+    c.Leave: Calls._member_event,
+    c.Drain: Calls._member_event,
+    c.RemoveWorker: Calls._member_event,
+    c.GetView: Calls._view,
+    c.ListWorkers: Calls._workers,
+    m.Lookup: Calls._lookup,
+    m.GetAttr: Calls._getattr,
+    m.ListDir: Calls._list,
+    m.Resolve: Calls._resolve,
+    c.Batch: Calls._batch,
+    c.Locate: Calls._locate,
+    c.ReportChanged: Calls._report,
+    c.PermitEviction: Calls._permit,
+    c.Walk: Calls._walk,
+    c.GetEvents: Calls._events,
+    c.GetUfs: Calls._ufs,
+    c.AddUfs: Calls._add_ufs,
+    c.RemoveUfs: Calls._remove_ufs,
+    c.ListUfs: Calls._list_ufs,
+    c.MasterStatus: Calls._status,
+}

@@ -1,0 +1,158 @@
+"""The running membership: its record in the store, its clock, who waits for the next view.
+
+A view is shown to nobody before the record that holds it is durable. All methods belong to one
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core.cluster import Beaten, Register, WorkerRow
+from cachefs.core.errors import CacheFSError
+from cachefs.core.messages import Done
+from cachefs.core.placement import View
+from master.state.membership import (
+    RECORD_KEY,
+    TICK_S,
+    Event,
+    Membership,
+    Outcome,
+    Tick,
+    decode_record,
+    encode_record,
+)
+from master.store.base import Store, Table
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S: Final = 50.0  # of a question for the next view
+
+
+class Members:
+    """Opens what the last master left in `store`. Blocks for a read. Raises BadConfig."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        with store.snapshot() as reader:
+            value = reader.get(Table.MEMBERS, RECORD_KEY)
+        record = None if value is None else decode_record(value)
+        self._membership = Membership(clock(), record)
+        self._view = self._membership.view  # the last one that is durable
+        self._decided = self._durable = 0  # changes of the record
+        self._saving: asyncio.Task[None] | None = None
+        self._next = asyncio.Event()
+        self._ticks: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Time begins to pass for the workers."""
+        self._ticks = asyncio.ensure_future(self._tick())
+
+    async def close(self) -> None:
+        """Saves what was decided. Idempotent; those who wait for a view get the present one."""
+        ticks, self._ticks = self._ticks, None
+        if ticks is not None:
+            ticks.cancel()
+            await asyncio.gather(ticks, return_exceptions=True)
+        try:
+            await self._save()
+        except CacheFSError as err:
+            log.warning("the workers could not be recorded: %s", err.one_line())
+        self._wake()
+
+    @property
+    def view(self) -> View:
+        return self._view
+
+    def rows(self) -> list[WorkerRow]:
+        return self._membership.rows(self._clock())
+
+    def counts(self) -> dict[str, int]:
+        return self._membership.counts()
+
+    async def register(self, event: Register) -> View:
+        """The view that the worker begins with, as `handle` answers."""
+        await self.handle(event)
+        return self._view
+
+    async def handle(self, event: Event) -> View | Beaten | Done:
+        """The answer, once what it says is durable. Raises what `Membership.handle` does, and what
+        the store does (NoSpace, Unavailable): ask again."""
+        outcome = self._membership.handle(event, self._clock())
+        self._note(outcome)
+        if not _tells_nothing(outcome):
+            await self._save()
+        return outcome.answer
+
+    async def later_view(self, after: int, wait_s: float) -> View:
+        """A view of a later epoch than `after`, or the present one when the wait is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(wait_s, MAX_WAIT_S))):
+                while self._view.epoch <= after and self._ticks is not None:
+                    await self._next.wait()
+        return self._view
+
+    # ---- inside ----
+
+    def _note(self, outcome: Outcome) -> None:
+        for note in outcome.notes:
+            log.info("%s", note)
+        if outcome.save:
+            self._decided += 1
+        if outcome.changed:
+            _log_view(self._membership.view)
+
+    async def _save(self) -> None:
+        """Until all that was decided so far is durable."""
+        decided = self._decided
+        while self._durable < decided:
+            if self._saving is None:
+                self._saving = asyncio.ensure_future(self._save_now())
+            await asyncio.shield(self._saving)
+
+    async def _save_now(self) -> None:
+        decided, view = self._decided, self._membership.view
+        value = encode_record(self._membership.record())
+        try:
+            await asyncio.wrap_future(
+                self._store.write(lambda w: w.put(Table.MEMBERS, [(RECORD_KEY, value)]))
+            )
+        finally:
+            self._saving = None
+        self._durable = decided
+        if view != self._view:
+            self._view = view
+            self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._next = self._next, asyncio.Event()
+        waiting.set()
+
+    async def _tick(self) -> None:
+        failing = False
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.handle(Tick())
+                await self._save()
+                failing = False
+            except CacheFSError as err:
+                if not failing:
+                    log.warning("the workers cannot be recorded: %s", err.one_line())
+                failing = True
+
+
+def _tells_nothing(outcome: Outcome) -> bool:
+    """Does this answer say nothing that a crash could take back?"""
+    return isinstance(outcome.answer, Beaten) and outcome.answer.view is None
+
+
+def _log_view(view: View) -> None:
+    moving = f", blocks move from places among {len(view.before)}" if view.before else ""
+    log.info("epoch %d: %d workers own blocks%s", view.epoch, len(view.members), moving)

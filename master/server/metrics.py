@@ -1,0 +1,91 @@
+"""The master's metrics, put together when they are asked for. docs/metrics.md is their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from master.server.tally import Tally
+
+
+class MasterCollector(Collector):
+    """`status` gives what `cachefs status` shows of the master (`Calls.status`)."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], tally: Tally) -> None:
+        self._status = status
+        self._tally = tally
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        yield from self._calls()
+        yield from _ring(status)
+        yield from _names(status)
+        yield from _sources(status["sources"])
+
+    def _calls(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield _labelled("cachefs_master_calls", "Calls answered.", "call", tally.calls)
+        text = "Calls that failed, by the code of the error."
+        yield _labelled("cachefs_master_failures", text, "code", tally.failures)
+        took = tally.took_s.status()
+        yield HistogramMetricFamily(
+            "cachefs_master_call_seconds",
+            "Seconds that calls took, without those that wait for news.",
+            buckets=took["buckets"],
+            sum_value=took["sum"],
+        )
+        text = "Calls being answered now."
+        yield GaugeMetricFamily("cachefs_master_calls_in_flight", text, tally.in_flight)
+
+
+def _ring(status: Mapping[str, Any]) -> Iterator[Metric]:
+    workers = GaugeMetricFamily("cachefs_master_workers", "Workers by state.", labels=["state"])
+    for state, count in status["workers"].items():
+        workers.add_metric([state], count)
+    yield workers
+    for name, text, value in (
+        ("epoch", "The epoch of the placement.", status["epoch"]),
+        ("members", "Workers that own blocks.", status["members"]),
+        ("settled", "1 while no blocks move to new owners.", status["settled"]),
+        ("polls", "Questions that wait for news.", status["queues"]["polls"]),
+        ("walks", "Walks under way.", status["queues"]["walks"]),
+    ):
+        yield GaugeMetricFamily(f"cachefs_master_{name}", text, float(value))
+
+
+def _names(status: Mapping[str, Any]) -> Iterator[Metric]:
+    text = "Names in the store."
+    yield GaugeMetricFamily("cachefs_master_names", text, status["names"])
+    text = "Keys of origins that cannot be names of files."
+    yield GaugeMetricFamily("cachefs_master_hidden_keys", text, status["hidden_keys"])
+    for name, text, value in (
+        ("events", "Invalidations so far.", status["sequence"]),
+        ("listings", "Listings of origins' directories.", status["listings"]),
+        ("stats", "Single names asked of origins.", status["stats"]),
+    ):
+        yield CounterMetricFamily(f"cachefs_master_{name}", text, value)
+
+
+def _sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    down = GaugeMetricFamily("cachefs_master_origin_down", "1: does not answer.", labels=["path"])
+    text = "Failed questions of an origin."
+    failed = CounterMetricFamily("cachefs_master_origin_errors", text, labels=["path"])
+    for source in sources:
+        down.add_metric([source["path"]], float(source["origin_down"]))
+        failed.add_metric([source["path"]], source["origin_errors"])
+    yield from (down, failed)
+
+
+def _labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family

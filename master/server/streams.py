@@ -1,0 +1,110 @@
+"""Long polls for invalidations: those who wait at one position share one reader of the stream.
+
+A reader ends when the last of them stops waiting. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol
+
+from cachefs.core.cluster import Events
+from cachefs.core.errors import Unavailable
+from cachefs.core.messages import Invalidate
+
+MAX_WAIT_S: Final = 50.0
+EVENTS_AT_ONCE: Final = 200
+
+
+class EventSource(Protocol):
+    """The stream of a namespace."""
+
+    @property
+    def position(self) -> int: ...
+    def events(self, after: int) -> AsyncIterator[Invalidate]: ...
+
+
+class EventPolls:
+    """The long polls of one stream."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._source = source
+        self._readers: dict[int, _Reader] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(reader.waiting for reader in self._readers.values())
+
+    async def poll(self, after: int, wait_s: float) -> Events:
+        """What happened after a position (negative: from now on), none when the wait is over.
+        Raises PositionGone; Unavailable when the master ends."""
+        if after < 0:
+            after = self._source.position
+        reader = self._readers.get(after)
+        if reader is None or reader.task.done():
+            reader = _Reader(after, self._source.events(after), self._ended)
+            self._readers[after] = reader
+        return await reader.wait(max(0.0, min(wait_s, MAX_WAIT_S)))
+
+    async def close(self) -> None:
+        """Those who wait get Unavailable."""
+        tasks = [reader.task for reader in self._readers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, reader: _Reader) -> None:
+        if self._readers.get(reader.after) is reader:
+            del self._readers[reader.after]
+
+
+class _Reader:
+    """One position of the stream and how many wait there."""
+
+    def __init__(
+        self, after: int, stream: AsyncIterator[Invalidate], ended: Callable[[_Reader], None]
+    ) -> None:
+        self.after = after
+        self.waiting = 0
+        self.task = asyncio.ensure_future(_read(after, stream))
+        self.task.add_done_callback(lambda _: ended(self))
+
+    async def wait(self, wait_s: float) -> Events:
+        self.waiting += 1
+        try:
+            await asyncio.wait([self.task], timeout=wait_s)
+        finally:
+            self.waiting -= 1
+            is_over = self.task.done()
+            if not is_over and not self.waiting:
+                self.task.cancel()
+        if not is_over:
+            return Events([], self.after)
+        if self.task.cancelled():
+            raise Unavailable("the master is ending")
+        return self.task.result()
+
+
+async def _read(after: int, stream: AsyncIterator[Invalidate]) -> Events:
+    """The first event, however long that takes, and those that are there behind it."""
+    events: list[Invalidate] = []
+    step = asyncio.ensure_future(_step(stream))
+    try:
+        await asyncio.wait([step])
+        while step.done() and (event := step.result()) is not None:
+            events.append(event)
+            if len(events) == EVENTS_AT_ONCE:
+                break
+            step = asyncio.ensure_future(_step(stream))
+            await asyncio.sleep(0)
+    finally:
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+    if not events:
+        raise Unavailable("the master is ending")
+    return Events(events, events[-1].seq)
+
+
+async def _step(stream: AsyncIterator[Invalidate]) -> Invalidate | None:
+    return await anext(stream, None)

@@ -1,0 +1,162 @@
+"""Walks under way: a batch a call, each from its own task; one that nobody goes on with ends.
+
+A cursor is the walk's random name and the number of the batch. The last batch is kept, so that a
+call whose answer was lost can be repeated. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from cachefs.core.cluster import Walked
+from cachefs.core.errors import PositionGone, Throttled
+from cachefs.core.model import Inode
+
+MAX_WALKS: Final = 256
+IDLE_S: Final = 60.0
+FILES_AT_ONCE: Final = 2000
+GATHER_S: Final = 0.1  # so long a batch that has some files waits for more
+PATIENCE_S: Final = 20.0  # an empty batch is answered where the origin is that slow
+
+Files = list[tuple[bytes, Inode]]
+_CURSOR = struct.Struct(">16sQ")
+
+
+class Walks:
+    """At most `MAX_WALKS`, each for at most `IDLE_S` after its last call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._walks: dict[bytes, _Walk] = {}
+
+    def __len__(self) -> int:
+        return len(self._walks)
+
+    async def begin(self, ino: int, files: AsyncIterator[Files]) -> Walked:
+        """The first batch of a walk. Raises Throttled, and what the walk raises."""
+        self.end_idle()
+        self._make_room()
+        walk, name = _Walk(ino, files, self._clock()), os.urandom(16)
+        self._walks[name] = walk
+        try:
+            return await self._step(name, walk, 0)
+        finally:
+            if walk.is_over or not walk.step:  # all in one batch, failed or cancelled
+                self._end(name)
+
+    async def go_on(self, ino: int, cursor: bytes) -> Walked:
+        """The next batch, or the last one again. Raises PositionGone for a walk that has ended or
+        is of another directory, and what the walk raises."""
+        if len(cursor) != _CURSOR.size:
+            raise PositionGone("not a cursor of a walk")
+        name, step = _CURSOR.unpack(cursor)
+        walk = self._walks.get(name)
+        if walk is None or walk.ino != ino or step not in (walk.step, walk.step - 1):
+            raise PositionGone("the walk has ended", remedy="start it again")
+        return await self._step(name, walk, step)
+
+    def end_idle(self) -> None:
+        """Called now and then."""
+        now = self._clock()
+        for name, walk in [*self._walks.items()]:
+            if walk.used_at <= now - IDLE_S:
+                self._end(name)
+
+    async def close(self) -> None:
+        tasks = [walk.task for walk in self._walks.values()]
+        for name in [*self._walks]:
+            self._end(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _step(self, name: bytes, walk: _Walk, step: int) -> Walked:
+        walk.used_at = self._clock()
+        files, is_last = await walk.batch(step)
+        walk.used_at = self._clock()
+        return Walked(files, b"" if is_last else _CURSOR.pack(name, step + 1))
+
+    def _make_room(self) -> None:
+        if len(self._walks) < MAX_WALKS:
+            return
+        for name, walk in self._walks.items():
+            if walk.is_over:
+                return self._end(name)
+        raise Throttled(f"{MAX_WALKS} walks are under way")
+
+    def _end(self, name: bytes) -> None:
+        walk = self._walks.pop(name, None)
+        if walk is not None:
+            walk.task.cancel()
+
+
+class _Walk:
+    """One walk: a task that keeps a batch ready."""
+
+    def __init__(self, ino: int, files: AsyncIterator[Files], now: float) -> None:
+        self.ino = ino
+        self.step = 0
+        self.used_at = now
+        self._ready: Files = []
+        self._last: tuple[Files, bool] = ([], False)
+        self._stirred = asyncio.Event()
+        self._lock = asyncio.Lock()  # of `batch`: a repeated call waits for the first
+        self.task = asyncio.ensure_future(self._walk(files))
+        self.task.add_done_callback(lambda _: self._stir())
+
+    @property
+    def is_over(self) -> bool:
+        """Was the last batch taken?"""
+        return self._last[1]
+
+    async def batch(self, step: int) -> tuple[Files, bool]:
+        """(files, whether these are the last). A failure comes after the files before it, as often
+        as it is asked for. Cancelled: nothing is taken."""
+        async with self._lock:
+            if step < self.step:
+                return self._last
+            await self._wait(1, PATIENCE_S)
+            if self._ready:
+                await self._wait(FILES_AT_ONCE, GATHER_S)
+            return self._take()
+
+    def _take(self) -> tuple[Files, bool]:
+        files, self._ready = self._ready[:FILES_AT_ONCE], self._ready[FILES_AT_ONCE:]
+        is_last = self.task.done() and not self._ready
+        if is_last and not files:
+            self._raise_failure()
+        is_last = is_last and self._is_whole()
+        self._stir()
+        self._last = (files, is_last)
+        self.step += 1
+        return self._last
+
+    def _is_whole(self) -> bool:
+        return not self.task.cancelled() and self.task.exception() is None
+
+    def _raise_failure(self) -> None:
+        if self.task.cancelled():
+            raise PositionGone("the walk has ended", remedy="start it again")
+        self.task.result()
+
+    async def _walk(self, files: AsyncIterator[Files]) -> None:
+        async for batch in files:
+            self._ready += batch
+            self._stir()
+            while len(self._ready) >= FILES_AT_ONCE:
+                await self._stirred.wait()
+
+    async def _wait(self, count: int, limit_s: float) -> None:
+        """Until so many files are there, the walk ended, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while len(self._ready) < count and not self.task.done():
+                    await self._stirred.wait()
+
+    def _stir(self) -> None:
+        stirred, self._stirred = self._stirred, asyncio.Event()
+        stirred.set()
