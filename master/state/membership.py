@@ -165,7 +165,9 @@ class Membership:
 
     def record(self) -> Record:
         """Mounts' own workers (weight 0) are not kept: they register again."""
-        kept = [worker for worker in self._workers.values() if worker.info.weight > 0]
+        old = {member.id for member in self._settled}
+        workers = self._workers.values()
+        kept = [w for w in workers if w.info.weight > 0 or w.info.worker in old]
         return Record(self._epoch, self._version, self._settled, tuple(map(_kept, kept)))
 
     def handle(self, event: Event, now: float) -> Outcome:
@@ -252,8 +254,9 @@ class Membership:
         notes = [note for worker in gone if (note := self._lose(worker, now))]
         if not notes:
             return Outcome(Done())
-        save = any(worker.info.weight > 0 for worker in gone)
-        return Outcome(Done(), save, self._refresh(), tuple(notes))
+        changed = self._refresh()
+        save = changed or any(worker.info.weight > 0 for worker in gone)
+        return Outcome(Done(), save, changed, tuple(notes))
 
     def _lose(self, worker: _Worker, now: float) -> str:
         """A silent worker is lost, and forgotten after a week; a mount's own one at once."""
