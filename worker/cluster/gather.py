@@ -36,6 +36,7 @@ class Gather(Generic[Q, A]):
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
+        self._closed = False
         self._count = 0  # questions without an answer, also those that were forgotten
 
     async def get(self, question: Q) -> A:
@@ -54,6 +55,8 @@ class Gather(Generic[Q, A]):
         self._open = {question: f for question, f in self._open.items() if question in waiting}
 
     async def close(self) -> None:
+        """Everybody who waits gets Unreachable. Idempotent."""
+        self._closed = True
         calls = [*self._calls]
         for call in calls:
             call.cancel()
@@ -67,6 +70,8 @@ class Gather(Generic[Q, A]):
         future = self._open.get(question)
         if future is not None:
             return future
+        if self._closed:
+            raise _ending()
         if self._count >= MAX_OPEN:
             raise Unreachable("too many questions wait for the master")
         loop = asyncio.get_running_loop()
@@ -80,7 +85,7 @@ class Gather(Generic[Q, A]):
 
     def _send(self) -> None:
         self._scheduled = False
-        while self._waiting and len(self._calls) < self._most_calls:
+        while self._waiting and len(self._calls) < self._most_calls and not self._closed:
             batch = self._waiting[: self._most_items]
             del self._waiting[: self._most_items]
             call = asyncio.get_running_loop().create_task(self._run(batch))

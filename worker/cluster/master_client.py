@@ -67,7 +67,7 @@ class MasterClient:
     ) -> None:
         """`url`: as `master_url` takes it. `jitter` is uniform in [0, 1). Raises BadConfig."""
         self.url = master_url(url, tls=ssl_context is not None)
-        self._headers = {hdrs.CONTENT_TYPE: "application/msgpack"}
+        self._headers: dict[str, str] = {hdrs.CONTENT_TYPE: "application/msgpack"}
         if token:
             self._headers[HEADER] = header_of(token)
         self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True

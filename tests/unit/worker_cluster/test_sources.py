@@ -1,0 +1,248 @@
+"""The sources of a node in a cluster: paths that are attached, origins that are found when they are
+read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.errors import (
+    BadConfig,
+    CredentialsMissing,
+    InUse,
+    NotADirectory,
+    NotFound,
+    Unreachable,
+)
+from cachefs.core.model import ROOT_INO, Fingerprint, Kind, NamespaceId, UfsSpec
+from connectors.base import Connector
+from connectors.meter import Meter
+from tests.unit.worker_cluster.fake_master import (
+    NAMESPACE,
+    SOURCE,
+    FakeMaster,
+    directory,
+    file,
+    run,
+    until,
+)
+from worker.cluster.late_connector import FAILURE_KEPT_S, LateConnector
+from worker.cluster.sources import ClusterSources
+
+VERSION = Fingerprint(Kind.FILE, 4)
+
+
+class FakeConnector:
+    def __init__(self, spec: UfsSpec) -> None:
+        self.spec = spec
+        self.closed = False
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return memoryview(b"%s of %s" % (path, self.spec.url.encode()))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.master = FakeMaster()
+        self.opened: list[FakeConnector] = []
+
+    def open_connector(self, spec: UfsSpec, meter: Meter) -> FakeConnector:
+        self.opened.append(FakeConnector(spec))
+        return self.opened[-1]
+
+    @asynccontextmanager
+    async def sources(self) -> AsyncIterator[ClusterSources]:
+        sources = ClusterSources(self.master, self.open_connector)
+        try:
+            yield sources
+        finally:
+            await sources.close()
+
+
+def play(script: Callable[[ClusterSources, Rig], Awaitable[None]]) -> Rig:
+    rig = Rig()
+    rig.master.put(ROOT_INO, b"data", directory(2))
+    rig.master.put(2, b"a", file(5))
+
+    async def whole() -> None:
+        async with rig.sources() as sources:
+            await script(sources, rig)
+
+    run(whole())
+    return rig
+
+
+def attach(url: str) -> m.Attach:
+    return m.Attach(UfsSpec(url))
+
+
+def test_a_path_of_the_cluster_is_attached() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        with pytest.raises(NotFound):
+            it.service(NAMESPACE)
+        assert await it.attach(attach("cachefs://fake:1/data")) == m.Attached(
+            NAMESPACE, directory(2)
+        )
+        assert (await it.attach(attach("cachefs://fake:1"))).root == directory(ROOT_INO)
+        assert it.service(NAMESPACE).namespace == NAMESPACE
+        assert rig.master.count(c.Greeting) == 1
+        with pytest.raises(NotFound):
+            it.service(NamespaceId(b"x" * 16))
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("cachefs://fake:1/nothing", NotFound),
+        ("cachefs://fake:1/data/a", NotADirectory),
+        ("cachefs://other:1/data", InUse),
+        ("cachefs://fake/data", InUse),  # another port
+        ("s3://bucket/data", BadConfig),
+        ("cachefs:///data", BadConfig),
+    ],
+)
+def test_what_cannot_be_attached_says_why(url: str, error: type[Exception]) -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        with pytest.raises(error):
+            await it.attach(attach(url))
+
+    play(script)
+
+
+def test_without_a_master_only_what_was_attached_before_is() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        rig.master.set_down(True)
+        with pytest.raises(Unreachable):
+            await it.attach(attach("cachefs://fake:1/data"))
+        rig.master.set_down(False)
+        first = await it.attach(attach("cachefs://fake:1/data"))
+        rig.master.tell((9, b"unknown"))  # attributes without a name go with it
+        await until(lambda: it._current is not None and it._current._stream.seq == rig.master.seq)
+        rig.master.set_down(True)
+        again = await it.attach(attach("cachefs://fake:1/data/"))
+        assert (again.namespace, again.root) == (first.namespace, first.root)
+        assert "serving what is known" in again.warning
+        with pytest.raises(Unreachable):
+            await it.attach(attach("cachefs://fake:1/other"))
+
+    play(script)
+
+
+def test_two_attaches_at_one_time_greet_once() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await asyncio.gather(*(it.attach(attach("cachefs://fake:1/data")) for _ in range(3)))
+        assert rig.master.count(c.Greeting) == 1
+
+    play(script)
+
+
+def test_a_connector_is_made_by_the_first_read_and_shared() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await it.attach(attach("cachefs://fake:1/data"))
+        first = it.connector(NAMESPACE, SOURCE.key)
+        assert it.connector(NAMESPACE, SOURCE.key) is first
+        assert rig.opened == []
+        reads = (asyncio.to_thread(first.read_all, b"x", VERSION) for _ in range(4))
+        for data in await asyncio.gather(*reads):
+            assert bytes(data) == b"x of s3://bucket/data"
+        assert [connector.spec for connector in rig.opened] == [SOURCE]
+        assert rig.master.count(c.GetUfs) == 1
+        assert [*it.status()[0]["origins"]] == [SOURCE.key]
+
+    rig = play(script)
+    assert rig.opened[0].closed
+
+
+def test_a_source_that_is_not_there_fails_the_read() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        with pytest.raises(NotFound):
+            it.connector(NAMESPACE, SOURCE.key)
+        await it.attach(attach("cachefs://fake:1/data"))
+        gone = it.connector(NAMESPACE, "s3://gone")
+        with pytest.raises(NotFound):
+            await asyncio.to_thread(gone.read_all, b"x", VERSION)
+
+    play(script)
+
+
+def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await it.attach(attach("cachefs://fake:1/data"))
+        rig.master.namespace = NamespaceId(b"o" * 16)
+        await it.changed_namespace(NAMESPACE)
+        assert rig.master.count(c.Greeting) == 1
+        await it.changed_namespace(rig.master.namespace)
+        attached = await it.attach(attach("cachefs://fake:1/data"))
+        assert attached.namespace == rig.master.namespace
+        assert it.service(NAMESPACE) is not it.service(rig.master.namespace)
+
+    play(script)
+
+
+# ---- connectors that are found late --------------------------------------------------------------
+
+
+class Finder:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.found: list[FakeConnector] = []
+        self.calls = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self) -> Connector:
+        self.calls += 1
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.found.append(FakeConnector(SOURCE))
+        return self.found[-1]  # type: ignore[return-value]
+
+
+def test_a_failure_is_kept_for_a_moment() -> None:
+    now = [0.0]
+    finder = Finder()
+    late = LateConnector(finder, clock=lambda: now[0])
+    finder.error = CredentialsMissing("none")
+    for _ in range(3):
+        with pytest.raises(CredentialsMissing):
+            late.read_all(b"x", VERSION)
+    assert finder.calls == 1
+    finder.error = None
+    now[0] += FAILURE_KEPT_S
+    assert bytes(late.read_all(b"x", VERSION)) == b"x of s3://bucket/data"
+    assert finder.calls == 2
+
+
+def test_what_is_found_after_the_end_is_closed() -> None:
+    finder = Finder()
+    finder.gate.clear()
+    late = LateConnector(finder)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            late.read_all(b"x", VERSION)
+        except Unreachable as err:
+            errors.append(err)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    late.close()
+    finder.gate.set()
+    reader.join(10)
+    assert len(errors) == 1
+    assert all(connector.closed for connector in finder.found)
+    with pytest.raises(Unreachable):
+        late.read_all(b"x", VERSION)
