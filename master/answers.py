@@ -201,15 +201,26 @@ class Answers:
             stored = names.inode(ino)
         if known is not None:
             return known
+        assert stored is not None
+        health = place.mount.health
+        if health.down:
+            if health.may_probe(self._clock()):
+                self._sync.spawn(self._probe_root(place), place.mount)
+            return Found(stored.inode, DEGRADED_VALID_S)
         try:
             fresh = await self._sync.stat_root(place.mount)
         except CacheFSError as err:
             self._sync.warn(place, b"", err)
-            assert stored is not None
             return Found(stored.inode, DEGRADED_VALID_S)
         assert fresh is not None
         valid_s = valid_for(fresh.checked_at, place.mount.interval_s, self._clock())
         return Found(fresh.inode, valid_s)
+
+    async def _probe_root(self, place: Place) -> None:
+        try:
+            await self._sync.stat_root(place.mount)
+        except CacheFSError as err:
+            self._sync.warn(place, b"", err)
 
     async def report_changed(self, ino: int) -> None:
         """Looks at the origin again and tells clients to do so too. While the origin is down the

@@ -32,6 +32,7 @@ log = logging.getLogger("cachefs.master")
 
 VOID_INTERVAL_S: Final = 60.0  # of directories without a source; what changes there is an event
 MAX_PATH_BYTES: Final = 4096
+MAX_DEPTH: Final = 64
 NOT_YET: Final = Unavailable("the source is not open yet")
 
 Lookup = Callable[[int, bytes], Awaitable[Found]]
@@ -75,48 +76,47 @@ class MountTable:
     async def _add(
         self, path: bytes, source: UfsSpec, connector: Connector, interval_s: float
     ) -> tuple[int, str]:
-        kept = False
+        used = False
         try:
             record = MountRecord(source, _clean(path), True, interval_s)
+            known = self._same(record)
+            if known is None or _is_absent(known):
+                await asyncio.to_thread(connector.check)
             async with self._changing:
-                await self._ask(connector)
-                known = self._tree.by_path(record.path)
+                known = self._same(record)
                 if known is not None:
-                    kept = await self._again(known, record, connector)
-                    return known.root, _kept_interval(known, interval_s)
+                    used = _is_absent(known)
+                    if used:
+                        known.connector = connector
+                        known.health.succeeded()
+                    return known.root, _kept(known, record)
                 warning = await self._look_at(record.path)
                 root = await self._insert(record, connector)
-                kept = True
+                used = True
                 return root, warning
         finally:
-            if not kept:
+            if not used:
                 await asyncio.to_thread(connector.close)
 
-    async def _ask(self, connector: Connector) -> None:
-        await asyncio.to_thread(connector.check)
-
-    async def _again(self, mount: Mount, record: MountRecord, connector: Connector) -> bool:
-        """The same source once more: True where its connector was missed."""
-        if mount.key != record.source.key:
+    def _same(self, record: MountRecord) -> Mount | None:
+        """The mount of the same source at the same path. Raises InUse for another source."""
+        mount = self._tree.by_path(record.path)
+        if mount is not None and mount.key != record.source.key:
             raise InUse(
                 f"{mount.record.source.url} is there",
                 path=_shown(record.path),
                 remedy="remove it first, or choose another directory",
             )
-        if not isinstance(mount.connector, AbsentSource):
-            return False
-        mount.connector = connector
-        mount.health.succeeded()
-        return True
+        return mount
 
     async def _insert(self, record: MountRecord, connector: Connector) -> int:
         if not record.path:
             await self._empty_root()
-        now = self._clock()
-        added = await self._sync.write(lambda txn: add_mount(txn, record, now))
+        added = await self._sync.write(lambda txn: add_mount(txn, record))
         interval_s = record.sync_interval_s
         self._tree.add(Mount(added.root, record, connector, interval_s, owned=True))
         self._changed()
+        self._sync.negatives.forget(added.root)
         for parent, name in added.parents:
             self._sync.negatives.discard(parent, name)
         return added.root
@@ -130,14 +130,14 @@ class MountTable:
             mount = self._tree.by_path(_clean(path))
             if mount is None:
                 raise NotFound("no source is there", path=_shown(_clean(path)))
-            now = self._clock()
-            asked = await self._sync.write(lambda txn: remove_mount(txn, mount.root, now))
+            asked = await self._sync.write(lambda txn: remove_mount(txn, mount.root))
             self._tree.remove(mount.root)
             if mount.root == ROOT_INO:
                 self._tree.add(_void())
             self._changed()
             for directory in asked:
                 self._sync.negatives.forget(directory)
+                self._sync.distrust_running(directory)
             if mount.root == ROOT_INO:
                 await self._empty_root()
         self._sync.spawn(self._retire(mount))
@@ -256,10 +256,15 @@ def _row(mount: Mount) -> UfsRow:
     )
 
 
-def _kept_interval(mount: Mount, interval_s: float) -> str:
-    if mount.interval_s == interval_s:
-        return ""
-    return f"it keeps its sync interval of {format_duration(mount.interval_s)}"
+def _is_absent(mount: Mount) -> bool:
+    return isinstance(mount.connector, AbsentSource)
+
+
+def _kept(mount: Mount, asked: MountRecord) -> str:
+    """What an idempotent request does not change, for people."""
+    if mount.interval_s != asked.sync_interval_s:
+        return f"it keeps its sync interval of {format_duration(mount.interval_s)}"
+    return "it keeps its options" if mount.record.source != asked.source else ""
 
 
 def _unreachable(mount: Mount, why: str) -> str:
@@ -274,7 +279,7 @@ def _clean(path: bytes) -> bytes:
     """A path of the mount table: without slashes at its ends. Raises BadConfig."""
     segments = [segment for segment in path.split(b"/") if segment]
     cleaned = b"/".join(segments)
-    if len(cleaned) > MAX_PATH_BYTES or not keys.visible_path(cleaned):
+    if len(cleaned) > MAX_PATH_BYTES or len(segments) > MAX_DEPTH or not keys.visible_path(cleaned):
         raise BadConfig(
             "no directory can have this path", path=_shown(cleaned), remedy="choose another one"
         )

@@ -141,6 +141,18 @@ class Syncer:
                 del self._listings[listing.directory]
             listing.finish(error)
 
+    def distrust_running(self, directory: int) -> None:
+        """A listing of this directory that is under way began too early to be believed: what comes
+        of it is asked again."""
+        listing = self._listings.pop(directory, None)
+        if listing is not None:
+            self.spawn(self._distrust_after(listing))
+
+    async def _distrust_after(self, listing: Listing) -> None:
+        while not listing.done:
+            await listing.progress(CLOSE_WAIT_S)
+        await self._distrust(listing.directory)
+
     async def _look_at_directory(self, directory: int) -> None:
         """Asks whether a directory that showed no names is there at all."""
         with self._store.snapshot() as reader:

@@ -154,6 +154,13 @@ class Transaction(Names):
         if old is not None and old.listed_at:
             self._put_directory(directory, msgspec.structs.replace(old, listed_at=0.0))
 
+    def forget_listing(self, directory: int) -> None:
+        """The directory was never listed."""
+        old = self.directory(directory)
+        if old is not None:
+            self._count(hidden=-old.hidden)
+            self.writer.delete(Table.DIRECTORIES, [ino_key(directory)])
+
     def _put_directory(self, ino: int, state: DirectoryState) -> None:
         self.writer.put(Table.DIRECTORIES, [(ino_key(ino), encode(state))])
 
@@ -291,10 +298,7 @@ class Transaction(Names):
 
     def _bury(self, ino: int) -> None:
         self._removed_directories += 1
-        state = self.directory(ino)
-        if state is not None:
-            self._count(hidden=-state.hidden)
-            self.writer.delete(Table.DIRECTORIES, [ino_key(ino)])
+        self.forget_listing(ino)
         self.writer.put(Table.ORPHANS, [(ino_key(ino), b"")])
 
     def collect_orphan(self, ino: int) -> bool:
@@ -329,11 +333,11 @@ class Transaction(Names):
     def unhold(self, parent: int, key: bytes) -> None:
         self.writer.delete(Table.HELD, [dentry_key(parent, key)])
 
-    def insert_directory(self, parent: int, name: bytes, now: float) -> int:
-        """A directory that no origin showed; its ino."""
+    def insert_directory(self, parent: int, name: bytes) -> int:
+        """A directory that no origin showed yet; its ino."""
         key = order_key(name, True)
         made = Change(Action.INSERT, key, Entry(name, Fingerprint(Kind.DIRECTORY)), None)
-        self._apply(parent, [made], now, frozenset(), announce=True)
+        self._apply(parent, [made], 0.0, frozenset(), announce=True)
         stored = self.dentry(parent, key)
         assert stored is not None
         return stored.inode.ino
