@@ -23,7 +23,7 @@ from aiohttp import hdrs
 from cachefs.core import cluster as c
 from cachefs.core.access import HEADER, header_of
 from cachefs.core.addresses import master_url
-from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Unreachable
+from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, Message, error_of
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
-BUSY: Final = frozenset({429})
 _KEEPALIVE: Final = (  # a partition ends a call within about 10 s
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -108,15 +107,20 @@ class MasterClient:
         attempt = 0
         self.counters["calls"] += 1
         while True:
+            answer: c.Answer | MasterUnreachable
             try:
                 answer = await self._attempt(data, what, answer_s)
             except MasterUnreachable as err:
                 self._failed(err)
-                pause_s = self._pause_s(attempt)
-                if self._closed or self._clock() + pause_s >= until:
-                    raise
+                answer = err
             else:
                 self._succeeded()
+                if not _is_busy(answer):
+                    return answer
+            pause_s = self._pause_s(attempt)
+            if self._closed or self._clock() + pause_s >= until:
+                if isinstance(answer, MasterUnreachable):
+                    raise answer
                 return answer
             attempt += 1
             self.counters["retries"] += 1
@@ -169,8 +173,6 @@ class MasterClient:
         session = self._open_session()
         async with session.post(self.url + c.CALL_PATH, data=data, headers=self._headers) as reply:
             body = await _bounded_body(reply)
-            if reply.status in BUSY:
-                raise self._unreachable("it is too busy")
             try:
                 return c.decode_answer(body)
             except ProtocolError as err:
@@ -182,7 +184,7 @@ class MasterClient:
             return AccessDenied(
                 f"the master at {self.url} refuses the access", remedy="give a valid --token-file"
             )
-        if status >= 500:
+        if status >= 500 or status == 429:
             return self._unreachable(f"HTTP status {status}")
         return ProtocolError(f"what answers at {self.url} is no master: HTTP status {status}")
 
@@ -201,6 +203,11 @@ class MasterClient:
                 auto_decompress=False,
             )
         return self._session
+
+
+def _is_busy(answer: c.Answer) -> bool:
+    """Too many calls are under way: that is over soon."""
+    return isinstance(answer, Failure) and answer.code == Throttled.code
 
 
 async def _bounded_body(reply: aiohttp.ClientResponse) -> bytes:

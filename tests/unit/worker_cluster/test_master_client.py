@@ -13,7 +13,14 @@ from aiohttp import web
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import HEADER
-from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError, Stale, Unreachable
+from cachefs.core.errors import (
+    AccessDenied,
+    BadConfig,
+    ProtocolError,
+    Stale,
+    Throttled,
+    Unreachable,
+)
 from cachefs.core.model import NamespaceId
 from tests.unit.worker_cluster.fake_master import run, until
 from worker.cluster.master_client import MasterClient, MasterUnreachable
@@ -122,6 +129,23 @@ def test_a_broken_connection_is_tried_again(broken: Answer) -> None:
             assert await client.ask(c.Greeting(), c.Greeted)
             assert client.counters == {"calls": 1, "retries": 3, "unreachable": 3}
             assert not client.down
+
+    run(script())
+
+
+def test_a_busy_master_is_asked_again_and_is_not_down() -> None:
+    async def script() -> None:
+        busy = reply(c.encode(m.Failure("throttled", "too much")), 429)
+        async with (
+            Server(busy, busy, busy, reply()).listening() as server,
+            connected(server.url) as client,
+        ):
+            assert await client.ask(c.Greeting(), c.Greeted)
+            assert len(server.requests) == 4
+            assert not client.down
+        async with Server(busy).listening() as server, connected(server.url) as client:
+            with pytest.raises(Throttled):
+                await client.ask(c.Greeting(), c.Greeted, reach_s=0.01)
 
     run(script())
 
