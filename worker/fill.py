@@ -156,6 +156,8 @@ class Filler:
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
         entry.busy_pieces -= 1
+        if entry.unrecorded:  # the piece ended early
+            self._catalog.record(entry)
         if self.is_here(entry, piece.end - 1, past=piece.past):
             # Else room is short: no more for now.
             self.on_piece_end(entry)
@@ -278,9 +280,7 @@ class Filler:
 
     def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
         entry = piece.entry
-        self._have_page(piece, page, checksum)
-        if not entry.pages.complete:
-            self._catalog.record(entry)
+        self._have_page(piece, page, checksum)  # recorded with the others of its piece
         piece.settle(page)
 
     def _have_page(self, piece: Piece, page: int, checksum: int) -> None:
@@ -435,7 +435,9 @@ class Filler:
         """One request has ended."""
         del self._running[transfer]
         counters = self._parts.counters
-        counters.origin_requests += transfer.origin_bytes > 0 or not transfer.peer_bytes
+        moved = transfer.peer_bytes or transfer.tier_bytes
+        counters.origin_requests += transfer.origin_bytes > 0 or not moved
+        counters.tier_bytes += transfer.tier_bytes
         counters.origin_bytes += transfer.origin_bytes
         counters.peer_bytes += transfer.peer_bytes
         self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
