@@ -21,7 +21,7 @@ with the settings as top-level keys (`cache_size = "200GiB"`). The file named by
 Sizes are written as `512MiB`, `20GiB` or `1TB`, durations as `60s`, `1h30m`, `0` or `-1`, modes as
 octal digits in quotes (`"644"`). In `/etc/fstab` and `mount -o` every setting is an option of the
 same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). A list is written as
-`["a", "b"]` in TOML, with commas in a variable, and as a flag that is given again.
+`["a", "b"]` in TOML, with `;` in a variable, and as a flag that is given again.
 
 Credentials are never settings: they come from the AWS default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.

@@ -9,16 +9,18 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, mountpoint, output, settings, take_over, transport
+from cachefs.cli import clusters, detach, mountpoint, output, settings, take_over, transport
 from cachefs.cli.foreground import Foreground
 from cachefs.cli.mounts import read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started
 from cachefs.launcher import processes
+from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.processes import Server, Watch
 from connectors.urls import OPTIONS, check_options, normalise
 
@@ -28,10 +30,16 @@ JOIN_TRIES: Final = 3
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One mount to make, checked: what the server and the client are told."""
+    """One mount to make, checked: what the client is told, and through it the server."""
 
-    server: ServerSpec
     client: ClientSpec
+
+    def find_server(self) -> Server:
+        """The server to use, started where there is none."""
+        if self.client.node is not None:
+            return ensure_node(self.client.node)
+        assert self.client.server is not None
+        return processes.ensure_server(self.client.server)
 
 
 @click.command("mount")
@@ -52,10 +60,12 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Mount SOURCE (s3://bucket/prefix, file:///path) on the empty directory MOUNTPOINT.
+    """Mount SOURCE (s3://bucket/prefix, file:///path, cachefs://master:port/path of a cluster) on
+    the empty directory MOUNTPOINT.
 
     \b
     cachefs mount s3://bucket/train /mnt/data --cache-dir /ssd/cachefs
+    cachefs mount cachefs://master:19998/imagenet /mnt/imagenet
     cachefs mount --upgrade /mnt/data      # after an upgrade of the package, under running readers
     """
     chosen = settings.load_settings(flags, config_file)
@@ -101,13 +111,13 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
     )
     home = settings.state_home(chosen)
     path = mountpoint.prepare(where, home)
-    server = _server_spec(ufs, str(home.path), chosen, foreground)
+    in_cluster = is_cluster(ufs.url)
     client = ClientSpec(
-        home=server.home,
+        home=str(home.path),
         socket="",
         source=ufs,
         mountpoint=path,
-        sync_interval_s=server.sync_interval_s,
+        sync_interval_s=chosen.seconds("sync_interval"),
         allow_other=allow_other,
         default_permissions=allow_other,
         uid=chosen.integer("uid"),
@@ -116,14 +126,15 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
         dir_mode=chosen.integer("dir_mode"),
         transport=taken.transport,
         passthrough=chosen.text("passthrough"),
-        log_file=processes.client_log(server, path),
-        log_level=server.log_level,
+        log_file=processes.client_log(home, ufs, path),
+        log_level=chosen.text("log_level"),
         log_to_stderr=foreground,
         debug=debug,
-        server=server,
+        server=None if in_cluster else _server_spec(ufs, str(home.path), chosen, foreground),
+        node=clusters.mounts_node(ufs.url, home, chosen, foreground) if in_cluster else None,
         heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
     )
-    return Request(server, client)
+    return Request(client)
 
 
 def source_spec(source: str, chosen: Config) -> UfsSpec:
@@ -131,6 +142,8 @@ def source_spec(source: str, chosen: Config) -> UfsSpec:
 
     Raises BadConfig.
     """
+    if is_cluster(source):
+        return clusters.source_spec(source, chosen)
     url = normalise(source)
     known = OPTIONS[url.partition("://")[0]]
     options = chosen.source_options(keep=known)
@@ -161,14 +174,14 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
 
 def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
     for _ in range(JOIN_TRIES):
-        server = processes.ensure_server(request.server)
+        server = request.find_server()
         try:
             return server, _start_client(request, server, foreground)
         except Unreachable:
             if server.started:
                 raise
         # The server that we joined was just ending with its last mount: join or start another.
-    server = processes.ensure_server(request.server)
+    server = request.find_server()
     return server, _start_client(request, server, foreground)
 
 

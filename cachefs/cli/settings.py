@@ -11,7 +11,7 @@ import click
 from cachefs.core import config
 from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, SETTINGS, Scalar, Setting, Type
+from cachefs.core.settings import BY_NAME, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]
@@ -69,7 +69,7 @@ def load_settings(
 
 def _absolute(name: str, value: Scalar | tuple[str, ...]) -> Scalar:
     if isinstance(value, tuple):
-        return ",".join(value) or None
+        return LIST_SEPARATOR.join(value) or None
     if isinstance(value, str) and value and BY_NAME[name].type is Type.PATH:
         return os.path.abspath(value)
     return value

@@ -18,7 +18,15 @@ import msgspec
 
 from cachefs.core import units
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, SETTINGS, SOURCE_OPTIONS, Scalar, Setting, Type
+from cachefs.core.settings import (
+    BY_NAME,
+    LIST_SEPARATOR,
+    SETTINGS,
+    SOURCE_OPTIONS,
+    Scalar,
+    Setting,
+    Type,
+)
 
 CONFIG_ENV: Final = "CACHEFS_CONFIG"
 SYSTEM_FILE: Final = "/etc/cachefs/cachefs.toml"
@@ -56,7 +64,7 @@ class Config:
 
     def items(self, name: str) -> tuple[str, ...]:
         """The values of a list."""
-        return tuple(part for part in self.text(name).split(",") if part)
+        return tuple(part for part in self.text(name).split(LIST_SEPARATOR) if part)
 
     def seconds(self, name: str) -> float:
         value = self.values[name].value
@@ -198,8 +206,8 @@ def _text(setting: Setting, raw: Any) -> str:
 
 def _list(setting: Setting, raw: Any) -> str:
     items = raw if isinstance(raw, (list, tuple)) else [raw]
-    texts = [part.strip() for item in items for part in _text(setting, item).split(",")]
-    return ",".join(part for part in texts if part)
+    texts = [part.strip() for item in items for part in _text(setting, item).split(LIST_SEPARATOR)]
+    return LIST_SEPARATOR.join(part for part in texts if part)
 
 
 def _path(setting: Setting, raw: Any) -> str:

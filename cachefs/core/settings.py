@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 ENV_PREFIX: Final = "CACHEFS_"
+LIST_SEPARATOR: Final = ";"
 
 Scalar = str | int | float | bool | None
 
@@ -27,7 +28,7 @@ class Type(enum.Enum):
     ID = "number"  # int; -1 = not set
     MODE = "octal mode"  # int, permission bits
     CHOICE = "choice"  # str, one of `choices`
-    LIST = "list"  # str, joined by ","; a flag that may be given again, a list in TOML
+    LIST = "list"  # str, joined by ";"; a flag that may be given again, a list in TOML
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -328,14 +329,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Bytes a second that a worker fetches at most when data changes its place.",
         commands=("worker",),
         minimum=1 << 20,
-    ),
-    Setting(
-        "scrub_rate",
-        Type.SIZE,
-        0,
-        "Bytes a second that a worker reads at most to verify what it has cached.",
-        "the worker's default",
-        commands=("worker",),
     ),
     Setting(
         "log_level",

@@ -68,7 +68,6 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     idle_after_s: float = 3600.0
     origin_deadline_s: float = 30.0
     migration_bytes_s: int = 200 << 20
-    scrub_bytes_s: int = 0  # 0: as slow as by default
     log_level: str = "info"
     log_to_stderr: bool = False
 

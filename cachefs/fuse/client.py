@@ -34,8 +34,9 @@ from cachefs.fuse.runs import Runs
 from cachefs.fuse.supervisor import wire
 from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs
+from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.logs import log_to
-from cachefs.launcher.processes import STOP_SIGNALS, ensure_server
+from cachefs.launcher.processes import STOP_SIGNALS, Server, ensure_server
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import StateHome
 
@@ -156,13 +157,32 @@ class Client:
     # ---- the next server ----
 
     async def _reconnect(self) -> socket.socket:
-        """Another connection; an embedded server that died is started again."""
-        if self.stopping.is_set() or self.spec.server is None:
-            return connect_socket(self.spec.socket)
-        server = await trio.to_thread.run_sync(
-            ensure_server, self.spec.server, abandon_on_cancel=True
-        )
-        return connect_socket(server.socket)
+        """Another connection; an embedded server that died is started again, a worker of a cluster
+        that does not come back is replaced by another one of this machine."""
+        spec = self.spec
+        if self.stopping.is_set() or (spec.server is None and spec.node is None):
+            return connect_socket(spec.socket)
+        server = await trio.to_thread.run_sync(_find_server, spec, abandon_on_cancel=True)
+        sock = connect_socket(server.socket)
+        self._moved_to(server.socket)
+        return sock
+
+    def _moved_to(self, socket_path: str) -> None:
+        """The mount's record names the server that it uses."""
+        if socket_path == self.spec.socket:
+            return
+        log.info("this mount uses the worker at %s now", socket_path)
+        self.spec = msgspec.structs.replace(self.spec, socket=socket_path)
+        record = self.home.find_mount(self.spec.mountpoint)
+        if record is not None and record.pid == os.getpid():
+            self.home.write_mount(msgspec.structs.replace(record, socket=socket_path))
+
+
+def _find_server(spec: ClientSpec) -> Server:
+    if spec.node is not None:
+        return ensure_node(spec.node, spec.socket)
+    assert spec.server is not None
+    return ensure_server(spec.server)
 
 
 def _runs(spec: ClientSpec) -> Runs:

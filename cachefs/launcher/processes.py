@@ -34,6 +34,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.messages import error_of
+from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import state
@@ -117,13 +118,14 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     name = f"client-{state.mount_id(spec.mountpoint)}.err"
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
     # A source that is new to a running server is checked at the origin first.
-    wait_s = CLIENT_START_S + (spec.server.origin_deadline_s if spec.server is not None else 0.0)
+    server = spec.server or spec.node
+    wait_s = CLIENT_START_S + (server.origin_deadline_s if server is not None else 0.0)
     return start_child(command or module_command(module), document, log, wait_s, reap=False)
 
 
-def client_log(spec: ServerSpec, mountpoint: str) -> str:
+def client_log(home: StateHome, source: UfsSpec, mountpoint: str) -> str:
     """Where the client of a mount point logs when it is in the background."""
-    log_dir = StateHome(spec.home).log_dir(spec.source)
+    log_dir = home.log_dir(source)
     return str(log_dir / f"client-{state.mount_id(mountpoint)}.log")
 
 

@@ -1,0 +1,72 @@
+"""`cachefs master`: the master of a cluster, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cachefs.cli import clusters, output, serving, settings
+from cachefs.core.config import Config
+from cachefs.core.errors import BadConfig
+from cachefs.core.specs import MasterSpec
+from cachefs.launcher import state
+from cachefs.launcher.cluster import start_master
+from cachefs.launcher.state import StateHome, private_dir
+
+_ENGINE: Final = "lmdb:"
+
+
+@click.command("master")
+@click.option("--background", is_flag=True, help="Return when it answers; it logs to a file.")
+@settings.setting_flags("master")
+@output.json_flag
+@output.debug_flag
+def command(
+    background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> int:
+    """Run the master of a cluster: its namespace, its sources, its members. Ctrl-C ends it.
+
+    \b
+    cachefs master        # for this machine alone
+    cachefs master --listen 0.0.0.0:19998 --store lmdb:/srv/cachefs --token-file /etc/cachefs/token
+    """
+    chosen = settings.load_settings(flags, config_file)
+    spec = plan(chosen, settings.state_home(chosen), background=background)
+    err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
+    started = start_master(spec, Path(err_log) if background else None)
+    if started.warning:
+        print(f"cachefs: warning: {started.warning}", file=sys.stderr)
+    if as_json:
+        output.print_json_line({"url": started.url, "pid": started.pid, "store": spec.store_dir})
+    else:
+        click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
+    sys.stdout.flush()
+    return 0 if background else serving.stay(started.pid)
+
+
+def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
+    """Raises BadConfig."""
+    directory = home.master_dir()
+    log = private_dir(directory / state.LOG_NAME)
+    return MasterSpec(
+        listen=chosen.text("master_listen"),
+        store_dir=_store_dir(chosen.text("store")) or str(directory / state.NAMESPACE_NAME),
+        security=clusters.security(chosen),
+        origin_deadline_s=chosen.seconds("origin_deadline"),
+        log_file=str(log / "master.log"),
+        log_level=chosen.text("log_level"),
+        log_to_stderr=not background,
+    )
+
+
+def _store_dir(text: str) -> str:
+    if not text:
+        return ""
+    path = text.removeprefix(_ENGINE)
+    if not text.startswith(_ENGINE) or not path:
+        raise BadConfig(f"store: {text!r} is no store", remedy=f"write it as {_ENGINE}DIR")
+    return os.path.abspath(path)

@@ -1,0 +1,62 @@
+"""`cachefs up`: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.core.addresses import SCHEME, address_of
+from cachefs.launcher.local import MOST_WORKERS, LocalCluster, Up
+
+
+@click.command("up")
+@click.option("--workers", type=click.IntRange(1, MOST_WORKERS), help="How many. [default: 3]")
+@click.option("--dir", "directory", metavar="DIR", help="Where it keeps its data.")
+@settings.setting_flags("up")
+@output.json_flag
+@output.debug_flag
+def command(
+    workers: int | None,
+    directory: str | None,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Start a cluster on this machine: a master and workers in the background, on loopback alone.
+    What it knows and has cached is there again at the next `up`.
+
+    \b
+    cachefs up --workers 3
+    cachefs ufs add s3://bucket/imagenet /imagenet
+    cachefs mount cachefs://127.0.0.1:19998/imagenet /mnt/imagenet
+    cachefs down
+    """
+    chosen = settings.load_settings(flags, config_file)
+    where = os.path.abspath(directory) if directory else ""
+    up = Up(
+        settings.state_home(chosen),
+        where,
+        cache_bytes=chosen.integer("cache_size"),
+        log_level=chosen.text("log_level"),
+    )
+    cluster, warnings = up.run(workers or 0)
+    for warning in warnings:
+        print(f"cachefs: warning: {warning}", file=sys.stderr)
+    if as_json:
+        return output.print_json(document(cluster) | {"warnings": warnings})
+    for line in output.columns([[p.name, p.url, f"pid {p.pid}"] for p in cluster.processes]):
+        click.echo(line)
+    address = address_of(cluster.master)
+    click.echo(f"OK, the cluster is ready: cachefs mount {SCHEME}{address}/ MOUNTPOINT")
+
+
+def document(cluster: LocalCluster) -> dict[str, Any]:
+    """For programs."""
+    rows = [{"name": p.name, "url": p.url, "pid": p.pid} for p in cluster.processes]
+    mount = f"{SCHEME}{address_of(cluster.master)}/"
+    return {"directory": cluster.directory, "mount": mount, "processes": rows}

@@ -1,0 +1,149 @@
+"""`cachefs workers`: the members of a cluster; draining and forgetting them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import clusters, output, settings
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.addresses import address_of
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.units import format_duration, format_size
+
+SHOWN_ID: Final = 8  # digits of an id
+POLL_S: Final = 0.5
+_HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "WEIGHT", "USED", "CAPACITY", "SEEN"]
+
+
+@click.group("workers", invoke_without_command=True)
+@settings.setting_flags("workers")
+@output.json_flag
+@output.debug_flag
+@click.pass_context
+def command(
+    ctx: click.Context, /, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
+    """The workers of a cluster, what each has and how it is.
+
+    \b
+    cachefs workers
+    cachefs workers drain node3 --wait     # hand its data over, before it is taken away
+    cachefs workers remove 3f2a            # forget one that is lost or drained
+    """
+    if ctx.invoked_subcommand is not None:
+        if any(value is not None for value in (config_file, *flags.values())):
+            raise click.UsageError(f"give options after {ctx.invoked_subcommand!r}, not before")
+        return
+    with _master(settings.load_settings(flags, config_file)) as master:
+        table = master.call(c.ListWorkers(), c.WorkerTable)
+    if as_json:
+        return output.print_json(document(table))
+    for line in lines(table):
+        click.echo(line)
+
+
+def lines(table: c.WorkerTable) -> list[str]:
+    """The table, and in words whether data is moving."""
+    if not table.rows:
+        return ["no worker yet: cachefs worker --master URL --tier KIND:DIR:SIZE"]
+    view = table.view
+    moving = ", data is moving to its new places" if view.before else ""
+    owning = f"{len(view.members)} worker{'s' * (len(view.members) != 1)} owning data"
+    return [
+        *output.columns([_HEAD, *(_row(row) for row in table.rows)], right=(4, 5, 6, 7)),
+        f"epoch {view.epoch}: {owning}{moving}",
+    ]
+
+
+def document(table: c.WorkerTable) -> dict[str, Any]:
+    """The same for programs."""
+    rows = [msgspec.to_builtins(row) for row in table.rows]
+    return {"epoch": table.view.epoch, "moving": bool(table.view.before), "workers": rows}
+
+
+def _row(row: c.WorkerRow) -> list[str]:
+    return [
+        row.id[:SHOWN_ID],
+        address_of(row.url),
+        row.host or "-",
+        row.state,
+        f"{row.weight:g}",
+        format_size(row.used_bytes),
+        format_size(row.capacity_bytes),
+        format_duration(row.seen_s),
+    ]
+
+
+@command.command("drain")
+@click.argument("worker")
+@click.option("--undo", is_flag=True, help="Let it own data again.")
+@click.option("--wait", is_flag=True, help="Return when it has handed everything over.")
+@settings.setting_flags("workers")
+@output.json_flag
+@output.debug_flag
+def drain(
+    worker: str,
+    undo: bool,
+    wait: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Let WORKER (its id or how it starts, HOST:PORT, or HOST) hand its data to the others; nothing
+    is read from the origins anew. It can be ended once it is drained."""
+    with _master(settings.load_settings(flags, config_file)) as master:
+        row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
+        master.call(c.Drain(row.id, undo), m.Done)
+        state = _drained(master, row.id) if wait and not undo else "serving" if undo else "draining"
+    if as_json:
+        return output.print_json({"worker": row.id, "state": state})
+    click.echo(f"OK, worker {row.id[:SHOWN_ID]} at {address_of(row.url)} is {state}")
+
+
+@command.command("remove")
+@click.argument("worker")
+@settings.setting_flags("workers")
+@output.json_flag
+@output.debug_flag
+def remove(worker: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """Forget WORKER, which is lost or drained."""
+    with _master(settings.load_settings(flags, config_file)) as master:
+        row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
+        master.call(c.RemoveWorker(row.id), m.Done)
+    if as_json:
+        return output.print_json({"worker": row.id, "removed": True})
+    click.echo(f"OK, worker {row.id[:SHOWN_ID]} is forgotten")
+
+
+def find(rows: list[c.WorkerRow], name: str) -> c.WorkerRow:
+    """The one worker that is meant by its id, a start of it, HOST:PORT or HOST. Raises NotFound."""
+    exact = [row for row in rows if name in (row.id, row.url, address_of(row.url))]
+    found = exact or [row for row in rows if row.id.startswith(name) or row.host == name]
+    if len(found) == 1:
+        return found[0]
+    how_many = f"{len(found)} workers match" if found else "no worker matches"
+    raise NotFound(f"{how_many} {name!r}", remedy="`cachefs workers` lists them with their ids")
+
+
+def _drained(master: HttpClient, worker: str) -> str:
+    """Waits until it has handed everything over; its state. Raises NotFound for one that went."""
+    while True:
+        rows = master.call(c.ListWorkers(), c.WorkerTable).rows
+        row = next((row for row in rows if row.id == worker), None)
+        if row is None or row.state == "lost":
+            raise CacheFSError(f"worker {worker[:SHOWN_ID]} went before it had handed all over")
+        if row.state != "draining":
+            return row.state
+        time.sleep(POLL_S)
+
+
+def _master(chosen: Config) -> HttpClient:
+    return clusters.connect(chosen, settings.state_home(chosen))

@@ -1,0 +1,192 @@
+"""A whole cluster on this machine: a master and some workers as background processes, for trying
+out and for tests (`cachefs up`, `cachefs down`).
+
+    <directory>/cluster.json  master/namespace/ master/log/  worker-<n>/   (tiers)
+
+What was made stays: the next `up` in the same directory has the names, the cached bytes and the
+master's port again. `<home>/local.json` names the directory of the last `up`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core.access import parse_address
+from cachefs.core.addresses import address_of
+from cachefs.core.cluster import DEFAULT_PORT
+from cachefs.core.errors import DeadlineExceeded
+from cachefs.core.specs import MasterSpec, WorkerSpec
+from cachefs.launcher import state
+from cachefs.launcher.cluster import start_master, start_worker, tier_of
+from cachefs.launcher.processes import Watch, is_ours, launch_lock
+from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
+
+DIRECTORY_NAME: Final = "local"
+DEFAULT_WORKERS: Final = 3
+MOST_WORKERS: Final = 64
+END_S: Final = 20.0  # for a process that was asked to end
+_RECORD: Final = "cluster.json"
+_POINTER: Final = "local.json"
+_HOST: Final = "127.0.0.1"
+
+
+class LocalProcess(msgspec.Struct, frozen=True):
+    """A master or a worker. `pid` 0: it was never started."""
+
+    name: str
+    url: str = ""
+    pid: int = 0
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.pid) and is_ours(self.pid)
+
+
+class LocalCluster(msgspec.Struct, frozen=True):
+    """What `up` made in `directory`."""
+
+    directory: str
+    home: str
+    processes: list[LocalProcess]  # the master is the first
+
+    @property
+    def master(self) -> str:
+        """The master's URL."""
+        return self.processes[0].url
+
+    @property
+    def workers(self) -> list[LocalProcess]:
+        return self.processes[1:]
+
+
+def read(home: StateHome, directory: str = "") -> LocalCluster | None:
+    """The cluster in a directory ("": of the last `up`); None where none was made."""
+    if not directory:
+        pointer = read_document(home.path, _POINTER)
+        directory = pointer.get("directory", "") if isinstance(pointer, dict) else ""
+    record: Any = read_document(directory, _RECORD) if directory else None
+    try:
+        return msgspec.convert(record, LocalCluster)
+    except msgspec.ValidationError:
+        return None
+
+
+class Up:
+    """Brings up what of a cluster does not run. `cache_bytes`: of each worker; 0: a share of what
+    is free."""
+
+    def __init__(
+        self, home: StateHome, directory: str, *, cache_bytes: int = 0, log_level: str = "info"
+    ) -> None:
+        private_dir(home.path)
+        self._home = home
+        self._directory = private_dir(directory or home.path / DIRECTORY_NAME)
+        self._cache_bytes = cache_bytes
+        self._log_level = log_level
+        self._warnings: list[str] = []
+
+    def run(self, workers: int = 0) -> tuple[LocalCluster, list[str]]:
+        """The cluster with at least so many workers (0: as many as before), and warnings for
+        people. Raises the typed error of what could not be started; what was started before goes
+        on, and `down` ends it."""
+        with launch_lock(self._directory):
+            known = read(self._home, str(self._directory))
+            done = list(known.processes) if known is not None else [LocalProcess("master")]
+            done += [
+                LocalProcess(_worker_name(n)) for n in range(len(done), _wanted(workers, done))
+            ]
+            for number, process in enumerate(done):
+                if not process.runs:
+                    start = self._start_master if number == 0 else self._start_worker
+                    done[number] = start(process, done)
+                    self._record(done)
+        return self._record(done), self._warnings
+
+    def _record(self, processes: list[LocalProcess]) -> LocalCluster:
+        cluster = LocalCluster(str(self._directory), str(self._home.path), processes)
+        write_document(self._directory, _RECORD, msgspec.to_builtins(cluster))
+        write_document(self._home.path, _POINTER, {"directory": str(self._directory)})
+        return cluster
+
+    def _start_master(self, known: LocalProcess, _: list[LocalProcess]) -> LocalProcess:
+        directory = private_dir(self._directory / "master")
+        log = private_dir(directory / state.LOG_NAME)
+        spec = MasterSpec(
+            listen=f"{_HOST}:{_free_port(known.url)}",
+            store_dir=str(directory / state.NAMESPACE_NAME),
+            log_file=str(log / "master.log"),
+            log_level=self._log_level,
+        )
+        started = start_master(spec, log / "master.err")
+        self._warnings += [started.warning] if started.warning else []
+        return LocalProcess(known.name, started.url, started.pid)
+
+    def _start_worker(self, known: LocalProcess, done: list[LocalProcess]) -> LocalProcess:
+        share = len(done) - 1
+        spec = WorkerSpec(
+            home=str(self._home.path),
+            master=done[0].url,
+            name=known.name,
+            tiers=(tier_of(self._directory / known.name, self._cache_bytes, share),),
+            log_level=self._log_level,
+        )
+        started = start_worker(spec, background=True)
+        self._warnings += [started.warning] if started.warning else []
+        return LocalProcess(known.name, started.url, started.pid)
+
+
+def down(cluster: LocalCluster) -> list[LocalProcess]:
+    """Ends the processes, the workers first; those that ran. Raises DeadlineExceeded for one that
+    does not end."""
+    with launch_lock(Path(cluster.directory)):
+        ended = _end(cluster.workers)
+        return [*_end(cluster.processes[:1]), *ended]
+
+
+def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
+    watches = [(process, Watch(process.pid)) for process in processes if process.runs]
+    for _, watch in watches:
+        watch.signal(signal.SIGTERM)
+    for process, watch in watches:
+        with watch:
+            if not watch.ended(END_S):
+                raise DeadlineExceeded(
+                    f"{process.name} (pid {process.pid}) has not ended",
+                    remedy=f"look at its log, or end it: kill -9 {process.pid}",
+                )
+    return [process for process, _ in watches]
+
+
+def _wanted(workers: int, done: list[LocalProcess]) -> int:
+    """How many processes there should be."""
+    return max(len(done), 1 + (workers or (0 if len(done) > 1 else DEFAULT_WORKERS)))
+
+
+def _worker_name(number: int) -> str:
+    return f"worker-{number}"
+
+
+def _free_port(url: str) -> int:
+    """The port of the last time, or the default one; 0 (any) where that is taken."""
+    port = parse_address(address_of(url), DEFAULT_PORT)[1] if url else DEFAULT_PORT
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return 0
+    return port
+
+
+def log_of(process: LocalProcess, cluster: LocalCluster) -> str:
+    """Where a process logs."""
+    if process.name == "master":
+        return os.path.join(cluster.directory, "master", state.LOG_NAME, "master.log")
+    directory = StateHome(cluster.home).node_dir(address_of(cluster.master), process.name)
+    return str(directory / state.LOG_NAME / "server.log")
