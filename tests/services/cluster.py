@@ -1,0 +1,190 @@
+"""A real cluster for tests and benches: a master and workers as processes of the command line's,
+each with a home of its own, as if each were on a machine of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CACHEFS = Path(sys.executable).parent / "cachefs"
+COMMAND_LIMIT_S = 60.0
+END_S = 20.0
+LOG_TAIL = 2000
+
+
+class ClusterFailed(Exception):
+    """A command or a process of the cluster did not do what it should; the text says what."""
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
+    """Polls until `condition` is true; raises ClusterFailed naming `what` after `limit_s`."""
+    deadline, pause = time.monotonic() + limit_s, threading.Event()
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise ClusterFailed(f"not within {limit_s:g} s: {what}")
+        pause.wait(0.05)
+    return value
+
+
+def running(pid: int) -> bool:
+    """Is this process there, and no zombie?"""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+@dataclass
+class Machine:
+    """A home, its command line, and one process of the cluster (`pid` 0: none runs)."""
+
+    name: str
+    root: Path
+    environment: dict[str, str]
+    command: list[str] = field(default_factory=list)
+    pid: int = 0
+    url: str = ""
+    mounts: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        keep = {"PATH": os.environ["PATH"], "HOME": str(self.root), "LC_ALL": "C.UTF-8"}
+        self.environment = {**keep, **self.environment}
+
+    def run(self, *arguments: str | Path, limit_s: float = COMMAND_LIMIT_S) -> str:
+        """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed."""
+        done = subprocess.run(
+            [CACHEFS, *map(str, arguments)],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()
+            raise ClusterFailed(f"{self.name}: cachefs {arguments[0]}: {said}{self.log_tail()}")
+        return done.stdout
+
+    def json(self, *arguments: str | Path) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+    def start(self) -> None:
+        """Starts its process (again), and waits until that answers."""
+        assert not self.pid, f"{self.name} runs"
+        started = self.json(*self.command, "--background")
+        self.pid, self.url = started["pid"], started["url"]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and gone. Raises ClusterFailed when it does not end."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        pid, self.pid = self.pid, 0
+        if pid and running(pid):
+            os.kill(pid, number)
+            wait_for(lambda: not running(pid), f"{self.name} (pid {pid}) ends", END_S)
+
+    def mount(self, source: str, *options: str | Path, name: str = "mnt") -> Path:
+        path = self.root / name
+        path.mkdir(exist_ok=True)
+        self.mounts.append(path)
+        self.run("mount", source, path, *options)
+        return path
+
+    def umount(self, path: Path) -> None:
+        self.run("umount", path)
+        self.mounts.remove(path)
+
+    def logs(self) -> dict[str, str]:
+        """Every log of this machine, by path below its home."""
+        found = sorted(self.root.glob(".cache/cachefs/**/*.log"))
+        return {str(p.relative_to(self.root)): p.read_text(errors="replace") for p in found}
+
+    def log_tail(self) -> str:
+        return "".join(f"\n--- {name}\n{text[-LOG_TAIL:]}" for name, text in self.logs().items())
+
+    def close(self) -> None:
+        """Ends what is left: mounts by force, the process by SIGKILL."""
+        for path in self.mounts:
+            if os.path.ismount(path):
+                subprocess.run(["umount", "-l", str(path)], check=False, timeout=COMMAND_LIMIT_S)
+        if self.pid and running(self.pid):
+            os.kill(self.pid, signal.SIGCONT)
+            self.kill()
+
+
+class Cluster:
+    """Use as a context manager. `root` is best on tmpfs; `environment` has origins' credentials."""
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.root = root
+        self._environment = environment
+        self.master = self._machine("master")
+        self.master.command = ["master", "--listen", "127.0.0.1:0"]
+        self.workers: list[Machine] = []
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for machine in (*self.workers, self.master):
+            machine.close()
+
+    def _machine(self, name: str) -> Machine:
+        return Machine(name, self.root / name, dict(self._environment))
+
+    def start(self, workers: int, *options: str, size: str = "1GiB") -> None:
+        """A master and workers, each with a tier of `size` in its home."""
+        self.master.start()
+        address = self.master.url.removeprefix("http://")
+        self.master.command[2] = address  # the next one listens there too
+        for _ in range(workers):
+            self.add_worker(*options, size=size)
+
+    def add_worker(self, *options: str, size: str = "1GiB") -> Machine:
+        machine = self._machine(f"node{len(self.workers)}")
+        tier = f"ssd:{machine.root / 'tier'}:{size}"
+        machine.command = ["worker", "--master", self.master.url, "--tier", tier, *options]
+        self.workers.append(machine)
+        machine.start()
+        return machine
+
+    def add_ufs(self, source: str, path: str, *options: str) -> None:
+        self.master.run("ufs", "add", source, path, "--master", self.master.url, *options)
+
+    def mount(self, number: int, path: str, *options: str) -> Path:
+        """Mounts a path of the namespace on a worker's machine."""
+        address = self.master.url.removeprefix("http://")
+        return self.workers[number].mount(f"cachefs://{address}{path}", *options)
+
+    def worker_rows(self) -> list[dict[str, Any]]:
+        """What `cachefs workers` says."""
+        found = self.master.json("workers", "--master", self.master.url)
+        rows: list[dict[str, Any]] = found["workers"] if isinstance(found, dict) else found
+        return rows
+
+    def wait_for_states(self, *states: str, limit_s: float = 30.0) -> None:
+        """Until the workers are in these states, in any order."""
+
+        def there() -> bool:
+            return sorted(row["state"] for row in self.worker_rows()) == sorted(states)
+
+        wait_for(there, f"workers are {states}", limit_s)
