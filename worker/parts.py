@@ -38,8 +38,7 @@ class Counters:
     origin_requests: int = 0
     origin_bytes: int = 0
     peer_bytes: int = 0  # from other workers
-    served_requests: int = 0  # of other workers
-    served_bytes: int = 0
+    tier_bytes: int = 0  # from other tiers of this one
     refused: int = 0
     evicted_files: collections.Counter[str] = field(default_factory=collections.Counter)
     evicted_bytes: int = 0

@@ -35,11 +35,14 @@ MAX_CALL_BYTES: Final = 8 << 20
 MAX_ANSWER_BYTES: Final = 32 << 20
 BATCH_LIMIT: Final = 1000  # items of any list in a call
 
-# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1] answers pages [first, end) of a
-# content (at most MAX_DATA_PAGES) as a raw body. `have=1`: only what is here, ask nobody else.
-# 200: the body, with CHECKSUMS_HEADER; 404: not here (have=1); 409: the receiver does not own the
-# block in its view, body `Failure`, EPOCH_HEADER says which; 410: Stale; 507: no room; other
-# errors: body `Failure`. A receiver with an older view than the asker's asks the master first.
+# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1] answers pages
+# [first, end) of a content, all of one block and at most MAX_DATA_PAGES, as a raw body. `have=1`:
+# only what is here, ask nobody else. `next=1`: the asker gets no answer from the block's owners,
+# the receiver is the next in rank and may bring it in their place.
+# 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more; 404: not here
+# (have=1); 409: the receiver does not own the block in its view, body `Failure`, EPOCH_HEADER says
+# which; 410: Stale; 502: the origin failed; 503: too many requests; 507: no room; all with a body
+# `Failure`. A receiver with an older view than the asker's asks the master first.
 DATA_PATH: Final = "/v1/data"
 CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
 EPOCH_HEADER: Final = "X-CacheFS-Epoch"
@@ -325,6 +328,14 @@ class Offer(Message, frozen=True):
     blocks: list[tuple[bytes, int]]  # ContentId.key, block
 
 
+class Doubt(Message, frozen=True):
+    """These pages came from the receiver with other bytes than their checksums say: it looks at
+    what it has, and drops the content if it is damaged. Answered by Done."""
+
+    content: bytes
+    pages: list[int]
+
+
 class Drop(Message, frozen=True):
     """Free these contents (an operator's `free`, on every worker). Answered by Dropped."""
 
@@ -360,7 +371,7 @@ Call = (
     | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
     | Locate | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
-    | Have | Offer | Drop | WorkerStatus
+    | Have | Offer | Doubt | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
     Done | Failure

@@ -16,6 +16,7 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.services import Permission
 from connectors.memory import MemoryConnector
+from worker.source import Source
 from worker.worker import Clocks, Grant, Worker, WorkerConfig
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -106,10 +107,12 @@ class Rig:
         return self.space
 
     @contextlib.asynccontextmanager
-    async def worker(self, **changes: Any) -> AsyncIterator[Worker]:
+    async def worker(self, source: Source | None = None, **changes: Any) -> AsyncIterator[Worker]:
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
-        worker = await Worker.start(config, self._service, lambda ns, key: self.origin, clocks)
+        worker = await Worker.start(
+            config, self._service, lambda ns, key: self.origin, clocks, source
+        )
         await asyncio.wait_for(worker._space.order_loaded.wait(), LIMIT_S)
         try:
             yield worker

@@ -1,0 +1,1 @@
+"""Bytes between workers: who is asked (`source`), who answers (`server`)."""

@@ -1,0 +1,356 @@
+"""The HTTP server of a node: pages for other workers, calls of workers and operators, metrics.
+
+What is here is served whatever the epoch; what has to be brought is brought only by who owns the
+block (or stands in for its owners), so that an origin reads every byte once. All waits are bounded,
+and so are the requests in flight, in all and of one address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+
+from cachefs.core import access
+from cachefs.core import cluster as c
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    DeadlineExceeded,
+    NoSpace,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Throttled,
+)
+from cachefs.core.messages import Done, failure_of
+from cachefs.core.model import PAGE_BYTES, ContentId
+from cachefs.core.placement import BLOCK_BYTES
+from worker.peers.ring import Ring
+from worker.peers.sending import PagesResponse
+from worker.serving import Pages, PeerCache
+from worker.threads import Threads, Wake
+
+log = logging.getLogger(__name__)
+
+SEND_THREADS: Final = 32
+MOST_REQUESTS: Final = 512
+MOST_OF_ONE: Final = 256  # address
+PROVIDE_S: Final = 40.0
+STOP_S: Final = 2.0
+MSGPACK: Final = "application/msgpack"
+
+_STATUS: Final[dict[type[CacheFSError], int]] = {
+    ProtocolError: 400,
+    AccessDenied: 403,
+    NotFound: 404,
+    Stale: 410,
+    Throttled: 503,
+    NoSpace: 507,
+}
+
+
+class NotOwner(CacheFSError):
+    """The block is another worker's, by this one's view."""
+
+    code = "not-owner"
+
+
+class OriginFailed(CacheFSError):
+    """What was to be brought could not be; `inner` says why."""
+
+    code = "origin-failed"
+
+    def __init__(self, inner: CacheFSError) -> None:
+        super().__init__(inner.cause)
+        self.inner = inner
+
+
+class Asked(NamedTuple):
+    """A question for pages."""
+
+    content: ContentId
+    ino: int
+    first: int
+    end: int
+    epoch: int
+    have: bool
+    next: bool
+
+    @property
+    def block(self) -> int:
+        return self.first * PAGE_BYTES // BLOCK_BYTES
+
+
+async def _nothing(offer: c.Offer) -> None:
+    raise NotFound("nothing is taken over here")
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What calls are answered by. Each may raise the typed errors."""
+
+    drop: Callable[[list[ContentId]], Awaitable[c.Dropped]]
+    status: Callable[[], dict[str, Any]]
+    offer: Callable[[c.Offer], Awaitable[None]] = _nothing
+    metrics: Callable[[], tuple[bytes, str]] | None = None  # the text and its content type
+
+
+@dataclass(slots=True)
+class ServerCounters:
+    """Since the start."""
+
+    requests: int = 0
+    pages: int = 0
+    bytes: int = 0
+    from_cache: int = 0  # requests
+    brought: int = 0
+    not_here: int = 0
+    not_owner: int = 0
+    refused: int = 0
+    failed: int = 0
+
+
+class PeerServer:
+    """`start` listens, `stop` ends. `refresh` gets the newest view into the ring; `authorize` says
+    who asks, by the header `Authorization`, or raises AccessDenied."""
+
+    def __init__(
+        self,
+        cache: PeerCache,
+        ring: Ring,
+        handlers: Handlers,
+        *,
+        refresh: Callable[[], Awaitable[object]],
+        authorize: Callable[[str | None], access.Caller] = lambda header: access.EVERYTHING,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.counters = ServerCounters()
+        self._cache = cache
+        self._ring = ring
+        self._handlers = handlers
+        self._refresh = refresh
+        self._authorize = authorize
+        self._ssl_context = ssl_context
+        self._in_flight: collections.Counter[str] = collections.Counter()
+        self._runner: web.AppRunner | None = None
+        self._threads: Threads
+
+    async def start(self, host: str, port: int = 0) -> int:
+        """Returns the port. Raises OSError where the address cannot be had."""
+        self._threads = Threads("send", SEND_THREADS, Wake(asyncio.get_running_loop()))
+        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=STOP_S)
+        await runner.setup()
+        self._runner = runner
+        site = web.TCPSite(runner, host or None, port, ssl_context=self._ssl_context)
+        await site.start()
+        address: tuple[Any, ...] = runner.addresses[0]
+        return int(address[1])
+
+    async def stop(self) -> None:
+        """Ends what is under way after a moment. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+            await asyncio.to_thread(self._threads.close, STOP_S)
+
+    def status(self) -> dict[str, int]:
+        """Plain values for people."""
+        found = {name: getattr(self.counters, name) for name in self.counters.__slots__}
+        return {**found, "in_flight": self._in_flight.total()}
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=c.MAX_CALL_BYTES)
+        app.router.add_get(c.DATA_PATH + "/{name}", self._data)
+        app.router.add_post(c.CALL_PATH, self._call)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        return app
+
+    # ---- pages ----
+
+    async def _data(self, request: web.Request) -> web.StreamResponse:
+        self.counters.requests += 1
+        try:
+            with self._slot(request):
+                if not self._caller(request).may_join:
+                    raise AccessDenied("this token is not a worker's")
+                asked = _asked(request)
+                pages, was_here = await self._find(asked)
+                return await self._send(request, pages, was_here=was_here)
+        except CacheFSError as err:
+            return self._refusal(err)
+
+    async def _send(
+        self, request: web.Request, pages: Pages, *, was_here: bool
+    ) -> web.StreamResponse:
+        headers = {
+            c.CHECKSUMS_HEADER: ",".join([f"{sum:016x}" for sum in pages.checksums]),
+            c.SOURCE_HEADER: "cache" if was_here else "origin",
+            c.EPOCH_HEADER: str(self._ring.epoch),
+        }
+        response = PagesResponse(pages, self._threads, headers)
+        await response.send(request)
+        counters = self.counters
+        counters.pages += len(pages.checksums)
+        counters.bytes += pages.size_bytes
+        counters.from_cache += was_here
+        counters.brought += not was_here
+        return response
+
+    async def _find(self, asked: Asked) -> tuple[Pages, bool]:
+        key = asked.content.key
+        found = await self._cache.here(key, asked.first, asked.end)
+        if found is not None:
+            return found, True
+        if asked.have:
+            raise NotFound("not here")
+        await self._check_owner(asked)
+        content = asked.content
+        work = self._cache.provide(content.namespace, content.ino, key, asked.first, asked.end)
+        try:
+            return await asyncio.wait_for(work, PROVIDE_S), False
+        except TimeoutError as err:
+            raise OriginFailed(DeadlineExceeded("it did not come in time")) from err
+        except (NoSpace, Stale):
+            raise
+        except CacheFSError as err:
+            raise OriginFailed(err) from err
+
+    async def _check_owner(self, asked: Asked) -> None:
+        """Raises NotOwner. The first owner waits for nobody, so it may bring things for whoever has
+        another view; the others must have the asker's, or two might wait for each other."""
+        ring = self._ring
+        if asked.epoch > ring.epoch:
+            with contextlib.suppress(CacheFSError):
+                await self._refresh()
+        rank = ring.rank(asked.ino, asked.block)
+        most = ring.replicas if asked.next else ring.replicas - 1
+        if rank != 0 and not (0 < rank <= most and asked.epoch == ring.epoch):
+            raise NotOwner(f"not the owner in epoch {ring.epoch}")
+
+    # ---- calls ----
+
+    async def _call(self, request: web.Request) -> web.StreamResponse:
+        try:
+            with self._slot(request):
+                caller = self._caller(request)
+                call = c.decode_call(await request.read())
+                access.permit(caller, call)
+                answer = await self._dispatch(caller, call)
+        except CacheFSError as err:
+            return self._refusal(err)
+        return web.Response(body=c.encode(answer), content_type=MSGPACK)
+
+    async def _dispatch(self, caller: access.Caller, call: c.Call) -> c.Answer:
+        match call:
+            case c.Have(contents):
+                _bounded(contents)
+                bits = [await self._cache.bits(_content(key).key) for key in contents]
+                return c.Had([_little_endian(found) for found in bits])
+            case c.Offer():
+                _bounded(call.blocks)
+                await self._handlers.offer(call)
+                return Done()
+            case c.Doubt(content, pages):
+                if not caller.may_join:
+                    raise AccessDenied("this token is not a worker's")
+                await self._cache.doubt(_content(content).key, pages)
+                return Done()
+            case c.Drop(contents):
+                _bounded(contents)
+                return await self._handlers.drop([_content(key) for key in contents])
+            case c.WorkerStatus():
+                return c.WorkerStatusReply(self._handlers.status())
+            case _:
+                raise ProtocolError(f"{type(call).__name__} is a master's to answer")
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._caller(request)
+        except CacheFSError as err:
+            return self._refusal(err)
+        if self._handlers.metrics is None:
+            return web.Response(status=404)
+        body, kind = self._handlers.metrics()
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    # ---- inside ----
+
+    def _caller(self, request: web.Request) -> access.Caller:
+        return self._authorize(request.headers.get(access.HEADER))
+
+    @contextlib.contextmanager
+    def _slot(self, request: web.Request) -> Iterator[None]:
+        """Raises Throttled."""
+        address = request.remote or ""
+        if self._in_flight.total() >= MOST_REQUESTS or self._in_flight[address] >= MOST_OF_ONE:
+            raise Throttled("too many requests")
+        self._in_flight[address] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[address] -= 1
+            if not self._in_flight[address]:
+                del self._in_flight[address]
+
+    def _refusal(self, err: CacheFSError) -> web.Response:
+        counters, shown = self.counters, err
+        if isinstance(err, NotOwner):
+            status = 409
+            counters.not_owner += 1
+        elif isinstance(err, OriginFailed):
+            status, shown = 502, err.inner
+            counters.failed += 1
+        else:
+            status = _STATUS.get(type(err), 500)
+            counters.not_here += status == 404
+            counters.refused += status != 404
+        headers = {c.EPOCH_HEADER: str(self._ring.epoch)}
+        return web.Response(
+            status=status, body=c.encode(failure_of(shown)), content_type=MSGPACK, headers=headers
+        )
+
+
+def _asked(request: web.Request) -> Asked:
+    """Raises ProtocolError."""
+    query = request.query
+    try:
+        content = ContentId.parse(request.match_info["name"])
+        first, end = int(query["first"]), int(query["end"])
+        epoch = int(query.get("epoch", "-1"))
+    except (KeyError, ValueError) as err:
+        raise ProtocolError(f"not a question for pages: {err}") from err
+    have, stands_in = query.get("have") == "1", query.get("next") == "1"
+    asked = Asked(content, content.ino, first, end, epoch, have, stands_in)
+    if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
+        raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
+    if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
+        raise ProtocolError(f"pages {first} to {end} are of two blocks")
+    return asked
+
+
+def _bounded(items: list[Any]) -> None:
+    if len(items) > c.BATCH_LIMIT:
+        raise ProtocolError(f"more than {c.BATCH_LIMIT} at a time")
+
+
+def _content(key: bytes) -> ContentId:
+    try:
+        return ContentId.parse(key.hex())
+    except ValueError as err:
+        raise ProtocolError(str(err)) from err
+
+
+def _little_endian(bits: int) -> bytes:
+    return bits.to_bytes(-(-bits.bit_length() // 8), "little")

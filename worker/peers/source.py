@@ -1,0 +1,293 @@
+"""Bytes from the cluster: local blocks from where they were, others' from their owners, and from
+the origin when no peer brings them. See `worker.state.search` for whom it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from typing import Any, Final
+
+from cachefs.core import cluster as c
+from cachefs.core.errors import DeadlineExceeded, Interrupted
+from cachefs.core.model import PAGE_BYTES, Origin
+from cachefs.core.placement import Member, View, block_of
+from worker.peers.connections import Connections, Refused
+from worker.peers.exchange import Exchange, WrongPage
+from worker.peers.hunt import Hunt, Shared
+from worker.peers.ring import Ring
+from worker.source import Purpose, Source, SourceBody
+from worker.state.pages import page_span, range_bytes
+from worker.state.search import TIMES, Broke, Candidate, Event, Tick, Times
+
+log = logging.getLogger(__name__)
+
+KEPT_BUFFERS: Final = 16
+KEPT_HOLDERS: Final = 10_000
+REFRESH_S: Final = 3.0
+
+
+class Buffers:
+    """Page buffers that are used again, the last one first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return bytearray(PAGE_BYTES)
+
+    def give(self, buffer: bytearray) -> None:
+        if len(self._free) < KEPT_BUFFERS:
+            self._free.append(buffer)
+
+
+class Holders:
+    """Who has blocks without having to: told by peers that hand them over. Bounded, thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_block: collections.OrderedDict[tuple[bytes, int], Member] = (
+            collections.OrderedDict()
+        )
+
+    def add(self, key: bytes, block: int, member: Member) -> None:
+        with self._lock:
+            self._by_block[key, block] = member
+            self._by_block.move_to_end((key, block))
+            if len(self._by_block) > KEPT_HOLDERS:
+                self._by_block.popitem(last=False)
+
+    def of(self, key: bytes, block: int) -> list[Member]:
+        member = self._by_block.get((key, block))
+        return [member] if member is not None else []
+
+
+class ClusterSource:
+    """`worker.source.Source` of a node. `refresh` gets the newest view into the ring; it is called
+    in threads, and raises the typed errors within `REFRESH_S` (see `in_loop`)."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        origin: Source,
+        *,
+        refresh: Callable[[], object] = lambda: None,
+        headers: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        times: Times = TIMES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._origin = origin
+        self._ring = ring
+        self._holders = Holders()
+        self._buffers = Buffers()
+        self._shared = Shared(
+            ring=ring,
+            connections=Connections(times.silence_s, ssl_context, clock),
+            headers=headers or {},
+            refresh=refresh,
+            holders=self._holders.of,
+            times=times,
+            clock=clock,
+        )
+
+    # ---- `Source` ----
+
+    def waits_for_peers(self, origin: Origin, offset: int) -> bool:
+        """See `Source`."""
+        return self._ring.waits(origin.content.ino, block_of(offset))
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        """See `Source`. Starts on page bounds."""
+        first, end = page_span(offset, size)
+        assert first * PAGE_BYTES == offset, "a read begins with a page"
+        found = self._shared.candidates(origin, first, purpose)
+        if not found and purpose is not Purpose.MIGRATE:
+            return self._origin.read(origin, offset, size, purpose)
+        return PeerBody(self, self._shared, origin, (first, end), found, purpose)
+
+    # ---- what others tell ----
+
+    def on_view(self, view: View) -> None:
+        """The members changed: peers that are gone are forgotten."""
+        self._ring.update(view)
+        members = {member.id for member in (*view.members, *view.before)}
+        with self._shared.lock:
+            self._shared.peers.keep(members)
+        self._shared.connections.keep({one.url for one in (*view.members, *view.before)})
+
+    def add_holder(self, key: bytes, block: int, member: Member) -> None:
+        """A peer says that it has pages of a block that is this node's now."""
+        self._holders.add(key, block, member)
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for people."""
+        with self._shared.lock:
+            counters = self._shared.counters
+            found = {name: getattr(counters, name) for name in counters.__slots__}
+            peers = self._shared.peers.status(self._shared.clock())
+        return {**found, "peers": peers}
+
+    def close(self) -> None:
+        """Closes idle connections; bodies under way end with their readers."""
+        self._shared.connections.close()
+
+    # ---- for bodies ----
+
+    def from_origin(self, origin: Origin, first: int, end: int, purpose: Purpose) -> SourceBody:
+        """The pages [first, end) of it."""
+        size = range_bytes(origin.size, first, end)
+        return self._origin.read(origin, first * PAGE_BYTES, size, purpose)
+
+    def take_buffer(self) -> bytearray:
+        return self._buffers.take()
+
+    def give_buffer(self, buffer: bytearray) -> None:
+        self._buffers.give(buffer)
+
+    def tell_wrong(self, exchange: Exchange, origin: Origin, page: int) -> None:
+        """The peer is to look at its copy. It does no harm if it never hears of it."""
+        url = exchange.candidate.url
+        log.warning("%s: page %d from %s is damaged", origin.content.name, page, url)
+        doubt = c.encode(c.Doubt(origin.content.key, [page]))
+        with contextlib.suppress(*Refused):
+            connection, _ = self._shared.connections.take(url, fresh=True)
+            try:
+                connection.request("POST", c.CALL_PATH, doubt, dict(self._shared.headers))
+                connection.getresponse().read()
+            finally:
+                connection.close()
+
+
+class PeerBody:
+    """Pages of one block, of whoever brings them; goes on with the next source where one breaks
+    off. Chunks of peers are whole, verified pages."""
+
+    def __init__(
+        self,
+        source: ClusterSource,
+        shared: Shared,
+        origin: Origin,
+        pages: tuple[int, int],
+        found: list[Candidate],
+        purpose: Purpose,
+    ) -> None:
+        self._source = source
+        self._shared = shared
+        self._origin = origin
+        self._next, self._end = pages
+        self._purpose = purpose
+        self._found = found
+        self._hunt: Hunt | None = None
+        self._exchange: Exchange | None = None
+        self._origin_body: SourceBody | None = None
+        self._is_closed = False
+        self.from_peer = False
+        self.checksum: int | None = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        buffer = self._source.take_buffer()
+        try:
+            yield from self._pages(memoryview(buffer))
+        finally:
+            self._source.give_buffer(buffer)
+
+    def _pages(self, buffer: memoryview) -> Iterator[memoryview]:
+        found = self._found
+        while self._next < self._end:
+            hunt = self._hunt = Hunt(self._shared, self._origin, found, self._purpose)
+            try:
+                is_of_peer = yield from self._one_answer(hunt, buffer)
+            finally:
+                hunt.close()
+            if not is_of_peer:
+                yield from self._from_origin()
+                return
+            if self._next < self._end:  # it had only some of the pages
+                found = self._shared.candidates(self._origin, self._next, self._purpose)
+
+    def _one_answer(self, hunt: Hunt, buffer: memoryview) -> Generator[memoryview, None, bool]:
+        """Reads one answer of a peer to its end, or of several that break off; False when the
+        origin is next."""
+        event: Event = Tick()
+        while True:
+            self._check()
+            exchange = hunt.find((self._next, self._end), event)
+            if exchange is None:
+                return False
+            self._exchange = exchange
+            try:
+                yield from self._read(exchange, buffer)
+                return True
+            except WrongPage as err:
+                self._source.tell_wrong(exchange, self._origin, err.page)
+                event = Broke(wrong=True)
+            except Refused as err:
+                log.debug("%s: %s", exchange.candidate.url, err)
+                event = Broke()
+            finally:
+                self._exchange = None
+                exchange.close()
+
+    def _read(self, exchange: Exchange, buffer: memoryview) -> Iterator[memoryview]:
+        for view, checksum in exchange.pages(buffer):
+            self.from_peer, self.checksum = True, checksum
+            self._next += 1
+            yield view
+        exchange.finish()
+
+    def _from_origin(self) -> Iterator[memoryview]:
+        self._check()
+        self.from_peer, self.checksum = False, None
+        body = self._origin_body = self._source.from_origin(
+            self._origin, self._next, self._end, self._purpose
+        )
+        try:
+            yield from body
+        finally:
+            body.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise Interrupted("the read was given up")
+
+    def close(self) -> None:
+        """From any thread, at any time. Idempotent."""
+        self._is_closed = True
+        if (hunt := self._hunt) is not None:
+            hunt.abort()
+        if (exchange := self._exchange) is not None:
+            exchange.abort()
+        if (body := self._origin_body) is not None:
+            body.close()
+
+
+def in_loop(
+    loop: asyncio.AbstractEventLoop,
+    work: Callable[[], Awaitable[object]],
+    limit_s: float = REFRESH_S,
+) -> Callable[[], None]:
+    """A function for threads that runs `work` in the loop and waits for it. It raises what that
+    raises, and DeadlineExceeded."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(work(), limit_s)
+
+    def call() -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(bounded(), loop).result(2 * limit_s)
+        except TimeoutError as err:
+            raise DeadlineExceeded("no answer in time") from err
+
+    return call
