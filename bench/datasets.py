@@ -80,6 +80,21 @@ class Datasets:
 
         return self._once(f"bench-mixed-{big_mib}-{cold_mib}-{count}-{cold_count}", make)
 
+    def training(self, count: int, big_count: int, big_mib: int) -> Dataset:
+        """Folder `small` with files of 110 KiB, and sparse files `big<n>/data.bin`."""
+
+        def make(folder: Path) -> dict[str, str]:
+            (folder / "small").mkdir()
+            small = self._small(folder / "small", count, SMALL_BYTES)
+            checksums = {f"small/{file}": digest for file, digest in small.items()}
+            for number in range(big_count):
+                (folder / f"big{number}").mkdir()
+                made = _sparse(folder / f"big{number}", big_mib)
+                checksums |= {f"big{number}/{file}": digest for file, digest in made.items()}
+            return checksums
+
+        return self._once(f"bench-training-{count}-{big_count}-{big_mib}", make)
+
     def _once(self, bucket: str, make: Callable[[Path], dict[str, str]]) -> Dataset:
         if bucket not in self._made:
             self._made[bucket] = self._make(bucket, make)

@@ -85,7 +85,7 @@ class Machine:
         started = self.json(*self.command, "--background")
         self.pid, self.url = started["pid"], started["url"]
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
