@@ -81,7 +81,7 @@ class MountTable:
             record = MountRecord(source, _clean(path), True, interval_s)
             known = self._same(record)
             if known is None or _is_absent(known):
-                await asyncio.to_thread(connector.check)
+                await self._sync.check_connector(connector)
             async with self._changing:
                 known = self._same(record)
                 if known is not None:

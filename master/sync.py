@@ -253,7 +253,11 @@ class Syncer:
 
     async def check(self, mount: Mount) -> None:
         """The connector's own check, in a thread."""
-        await asyncio.get_running_loop().run_in_executor(self._askers, mount.connector.check)
+        await self.check_connector(mount.connector)
+
+    async def check_connector(self, connector: Connector) -> None:
+        """The same of a connector that is in no mount yet."""
+        await asyncio.get_running_loop().run_in_executor(self._askers, connector.check)
 
     def warn(self, place: Place, name: bytes, err: CacheFSError) -> None:
         """One line in the log about an origin's error, now and then."""

@@ -171,12 +171,12 @@ class Transaction(Names):
     ) -> Stored | None:
         """Makes one name what the origin said of it (None: not there); returns it as stored. An
         unchanged name gets the new time of checking, unless that is 0."""
-        if parent != NO_PARENT and parent != ROOT_INO and self.place(parent) is None:
+        if parent != ROOT_INO and self.place(parent) is None:
             return None
-        keys = {key: self.dentry(parent, key) for key in merge.keys_of(name) if key}
+        keys = {key: self.dentry(parent, key) for key in merge.keys_of(name)}
         right_key = None
         dir_key = order_key(name, True)
-        if parent != NO_PARENT and self.is_held(parent, dir_key):
+        if self.is_held(parent, dir_key):
             return self._apply_stat_of_held(parent, dir_key, entry, asked_at)
         if entry is not None:
             right_key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)

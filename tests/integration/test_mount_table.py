@@ -26,6 +26,7 @@ from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
 from connectors.file import FileConnector
 from connectors.memory import MemoryConnector
 from master.namespace import Master
+from master.state.health import PROBE_EVERY_S
 from tests.integration.test_master import Clock, collect, names_of, raises, run, until
 
 X = UfsSpec("s3://x", {"profile": "data"})
@@ -299,6 +300,45 @@ def test_nothing_comes_of_a_listing_under_way_of_a_removed_source(
     run(work())
 
 
+def test_nothing_comes_of_a_stat_under_way_of_a_removed_source(tmp_path: Path) -> None:
+    async def work() -> None:
+        x, y = Origin({b"old": b"1"}), Origin({b"new": b"1"})
+        async with cluster(tmp_path, Clock(), x) as master:
+            await master.add_ufs(b"/", X, x, 60.0)
+            x.block("stat")
+            asking = asyncio.ensure_future(master.lookup(ROOT_INO, b"old"))
+            await until(lambda: x.calls["stat"] > 0)
+            await master.remove_ufs(b"/")
+            await master.add_ufs(b"/", Y, y, 60.0)
+            assert await names_of(master) == [b"new"]
+            x.unblock()
+            await raises(Stale, asking)
+            assert await names_of(master) == [b"new"]
+            assert (await master.lookup(ROOT_INO, b"old")).inode is None
+
+    run(work())
+
+
+def test_what_a_source_hid_is_seen_when_it_goes_though_a_listing_passed_it_by(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        clock, x = Clock(), Origin({b"a/f": b"1", b"b": b"1"}, page_entries=1)
+        async with cluster(tmp_path, clock, x) as master:
+            await master.add_ufs(b"/", X, x, 60.0)
+            await master.add_ufs(b"/a", Y, Origin({b"n": b"1"}), 60.0)
+            x.block("page")
+            listing = asyncio.ensure_future(names_of(master))
+            await until(lambda: x.calls["page"] > 0)
+            await master.remove_ufs(b"/a")
+            x.unblock()
+            await listing
+            await until(lambda: not master._sync._tasks)
+            assert await paths(master.walk(ROOT_INO)) == {b"a/f", b"b"}
+
+    run(work())
+
+
 def test_who_asks_may_be_cancelled_and_the_change_goes_on(tmp_path: Path) -> None:
     async def work() -> None:
         x = Origin({b"f": b"1"})
@@ -393,6 +433,29 @@ def test_a_source_that_cannot_be_opened_is_served_from_what_is_known(tmp_path: P
     async def again(master: Master, down: Origin) -> None:
         down.fail("stat", None, Unreachable("no route"))
         await master.resolve(b"/a/x/y/unknown")
+
+    run(work())
+
+
+def test_the_root_of_a_source_that_is_down_is_there_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock, x = Clock(), Origin({b"f": b"1"}, posix=True)
+        async with cluster(tmp_path, clock, x) as master:
+            root = (await master.add_ufs(b"/x", X, x, 60.0)).root
+            clock.now += 61
+            x.fail("stat", b"", Unreachable("no route"))
+            assert (await master.resolve(b"/x")).valid_for_s == 5.0
+            asked = x.calls["stat"]
+            x.block("stat")
+            for found in (await master.lookup(ROOT_INO, b"x"), await master.getattr(root.ino)):
+                assert (found.inode, found.valid_for_s) == (root, 5.0)
+            assert x.calls["stat"] == asked
+            clock.now += PROBE_EVERY_S
+            assert (await master.resolve(b"/x")).valid_for_s == 5.0
+            await until(lambda: x.calls["stat"] == asked + 1)
+            x.unblock()
+            await until(lambda: not master.ufs_rows()[0].origin_down)
+            assert (await master.resolve(b"/x")).valid_for_s == 60.0
 
     run(work())
 
