@@ -1,0 +1,367 @@
+"""A node's worker as a process: `python -I -m cachefs.launcher.node`, a `WorkerSpec` on standard
+input. A member of one cluster: a cache of several tiers for the mounts of this machine (unix
+socket), and for its peers (HTTP).
+
+Says `Started` on standard output once it is a member, or why it never will be. Ends on SIGTERM,
+SIGINT and SIGHUP; one that does not `stay` ends with the last mount, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import cachefs
+from cachefs.client.credentials import (
+    access_of,
+    client_context,
+    presented_token,
+    server_context,
+)
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
+from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError
+from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
+from cachefs.core.placement import View, block_count
+from cachefs.core.specs import Started, WorkerSpec
+from cachefs.core.tiers import TierSpec, parse_tiers
+from cachefs.launcher import worker_id
+from cachefs.launcher.cluster import node_dir
+from cachefs.launcher.logs import log_to
+from cachefs.launcher.peer_calls import PeerCalls
+from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.serving import quit_now, stop_event
+from cachefs.launcher.state import (
+    LOG_NAME,
+    SOCKET_NAME,
+    Pointer,
+    private_dir,
+    remove_pointer,
+    write_pointer,
+)
+from connectors.base import Connector
+from connectors.compose import open_connector
+from connectors.meter import Meter
+from worker.cluster.master_client import MasterClient
+from worker.cluster.member import Condition, Membership
+from worker.cluster.migration import Migration
+from worker.cluster.sources import ClusterSources
+from worker.config import WorkerConfig
+from worker.loads import LoadTable
+from worker.machine import available_memory
+from worker.parts import Shared, Tasks
+from worker.peers.ring import Ring
+from worker.peers.server import Handlers, PeerServer
+from worker.peers.source import ClusterSource, in_loop
+from worker.server.server import NodeServer
+from worker.source import OriginSource
+from worker.state.memory import MemoryBudget, budget
+from worker.worker import Worker
+
+log = logging.getLogger("cachefs.node")
+
+GIB: Final = 1 << 30
+DRAIN_S: Final = 10.0
+FOLLOW_S: Final = 20.0  # of a wait for the next view, where this node is no member
+
+
+class Node:
+    """One worker from its start to its end."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Reads the files of its security. Raises BadConfig, AccessDenied."""
+        self._spec = spec
+        self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
+        self._directory = node_dir(spec)
+        self._access = access_of(spec.security)
+        self._token = presented_token(spec.security)
+        self._peers_ssl = client_context(spec.security, "https://")
+        self._server_ssl = server_context(spec.security)
+        self._host, self._port = parse_address(spec.listen, 0)
+        check_listen(self._host, has_tokens=not self._access.is_open)
+        paths = [tier.path for tier in self._tiers]
+        self._known_id = worker_id.read(paths)
+        self.id = self._known_id or worker_id.draw()
+        self._tasks = Tasks()
+        self._migration: Migration
+        self._cache: Worker
+        self._source: ClusterSource
+        self._members: Membership
+
+    async def run(self, ready: ReadyPipe) -> None:
+        """Until nobody needs it. Raises the typed error of a start that failed; nothing is open
+        then."""
+        stop = stop_event()
+        async with contextlib.AsyncExitStack() as stack:
+            master = self._master = await stack.enter_async_context(self._client())
+            self._sources = ClusterSources(master, self._connector)
+            stack.push_async_callback(self._sources.close)
+            await self._sources.open()
+            await self._start_cache(stack)
+            url = await self._start_peers(stack)
+            warning = await self._join(stack, url)
+            await self._serve(stack, ready, stop, url, warning)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[MasterClient]:
+        spec = self._spec
+        context = client_context(spec.security, spec.master)
+        client = MasterClient(spec.master, token=self._token, ssl_context=context)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    def _connector(self, source: UfsSpec, meter: Meter) -> Connector:
+        return open_connector(source, deadline_s=self._spec.origin_deadline_s, meter=meter)
+
+    async def _start_cache(self, stack: contextlib.AsyncExitStack) -> None:
+        self._ring = Ring(self.id)
+        self._source = ClusterSource(
+            self._ring,
+            OriginSource(self._sources.connector),
+            refresh=in_loop(asyncio.get_running_loop(), self._refresh),
+            headers={HEADER: header_of(self._token)} if self._token else None,
+            ssl_context=self._peers_ssl,
+        )
+        stack.callback(self._source.close)
+        limit_bytes = budget(self._spec.memory_limit_bytes, available_memory())
+        self._cache = await Worker.start(
+            self._config(),
+            self._sources.service,
+            self._sources.connector,
+            source=self._source,
+            shared=Shared(MemoryBudget(limit_bytes), self._is_owned),
+        )
+        stack.push_async_callback(self._cache.close)
+        if not self._known_id:
+            paths = [tier.path for tier in self._tiers]
+            await self._cache.at_disk(worker_id.write, paths, self.id)
+
+    def _config(self) -> WorkerConfig:
+        spec = self._spec
+        return WorkerConfig(
+            cache_dir=self._tiers[0].path,
+            limit_bytes=self._tiers[0].limit_bytes,
+            admission=spec.admission,
+            eviction=spec.eviction,
+            idle_after_s=spec.idle_after_s,
+            origin_deadline_s=spec.origin_deadline_s,
+            memory_limit_bytes=spec.memory_limit_bytes,
+        )
+
+    def _is_owned(self, key: bytes, size: int) -> bool:
+        ino = ContentId.parse(key.hex()).ino
+        return any(self._ring.owns(ino, block) for block in range(block_count(size)))
+
+    async def _start_peers(self, stack: contextlib.AsyncExitStack) -> str:
+        """Listens to peers; the URL at which they reach this node."""
+        server = self._peer_server = PeerServer(
+            self._cache.serving,
+            self._ring,
+            Handlers(self._drop, self.status, self._offered),
+            refresh=self._refresh,
+            authorize=self._access.check,
+            ssl_context=self._server_ssl,
+        )
+        try:
+            port = await server.start(self._host, self._port)
+        except OSError as err:
+            raise BadConfig(
+                f"cannot listen on {self._spec.listen}: {err.strerror or err}",
+                remedy="choose another --listen",
+            ) from err
+        stack.push_async_callback(server.stop)
+        if self._spec.advertise:
+            return _with_port(self._spec.advertise, port)
+        scheme = "http" if self._server_ssl is None else "https"
+        return f"{scheme}://{join_address(_reached_at(self._host), port)}"
+
+    async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> str:
+        """Becomes a member; a warning for people. Raises as `Membership.start`."""
+        spec = self._spec
+        calls = PeerCalls(self._token, self._peers_ssl)
+        stack.push_async_callback(calls.close)
+        self._members = Membership(
+            self._master,
+            c.Register(
+                self.id,
+                url,
+                self._weight(),
+                host=socket.gethostname(),
+                capacity_bytes=self._capacity_bytes(),
+                version=cachefs.__version__,
+            ),
+            condition=self._condition,
+            on_view=self._on_view,
+            on_namespace=self._on_namespace,
+        )
+        self._migration = Migration(
+            self.id,
+            url,
+            self._cache.serving,
+            locate=self._locate,
+            ask_peer=calls.ask,
+            refresh_view=self._refresh,
+            free_bytes=self._free_bytes,
+            on_settled=lambda epoch: self._members.beat_soon(),
+            bytes_per_s=spec.migration_bytes_s,
+        )
+        stack.push_async_callback(self._tasks.close)
+        try:
+            await self._members.start()
+        except AccessDenied as err:
+            if self._weight() > 0:
+                raise
+            log.info("this node is no member, and reads from the origins: %s", err.cause)
+            return ""
+        stack.push_async_callback(self._leave)
+        self._tasks.start(self._migration.run())
+        return ""
+
+    async def _leave(self) -> None:
+        """What owns data and just ends is expected back: its blocks stay its own until it is given
+        up as lost. What was drained, or owns nothing, says that it leaves."""
+        await self._members.stop(leave=self._members.draining or not self._weight())
+
+    # ---- its life --------------------------------------------------------------------------------
+
+    async def _serve(
+        self,
+        stack: contextlib.AsyncExitStack,
+        ready: ReadyPipe,
+        stop: asyncio.Event,
+        url: str,
+        warning: str,
+    ) -> None:
+        loads = LoadTable(self._cache)
+        server = self._server = NodeServer(
+            self._cache, self._sources, loads, stays=self._spec.stays
+        )
+        socket_path = self._directory / SOCKET_NAME
+        server.listen(socket_path)
+        pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
+        write_pointer(self._directory, pointer)
+        log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
+        ready.say(Started(os.getpid(), warning=warning, url=url))
+        asked = asyncio.ensure_future(_stop_when(stop, server))
+        try:
+            await server.serve()
+        finally:
+            asked.cancel()
+            # Nobody may find a server that is ending: the pointer goes first, then the sessions.
+            remove_pointer(self._directory, os.getpid())
+            socket_path.unlink(missing_ok=True)
+            await server.drain(0.0 if self._spec.stays else DRAIN_S)
+            await loads.close()
+            log.info("stopped")
+
+    def _on_view(self, view: View) -> None:
+        self._source.on_view(view)
+        self._migration.on_view(view)
+
+    def _on_namespace(self, namespace: NamespaceId) -> None:
+        self._tasks.start(self._sources.changed_namespace(namespace))
+
+    async def _refresh(self) -> None:
+        await self._members.refresh()
+
+    async def _locate(self, namespace: NamespaceId, ino: int) -> Origin:
+        return await self._sources.service(namespace).locate(ino)
+
+    # ---- what peers ask --------------------------------------------------------------------------
+
+    async def _drop(self, contents: list[ContentId]) -> c.Dropped:
+        freed = await self._cache.free(contents)
+        return c.Dropped(freed.files, freed.bytes, freed.busy_files)
+
+    async def _offered(self, offer: c.Offer) -> None:
+        self._migration.offered(offer)
+
+    # ---- what it says of itself ------------------------------------------------------------------
+
+    def _weight(self) -> float:
+        given = self._spec.weight
+        return given if given >= 0 else self._capacity_bytes() / GIB
+
+    def _capacity_bytes(self) -> int:
+        return sum(tier.limit_bytes for tier in self._tiers)
+
+    def _used_bytes(self) -> int:
+        return int(self._cache.status()["used_bytes"])
+
+    def _free_bytes(self) -> int:
+        status = self._cache.status()
+        return max(0, int(status["limit_bytes"]) - int(status["used_bytes"]))
+
+    def _condition(self) -> Condition:
+        status = self._cache.status()
+        names = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight")
+        facts: dict[str, Any] = {name: status[name] for name in names}
+        facts["tiers"] = [_tier_facts(tier) for tier in status["tiers"]]
+        return Condition(
+            self._migration.settled, self._capacity_bytes(), int(status["used_bytes"]), facts
+        )
+
+    def status(self) -> dict[str, Any]:
+        """A tree of plain values: what the node socket says, and this node's part in the
+        cluster."""
+        return {
+            **self._server.status(),
+            "member": self._members.status(),
+            "peers": self._source.status(),
+            "serving": self._peer_server.status(),
+            "migration": self._migration.status(),
+        }
+
+
+def _tier_facts(tier: dict[str, Any]) -> dict[str, Any]:
+    return {name: tier[name] for name in ("path", "state", "limit_bytes", "used_bytes")}
+
+
+async def _stop_when(stop: asyncio.Event, server: NodeServer) -> None:
+    await stop.wait()
+    server.request_stop("asked to end")
+
+
+def _reached_at(host: str) -> str:
+    """The address of this machine for others; a server on every address is reached by its name."""
+    return socket.getfqdn() if host in ("", "0.0.0.0", "::") else host
+
+
+def _with_port(url: str, port: int) -> str:
+    """An advertised URL without a port gets that of the listening socket."""
+    scheme, _, address = url.partition("://")
+    host, given = parse_address(address, port)
+    return f"{scheme}://{join_address(host, given or port)}"
+
+
+def main() -> int:
+    """Entry point of the process."""
+    spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
+    ready = ReadyPipe()
+    try:
+        log_dir = private_dir(node_dir(spec) / LOG_NAME)
+        log_to(str(Path(log_dir) / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)
+        asyncio.run(Node(spec).run(ready))
+    except CacheFSError as err:
+        log.error("%s", err.one_line())
+        ready.say(Started(os.getpid(), failure=m.failure_of(err)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    quit_now(main())

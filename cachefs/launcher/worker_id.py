@@ -1,0 +1,45 @@
+"""The id by which a cluster knows a worker: it stays with the tiers, so that what is in them goes
+on being owned by whoever has them. A file `worker-id` in each tier; the first one found counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "worker-id"
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def read(directories: Sequence[str]) -> str:
+    """The id that the tiers know; "" where none does."""
+    for directory in directories:
+        with contextlib.suppress(OSError), open(os.path.join(directory, NAME), "rb") as file:
+            text = file.read(64).decode("ascii", "replace").strip()
+            if _ID.fullmatch(text):
+                return text
+    return ""
+
+
+def draw() -> str:
+    """A new one."""
+    return uuid.uuid4().hex
+
+
+def write(directories: Sequence[str], id: str) -> None:
+    """Puts it into every tier; one that cannot be written gets it at another start."""
+    for directory in directories:
+        path = os.path.join(directory, NAME)
+        try:
+            with open(f"{path}.new", "w", encoding="ascii") as file:
+                file.write(f"{id}\n")
+            os.rename(f"{path}.new", path)
+        except OSError as err:
+            log.warning("%s: the worker's id cannot be kept: %s", directory, err.strerror)
