@@ -113,6 +113,8 @@ def test_origins_are_located_across_borders_many_at_once(tmp_path: Path) -> None
 def test_a_source_wins_over_what_an_origin_has_there_and_survives_every_sync(
     tmp_path: Path,
 ) -> None:
+    """[S-sources] Nothing that comes or goes at the outer origin changes that."""
+
     async def work() -> None:
         clock, x = Clock(), Origin({b"a/b/hidden": b"1", b"a/f": b"2", b"c": b"3"})
         async with cluster(tmp_path, clock) as master:
@@ -232,6 +234,8 @@ def test_the_first_use_must_reach_the_origin_and_leaves_nothing(tmp_path: Path) 
 
 
 def test_a_removed_source_leaves_no_name_and_its_inos_are_stale(tmp_path: Path) -> None:
+    """[S-sources] Other sources keep theirs."""
+
     async def work() -> None:
         x, y = Origin({b"d/f%d" % n: b"1" for n in range(5)}), Origin({b"f": b"1"})
         async with cluster(tmp_path, Clock()) as master:
@@ -322,6 +326,8 @@ def test_nothing_comes_of_a_stat_under_way_of_a_removed_source(tmp_path: Path) -
 def test_what_a_source_hid_is_seen_when_it_goes_though_a_listing_passed_it_by(
     tmp_path: Path,
 ) -> None:
+    """[S-sources] What it hid is seen again."""
+
     async def work() -> None:
         clock, x = Clock(), Origin({b"a/f": b"1", b"b": b"1"}, page_entries=1)
         async with cluster(tmp_path, clock, x) as master:
