@@ -17,9 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from aiohttp import ClientPayloadError, StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
+from aiohttp import ClientPayloadError, web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from cachefs.core import cluster as c
@@ -32,6 +30,7 @@ from cachefs.core.errors import (
     Throttled,
 )
 from cachefs.core.messages import Message, failure_of
+from cachefs.core.placement import View
 from master.namespace import Master
 from master.server.calls import Calls, OpenConnector
 from master.server.members import Members
@@ -91,6 +90,7 @@ class MasterServer:
         self._ssl = ssl_context
         self._authorize = authorize or Access().check
         self._tally = Tally()
+        self._encoder = _Encoder()
         self.members = Members(master.store, clock)
         self._calls = Calls(master, self.members, open_connector)
         self._registry = registry or CollectorRegistry()
@@ -100,10 +100,8 @@ class MasterServer:
     async def start(self) -> int:
         """Binds and answers from here on; returns the port. Raises BadConfig where the address
         cannot be had."""
-        server = web.Server(
-            self._handle, request_factory=_request, keepalive_timeout=IDLE_S, access_log=None
-        )
-        self._runner = web.ServerRunner(server)
+        server = web.Server(self._handle, keepalive_timeout=IDLE_S, access_log=None)
+        self._runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await self._runner.setup()
         host, port = self._listen
         site = web.TCPSite(self._runner, host or None, port, ssl_context=self._ssl, backlog=BACKLOG)
@@ -171,7 +169,7 @@ class MasterServer:
             answer = self._calls.answer_nowait(call, caller)
             if answer is None:
                 answer = await self._answer_later(call, caller)
-            response = _encoded(answer)
+            body = self._encoder.encode(answer)
         except CacheFSError as err:
             return self._failed(err)
         except Exception as err:  # whatever it is, the caller gets an answer
@@ -179,7 +177,7 @@ class MasterServer:
             return self._failed(CacheFSError(f"internal error: {type(err).__name__}"))
         took_s = None if isinstance(call, _WAITING) else time.monotonic() - began
         self._tally.answered(type(call).__name__, took_s)
-        return response
+        return _Answer(body=body, content_type=CALL_TYPE)
 
     async def _answer_later(self, call: c.Call, caller: Caller) -> Message:
         """Long polls are bounded by `Calls` itself."""
@@ -207,38 +205,55 @@ class MasterServer:
         return web.Response(status=_status(err), body=body, content_type=CALL_TYPE)
 
 
+class _Answer(web.Response):
+    """Gives its body up once it was sent: an idle connection keeps its last response."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        self.body = None
+
+
+class _Encoder:
+    """Encodes answers; that with a view, which all workers get, once."""
+
+    def __init__(self) -> None:
+        self._view: View | None = None
+        self._beaten: dict[bool, bytes] = {}  # by `draining`
+
+    def encode(self, answer: Message) -> bytes:
+        """Raises ProtocolError for what is too large."""
+        if isinstance(answer, c.Beaten) and answer.view is not None:
+            return self._with_view(answer, answer.view)
+        body = c.encode(answer)
+        if len(body) > c.MAX_ANSWER_BYTES:
+            raise ProtocolError(f"an answer of {len(body)} bytes; ask for less")
+        return body
+
+    def _with_view(self, answer: c.Beaten, view: View) -> bytes:
+        if view is not self._view:
+            self._view, self._beaten = view, {}
+        body = self._beaten.get(answer.draining)
+        if body is None:
+            body = self._beaten[answer.draining] = c.encode(answer)
+        return body
+
+
 async def _body(request: web.BaseRequest) -> bytes:
-    """Raises ProtocolError for what is too large or comes too slowly."""
+    """Read past the request, which would keep it. Raises ProtocolError for what is too large, comes
+    too slowly or breaks off."""
+    chunks, size_bytes = [], 0
     try:
         async with asyncio.timeout(BODY_S):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as err:
-        raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes") from err
+            while chunk := await request.content.readany():
+                chunks.append(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > c.MAX_CALL_BYTES:
+                    raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes")
     except (ClientPayloadError, ConnectionError) as err:
         raise ProtocolError("the call broke off") from err
     except TimeoutError as err:
         raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
-
-
-def _request(
-    message: RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: AbstractStreamWriter,
-    task: asyncio.Task[None],
-) -> web.BaseRequest:
-    """As the server makes one, with our limit of size."""
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(
-        message, payload, protocol, writer, task, loop, client_max_size=c.MAX_CALL_BYTES
-    )
-
-
-def _encoded(answer: Message) -> web.Response:
-    body = c.encode(answer)
-    if len(body) > c.MAX_ANSWER_BYTES:
-        raise ProtocolError(f"an answer of {len(body)} bytes; ask for less")
-    return web.Response(body=body, content_type=CALL_TYPE)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _status(err: CacheFSError) -> int:

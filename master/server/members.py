@@ -51,7 +51,8 @@ class Members:
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Time begins to pass for the workers."""
+        """Time begins to pass for the workers: those that the last master knew have all of it."""
+        self._note(self._membership.handle(Tick(), self._clock()))
         self._ticks = asyncio.ensure_future(self._tick())
 
     async def close(self) -> None:

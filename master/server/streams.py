@@ -1,6 +1,8 @@
 """Long polls for invalidations: those who wait at one position share one reader of the stream.
 
-A reader ends when the last of them stops waiting. All methods belong to one event loop.
+The more of them wait, the longer a reader gathers events before it answers, so that a storm of
+changes costs a share of a core only. A reader ends when the last of them stops waiting. All methods
+belong to one event loop.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from cachefs.core.messages import Invalidate
 
 MAX_WAIT_S: Final = 50.0
 EVENTS_AT_ONCE: Final = 200
+GATHER_S: Final = 0.25  # at most, and so much for each who waits:
+GATHER_EACH_S: Final = 0.0003
 
 
 class EventSource(Protocol):
@@ -67,7 +71,7 @@ class _Reader:
     ) -> None:
         self.after = after
         self.waiting = 0
-        self.task = asyncio.ensure_future(_read(after, stream))
+        self.task = asyncio.ensure_future(self._read(stream))
         self.task.add_done_callback(lambda _: ended(self))
 
     async def wait(self, wait_s: float) -> Events:
@@ -85,25 +89,25 @@ class _Reader:
             raise Unavailable("the master is ending")
         return self.task.result()
 
-
-async def _read(after: int, stream: AsyncIterator[Invalidate]) -> Events:
-    """The first event, however long that takes, and those that are there behind it."""
-    events: list[Invalidate] = []
-    step = asyncio.ensure_future(_step(stream))
-    try:
-        await asyncio.wait([step])
-        while step.done() and (event := step.result()) is not None:
-            events.append(event)
-            if len(events) == EVENTS_AT_ONCE:
-                break
-            step = asyncio.ensure_future(_step(stream))
-            await asyncio.sleep(0)
-    finally:
-        step.cancel()
-        await asyncio.gather(step, return_exceptions=True)
-    if not events:
-        raise Unavailable("the master is ending")
-    return Events(events, events[-1].seq)
+    async def _read(self, stream: AsyncIterator[Invalidate]) -> Events:
+        """The first event, however long that takes, and those that come soon behind it."""
+        events: list[Invalidate] = []
+        step = asyncio.ensure_future(_step(stream))
+        try:
+            await asyncio.wait([step])
+            await asyncio.sleep(min(GATHER_S, GATHER_EACH_S * (self.waiting - 1)))
+            while step.done() and (event := step.result()) is not None:
+                events.append(event)
+                if len(events) == EVENTS_AT_ONCE:
+                    break
+                step = asyncio.ensure_future(_step(stream))
+                await asyncio.sleep(0)
+        finally:
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+        if not events:
+            raise Unavailable("the master is ending")
+        return Events(events, events[-1].seq)
 
 
 async def _step(stream: AsyncIterator[Invalidate]) -> Invalidate | None:

@@ -34,16 +34,17 @@ class Walks:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._walks: dict[bytes, _Walk] = {}
+        self._sweep: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._walks)
 
     async def begin(self, ino: int, files: AsyncIterator[Files]) -> Walked:
         """The first batch of a walk. Raises Throttled, and what the walk raises."""
-        self.end_idle()
         self._make_room()
         walk, name = _Walk(ino, files, self._clock()), os.urandom(16)
         self._walks[name] = walk
+        self._arm()
         try:
             return await self._step(name, walk, 0)
         finally:
@@ -62,13 +63,21 @@ class Walks:
         return await self._step(name, walk, step)
 
     def end_idle(self) -> None:
-        """Called now and then."""
+        """Called once in `IDLE_S` while there are walks."""
+        self._sweep = None
         now = self._clock()
         for name, walk in [*self._walks.items()]:
             if walk.used_at <= now - IDLE_S:
                 self._end(name)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._sweep is None and self._walks:
+            self._sweep = asyncio.get_running_loop().call_later(IDLE_S, self.end_idle)
 
     async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
         tasks = [walk.task for walk in self._walks.values()]
         for name in [*self._walks]:
             self._end(name)

@@ -195,9 +195,10 @@ class Membership:
     def _displace(self, new: _Worker) -> Iterator[str]:
         """Whoever had this address before (its tier was emptied: it has a new id) is gone."""
         for other in self._workers.values():
-            if other is not new and not other.lost and other.info.url == new.info.url:
-                other.lost = True
-                yield f"{_shown(other.info)} is lost: another worker has its address"
+            if other is new or other.lost or _place(other.info) != _place(new.info):
+                continue
+            other.lost = True
+            yield f"{_shown(other.info)} is lost: another worker has its address"
 
     def _heartbeat(self, event: Heartbeat, now: float) -> Outcome:
         worker = self._workers.get(event.worker)
@@ -431,6 +432,11 @@ def _row(worker: _Worker, now: float) -> WorkerRow:
         info.version,
         beat.facts,
     )
+
+
+def _place(info: Register) -> tuple[str, str]:
+    """A loopback address is each machine's own."""
+    return info.host, info.url
 
 
 def _address(url: str) -> str:

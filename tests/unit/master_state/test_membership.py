@@ -259,7 +259,9 @@ def test_another_url_of_a_worker_is_a_new_view_of_the_same_epoch() -> None:
 
 def test_a_new_worker_at_an_address_ends_the_one_that_was_there() -> None:
     r = ring("a", "b")
-    new = Register("z", r.view.members[1].url, 1.0)
+    new = Register("z", r.view.members[1].url, 1.0, host="host-b")
+    elsewhere = msgspec.structs.replace(new, worker="m", weight=0.0, host="another")
+    assert not r.send(elsewhere).changed
     r.send(new)
     assert (r.ids(), r.before(), r.state("b")) == (["a", "z"], ["a"], "lost")
 
