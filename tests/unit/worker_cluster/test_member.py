@@ -96,8 +96,12 @@ def test_views_are_followed_and_never_backwards() -> None:
         assert it.current.before == ()
         master.view = second
         assert (await it.refresh()).version == 7
+        it._heartbeat_s = 1000.0  # nobody else brings the next one
+        await asyncio.sleep(0.01)
+        master.view = View(5, (MEMBER,), version=8)
+        assert await it.refresh() == master.view == it.current
         await it.stop()
-        assert [view.version for view in views] == [5, 6, 7]
+        assert [view.version for view in views] == [5, 6, 7, 8]
         assert views[0] == first
 
     run(script())

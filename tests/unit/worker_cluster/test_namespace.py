@@ -168,6 +168,24 @@ def test_an_answer_that_a_change_overtook_is_passed_on_for_no_time() -> None:
     play(script)
 
 
+def test_who_locates_after_a_change_does_not_share_an_older_answer() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        master.held.add(c.Locate)
+        early = asyncio.ensure_future(it.locate(5))
+        await until(lambda: master.count(c.Locate) == 1)
+        master.change(2, b"a", None)
+        await until(lambda: it._stream.seq == master.seq)
+        late = asyncio.ensure_future(it.locate(5))
+        await until(lambda: master.count(c.Locate) == 2)
+        master.free()
+        assert (await early).content.ino == 5
+        with pytest.raises(Stale):
+            await late
+        assert it.locate_nowait(5) is None
+
+    play(script)
+
+
 def test_a_lost_position_forgets_everything_and_says_so() -> None:
     async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
         await it.lookup(2, b"a")

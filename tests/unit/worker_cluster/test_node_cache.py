@@ -114,9 +114,15 @@ def test_a_changed_directory_may_have_another_source_below_it() -> None:
     it = cache()
     put(it, 1, b"d", directory(4))
     put(it, 4, b"a", file(5))
+    put(it, 4, b"e", directory(6))
+    put(it, 6, b"a", file(7))
     it.put_origin(5, origin(file(5), b"d/a"), it.asked(0.0))
+    it.put_origin(7, origin(file(7), b"d/e/a"), it.asked(0.0))
+    assert it.origin(5) is not None
+    assert it.origin(7) is not None
     it.invalidate(1, b"d")
     assert it.origin(5) is None
+    assert it.origin(7) is None
 
 
 def test_a_replaced_file_is_not_located_by_its_old_ino() -> None:
