@@ -18,7 +18,12 @@ from collections.abc import Callable
 from typing import Final
 
 from aiohttp import ClientPayloadError, web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 
 from cachefs.core import cluster as c
 from cachefs.core.access import HEADER, Access, Caller, check_listen
@@ -94,6 +99,8 @@ class MasterServer:
         self.members = Members(master.store, clock)
         self._calls = Calls(master, self.members, open_connector)
         self._registry = registry or CollectorRegistry()
+        if registry is None:
+            ProcessCollector(registry=self._registry)
         self._registry.register(MasterCollector(self._calls.status, self._tally))
         self._runner: web.ServerRunner | None = None
 

@@ -37,6 +37,7 @@ from master.server import app, walks
 from master.server.app import MasterServer
 from master.server.streams import EventPolls
 from master.server.walks import Walks
+from tests.services.metrics_page import documented, exported
 
 T = TypeVar("T", bound=m.Message)
 DEADLINE_S = 30.0
@@ -666,7 +667,9 @@ def test_status_and_metrics_tell_what_the_master_does(tmp_path: Path) -> None:
             assert (status["epoch"], status["members"]) == (1, 1)
             assert status["workers"]["serving"] == 1
             assert status["sources"][0]["path"] == "/data"
-            lines = (await it.page("/metrics"))[1].splitlines()
+            page = (await it.page("/metrics"))[1]
+            assert exported(page, "cachefs_") == documented("cachefs_master_")
+            lines = page.splitlines()
             for line in (
                 'cachefs_master_calls_total{call="Register"} 1.0',
                 'cachefs_master_failures_total{code="stale"} 1.0',

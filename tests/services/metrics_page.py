@@ -1,0 +1,35 @@
+"""docs/metrics.md, and what a process exports, in the same words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
+OF_BUCKETS = {"le"}
+
+Described = set[tuple[str, str, tuple[str, ...]]]  # name, type, labels
+
+
+def documented(prefix: str) -> Described:
+    """Rows of the table whose names begin so."""
+    rows = ROW.findall(PAGE.read_text())
+    return {
+        (name, kind, tuple(sorted(re.findall(r"`(\w+)`", labels))))
+        for name, kind, labels in rows
+        if name.startswith(prefix)
+    }
+
+
+def exported(text: str, prefix: str) -> Described:
+    """Families of a /metrics answer; those with labels are there once they have a value."""
+    found: Described = set()
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith(prefix):
+            labels = {label for sample in family.samples for label in sample.labels}
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found.add((name, family.type, tuple(sorted(labels - OF_BUCKETS))))
+    return found
