@@ -86,6 +86,7 @@ class Filler:
         entry.busy_pieces += 1
         self._background += background
         self._parts.counters.fills_in_flight += 1
+        piece.started_s = self._parts.clocks.monotonic()
         if not self._begin_at_once(piece):
             self._parts.tasks.start(self._bring(piece))
 
@@ -95,7 +96,7 @@ class Filler:
             return False
         transfer = self._cache_transfer(piece, piece.first)
         self._running[transfer] = piece
-        done = functools.partial(self._begun, piece, transfer, self._parts.clocks.monotonic())
+        done = functools.partial(self._begun, piece, transfer, piece.started_s)
         self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
         return True
 
@@ -152,7 +153,10 @@ class Filler:
             piece.settle(page, error)
         self._background -= piece.background
         self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
-        self._parts.counters.fills_in_flight -= 1
+        counters = self._parts.counters
+        counters.fills_in_flight -= 1
+        if error is None:
+            counters.fill_s.observe(self._parts.clocks.monotonic() - piece.started_s)
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
         entry.busy_pieces -= 1
@@ -279,7 +283,6 @@ class Filler:
             raise DiskFault(err) from err
 
     def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
-        entry = piece.entry
         self._have_page(piece, page, checksum)  # recorded with the others of its piece
         piece.settle(page)
 

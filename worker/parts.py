@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from cachefs.core.histogram import Histogram
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.config import Clocks, WorkerConfig
@@ -45,7 +46,9 @@ class Counters:
     freed_files: int = 0
     verified: int = 0
     bad_pages: int = 0
+    scrubbed_bytes: int = 0
     fills_in_flight: int = 0
+    fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
 

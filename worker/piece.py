@@ -18,7 +18,7 @@ class Piece:
 
     __slots__ = (
         "background", "cache_only", "end", "entry", "first", "last",
-        "past", "purpose", "room_bytes", "unsettled", "whole",
+        "past", "purpose", "room_bytes", "started_s", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
@@ -27,6 +27,7 @@ class Piece:
         self.end = end
         self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
         self.room_bytes = 0
+        self.started_s = 0.0  # monotonic
         self.background = False  # nobody waits for it (yet)
         self.cache_only = False  # refused by the cache, it is given up
         self.whole = False  # a segment is of use only with all pages

@@ -32,12 +32,16 @@ def status(
         "tier_bytes": counters.tier_bytes,
         "origin_requests": counters.origin_requests,
         "fills_in_flight": counters.fills_in_flight,
+        "fill_s": counters.fill_s.status(),
+        "served_requests": counters.served_requests,
+        "served_bytes": counters.served_bytes,
         "refused": counters.refused,
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,
         "freed_files": counters.freed_files,
         "verified_files": counters.verified,
         "bad_pages": counters.bad_pages,
+        "scrubbed_bytes": counters.scrubbed_bytes,
         "errors": dict(counters.errors),
     }
 

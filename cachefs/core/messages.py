@@ -250,6 +250,7 @@ class Used(Message, frozen=True):
 
     names: list[str]  # content id names
     hit_bytes: int = 0
+    passthrough_bytes: int = 0  # of these: of files that the kernel was given
 
 
 # ---- operators ---------------------------------------------------------------------------------

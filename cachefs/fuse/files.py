@@ -34,7 +34,7 @@ class Files:
         self._reader = FileReader(waits)
         self._published = Published()
         self._uses: list[str] = []
-        self._hit_bytes = 0
+        self._hit_bytes = self._passthrough_bytes = 0
 
     # ---- opening ----
 
@@ -84,6 +84,11 @@ class Files:
         handle.close()
         server_handle, handle.server_handle = handle.server_handle, 0
         self._release(server_handle, handle.epoch)
+
+    def note_passthrough(self, size: int) -> None:
+        """A complete file was given to the kernel, which does not tell what is read of it."""
+        self._hit_bytes += size
+        self._passthrough_bytes += size
 
     def note_hit(self, size: int) -> None:
         """Bytes that were read without the server's help."""
@@ -261,8 +266,9 @@ class Files:
         """Tells the server what was opened and read without it."""
         if self._uses or self._hit_bytes:
             names, self._uses = self._uses, []
-            hit_bytes, self._hit_bytes = self._hit_bytes, 0
-            self._node.post(m.Used(names, hit_bytes))
+            used = m.Used(names, self._hit_bytes, self._passthrough_bytes)
+            self._hit_bytes = self._passthrough_bytes = 0
+            self._node.post(used)
 
     def close(self) -> None:
         """Closes every descriptor."""

@@ -205,7 +205,7 @@ class Vfs:
         opened = self._files.open_published(inode)
         if opened is None:
             return MUST_WAIT
-        self._files.note_hit(inode.size)
+        self._files.note_passthrough(inode.size)
         return opened.fd, inode.size, opened.tier
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:

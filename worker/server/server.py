@@ -59,6 +59,7 @@ class NodeServer:
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._started_at = time.time()
+        self.passthrough_bytes = 0  # of complete files that kernels were given
         worker.on_tiers = self._tell_tiers
 
     def listen(self, path: Path) -> None:
@@ -138,6 +139,7 @@ class NodeServer:
             "mounts": [_mount_status(session) for session in mounts],
             "sources": self._sources.status(),
             "cache": self.worker.status(),
+            "passthrough_bytes": self.passthrough_bytes,
             "loads": self.loads.status(),
         }
 

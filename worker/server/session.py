@@ -164,6 +164,7 @@ class Session:
             self.server.worker.release(body.handle)
 
     def _used(self, id: int, body: m.Used) -> None:
+        self.server.passthrough_bytes += body.passthrough_bytes
         self.server.worker.used(body.names, body.hit_bytes)
 
     def _leaving(self, id: int, body: m.Leaving) -> None:

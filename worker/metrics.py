@@ -1,0 +1,127 @@
+"""A node's metrics, put together when they are asked for. docs/metrics.md is their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+TIER_STATES = ("normal", "degraded", "offline")
+
+
+class NodeCollector(Collector):
+    """`status` gives what `cachefs status` shows of the node (`NodeServer.status`)."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        cache = status["cache"]
+        yield from _reads(cache, status["passthrough_bytes"])
+        yield from _fills(cache)
+        yield from _evictions(cache)
+        yield from _tiers(cache["tiers"])
+        yield from _node(status)
+
+
+def _reads(cache: Mapping[str, Any], passthrough_bytes: int) -> Iterator[Metric]:
+    text = (
+        "Bytes by where they came from: files given to the kernel whole (passthrough), reads of "
+        "cached bytes (local), other workers, origins."
+    )
+    reads = CounterMetricFamily("cachefs_worker_bytes", text, labels=["source"])
+    reads.add_metric(["passthrough"], passthrough_bytes)
+    reads.add_metric(["local"], cache["hit_bytes"] - passthrough_bytes)
+    reads.add_metric(["peer"], cache["peer_bytes"])
+    reads.add_metric(["origin"], cache["origin_bytes"])
+    yield reads
+    for name, text in (
+        ("hits", "Opens of files that were complete."),
+        ("misses", "Opens of files that were not."),
+        ("origin_requests", "Requests to origins."),
+        ("served_requests", "Requests of other workers for bytes."),
+        ("served_bytes", "Bytes given to other workers."),
+    ):
+        yield CounterMetricFamily(f"cachefs_worker_{name}", text, cache[name])
+
+
+def _fills(cache: Mapping[str, Any]) -> Iterator[Metric]:
+    took = cache["fill_s"]
+    yield HistogramMetricFamily(
+        "cachefs_worker_fill_seconds",
+        "Seconds until the pages of one request were in the cache, waits for room included.",
+        buckets=took["buckets"],
+        sum_value=took["sum"],
+    )
+    text = "Requests to origins and peers under way or queued."
+    yield GaugeMetricFamily("cachefs_worker_fills_in_flight", text, cache["fills_in_flight"])
+    text = "Fills that the cache refused."
+    yield CounterMetricFamily("cachefs_worker_refused", text, cache["refused"])
+    text = "Pages that did not have their checksum."
+    yield CounterMetricFamily("cachefs_worker_bad_pages", text, cache["bad_pages"])
+    text = "Failures by the code of the error."
+    yield _labelled("cachefs_worker_errors", text, "code", cache["errors"])
+
+
+def _evictions(cache: Mapping[str, Any]) -> Iterator[Metric]:
+    text = "Files that lost their cached bytes, by reason."
+    yield _labelled("cachefs_worker_evicted_files", text, "reason", cache["evicted_files"])
+    text = "Bytes of cached files that were evicted."
+    yield CounterMetricFamily("cachefs_worker_evicted_bytes", text, cache["evicted_bytes"])
+
+
+def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    families = {
+        name: GaugeMetricFamily(f"cachefs_worker_tier_{name}", text, labels=["path"])
+        for name, text in (
+            ("used_bytes", "Bytes that a tier takes."),
+            ("limit_bytes", "Bytes that a tier may take."),
+            ("files", "Files with cached bytes."),
+        )
+    }
+    text = "1 for the state that a tier is in."
+    states = GaugeMetricFamily("cachefs_worker_tier_state", text, labels=["path", "state"])
+    for tier in tiers:
+        for name, family in families.items():
+            family.add_metric([tier["path"]], tier[name])
+        for state in TIER_STATES:
+            states.add_metric([tier["path"], state], float(tier["state"] == state))
+    yield from families.values()
+    yield states
+
+
+def _node(status: Mapping[str, Any]) -> Iterator[Metric]:
+    memory = status["cache"]["memory"]
+    text = "Memory that is budgeted for, and what of it is taken."
+    used = GaugeMetricFamily("cachefs_worker_memory_bytes", text, labels=["kind"])
+    for kind in ("limit", "used"):
+        used.add_metric([kind], memory[f"{kind}_bytes"])
+    yield used
+    yield GaugeMetricFamily("cachefs_worker_mounts", "Mounts served.", len(status["mounts"]))
+    running = sum(load["state"] == "running" for load in status["loads"])
+    yield GaugeMetricFamily("cachefs_worker_loads", "Loads that run.", running)
+    yield from _clients(status["mounts"])
+
+
+def _clients(mounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    text = "What the clients of mounts count, by name; they report now and then."
+    counted = CounterMetricFamily("cachefs_client_events", text, labels=["mountpoint", "event"])
+    for mount in mounts:
+        for event, count in mount.get("counters", {}).items():
+            counted.add_metric([mount["mountpoint"], event], count)
+    yield counted
+
+
+def _labelled(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
