@@ -121,6 +121,11 @@ class RemoteNamespace:
     def namespace(self) -> NamespaceId:
         return self._namespace
 
+    @property
+    def replaced(self) -> bool:
+        """The master has another namespace now."""
+        return self._stream.replaced
+
     # ---- names -----------------------------------------------------------------------------------
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:

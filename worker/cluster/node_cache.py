@@ -22,7 +22,7 @@ from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, Origin
 from cachefs.core.noted import Noted
 from worker.cluster.pages import DEFAULT_BYTES, Pages
 
-DEFAULT_NAMES: Final = 200_000  # about 70 MB
+DEFAULT_NAMES: Final = 128_000  # about 60 MB
 MAX_DIRECTORIES: Final = 20_000
 MAX_NAMELESS: Final = 10_000
 FOREVER_S: Final = 86400.0

@@ -15,7 +15,7 @@ import msgspec
 
 from cachefs.core import messages as m
 from cachefs.core.addresses import SCHEME, address_of, parse_cluster
-from cachefs.core.errors import InUse, NotADirectory, NotFound, Unreachable
+from cachefs.core.errors import CacheFSError, InUse, NotADirectory, NotFound, Unreachable
 from cachefs.core.generations import Generations
 from cachefs.core.model import Kind, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
@@ -52,12 +52,11 @@ class ClusterSources:
         self._connectors: dict[tuple[NamespaceId, str], LateConnector] = {}
         self._meters: dict[str, Meter] = {}
         self._attached: Generations[bytes, m.Attached] = Generations(MAX_ATTACHED)
-        self._closed = False
 
     async def open(self) -> RemoteNamespace:
         """The master's namespace; greets the master at the first call. Calls at one time share an
         attempt, and a later one tries anew. Raises what `MasterClient.ask` does."""
-        if self._current is not None:
+        if self._current is not None and not self._current.replaced:
             return self._current
         if self._greeting is None:
             self._greeting = self._loop.create_task(self._greet())
@@ -68,16 +67,23 @@ class ClusterSources:
             namespace = await RemoteNamespace.open(self._master)
         finally:
             self._greeting = None
-        self._namespaces[namespace.namespace] = self._current = namespace
-        return namespace
+        known = self._namespaces.setdefault(namespace.namespace, namespace)
+        if known is not namespace:  # the master came back to it
+            await namespace.close()
+        self._current = known
+        return known
 
     async def changed_namespace(self, namespace: NamespaceId) -> None:
         """The master was registered at and has this namespace: new mounts get it. What was mounted
         of another one stays, and is answered as the master does."""
-        if self._current is not None and self._current.namespace != namespace:
-            self._current = self._namespaces.get(namespace)
-            self._attached.clear()
+        if self._current is None or self._current.namespace == namespace:
+            return
+        self._current = self._namespaces.get(namespace)
+        self._attached.clear()
+        try:
             await self.open()
+        except CacheFSError as err:  # the next attach tries again
+            log.warning("the master's new namespace is not known yet: %s", err.one_line())
 
     async def attach(self, body: m.Attach) -> m.Attached:
         """Idempotent. Raises NotFound, NotADirectory, BadConfig, InUse for another master's path;
@@ -161,7 +167,6 @@ class ClusterSources:
 
     async def close(self) -> None:
         """Ends calls, streams and connectors. Idempotent."""
-        self._closed = True
         if self._greeting is not None:
             self._greeting.cancel()
             await asyncio.gather(self._greeting, return_exceptions=True)

@@ -190,6 +190,30 @@ def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
     play(script)
 
 
+def test_a_namespace_that_is_found_replaced_is_for_new_mounts_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("worker.cluster.stream.PAUSE_S", 0.001)
+
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        first = await it.attach(attach("cachefs://fake:1/data"))
+        rig.master.namespace = NamespaceId(b"o" * 16)
+        rig.master.set_down(True)
+        node = await it.open()
+        await until(lambda: not node.status()["changes_heard"])
+        rig.master.set_down(False)
+        await until(lambda: node.replaced)
+        second = await it.attach(attach("cachefs://fake:1/data"))
+        assert second.namespace == rig.master.namespace
+        rig.master.namespace = first.namespace
+        await it.changed_namespace(first.namespace)
+        assert (await it.attach(attach("cachefs://fake:1/data"))).namespace == first.namespace
+        assert it.service(first.namespace) is node
+
+    play(script)
+    assert [r.levelname for r in caplog.records].count("ERROR") == 1
+
+
 # ---- connectors that are found late --------------------------------------------------------------
 
 
