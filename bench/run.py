@@ -32,6 +32,7 @@ BENCHES = (
     "namespace",
     "mount_time",
     "memory",
+    "master_calls",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
