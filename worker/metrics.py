@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -30,6 +37,8 @@ class NodeCollector(Collector):
         yield from _evictions(cache)
         yield from _tiers(cache["tiers"])
         yield from _node(status)
+        if "member" in status:
+            yield from _cluster(status)
 
 
 def _reads(cache: Mapping[str, Any], passthrough_bytes: int) -> Iterator[Metric]:
@@ -47,8 +56,6 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int) -> Iterator[Metric]
         ("hits", "Opens of files that were complete."),
         ("misses", "Opens of files that were not."),
         ("origin_requests", "Requests to origins."),
-        ("served_requests", "Requests of other workers for bytes."),
-        ("served_bytes", "Bytes given to other workers."),
     ):
         yield CounterMetricFamily(f"cachefs_worker_{name}", text, cache[name])
 
@@ -118,6 +125,42 @@ def _clients(mounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         for event, count in mount.get("counters", {}).items():
             counted.add_metric([mount["mountpoint"], event], count)
     yield counted
+
+
+def _cluster(status: Mapping[str, Any]) -> Iterator[Metric]:
+    member, serving, peers = status["member"], status["serving"], status["peers"]
+    migration = status["migration"]
+    for name, text, value in (
+        ("epoch", "The epoch of the placement that this worker knows.", member["epoch"]),
+        ("members", "Workers that own blocks in it.", member["workers"]),
+        ("settled_epoch", "The last epoch with nothing left to move.", migration["settled"]),
+        ("blocks_to_give", "Blocks to hand over.", migration["blocks_to_give"]),
+        ("blocks_to_take", "Blocks to take over.", migration["blocks_to_take"]),
+        ("serving", "Requests of other workers being answered.", serving["in_flight"]),
+    ):
+        yield GaugeMetricFamily(f"cachefs_worker_{name}", text, value)
+    for name, text, value in (
+        ("taken_bytes", "Bytes taken over after changes of members.", migration["taken_bytes"]),
+        ("served_bytes", "Bytes given to other workers.", serving["bytes"]),
+        ("peer_requests", "Requests to other workers.", peers["requests"]),
+        ("peer_failures", "Of these, those that failed.", peers["failures"]),
+        ("peer_wrong_pages", "Pages of others without their checksum.", peers["wrong_pages"]),
+        ("peer_hedges", "Requests to a second worker, as the first was slow.", peers["hedges"]),
+        ("peer_fallbacks", "Reads of others' blocks from the origin.", peers["fallbacks"]),
+    ):
+        yield CounterMetricFamily(f"cachefs_worker_{name}", text, value)
+    text = "Requests of other workers for pages, by what became of them."
+    outcomes = ("from_cache", "brought", "not_here", "not_owner", "refused", "failed")
+    counts = {outcome: serving[outcome] for outcome in outcomes}
+    yield _labelled("cachefs_worker_served", text, "outcome", counts)
+
+
+def exposition(status: Callable[[], dict[str, Any]]) -> Callable[[], tuple[bytes, str]]:
+    """What answers `GET /metrics`: the text and its content type."""
+    registry = CollectorRegistry()
+    for collector in (NodeCollector(status), PROCESS_COLLECTOR, PLATFORM_COLLECTOR):
+        registry.register(collector)
+    return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
 
 
 def _labelled(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:

@@ -33,8 +33,6 @@ def status(
         "origin_requests": counters.origin_requests,
         "fills_in_flight": counters.fills_in_flight,
         "fill_s": counters.fill_s.status(),
-        "served_requests": counters.served_requests,
-        "served_bytes": counters.served_bytes,
         "refused": counters.refused,
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,

@@ -7,7 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from cachefs.core.histogram import Histogram
-from worker.metrics import NodeCollector
+from tests.services.metrics_page import documented, exported
+from worker.metrics import NodeCollector, exposition
 
 
 def status_tree() -> dict[str, Any]:
@@ -16,7 +17,7 @@ def status_tree() -> dict[str, Any]:
     tier = {"path": "/c", "state": "degraded", "used_bytes": 5, "limit_bytes": 10, "files": 2}
     cache = {
         "hits": 4, "misses": 3, "hit_bytes": 700, "peer_bytes": 60, "origin_bytes": 50,
-        "origin_requests": 2, "served_requests": 1, "served_bytes": 40, "fill_s": took.status(),
+        "origin_requests": 2, "fill_s": took.status(),
         "fills_in_flight": 1, "refused": 6, "bad_pages": 7, "errors": {"timeout": 8},
         "evicted_files": {"room": 9}, "evicted_bytes": 900, "tiers": [tier],
         "memory": {"limit_bytes": 1000, "used_bytes": 100},
@@ -24,6 +25,21 @@ def status_tree() -> dict[str, Any]:
     mount = {"mountpoint": "/mnt", "counters": {"reads": 11}}
     loads = [{"state": "running"}, {"state": "failed"}]
     return {"cache": cache, "passthrough_bytes": 600, "mounts": [mount, {}], "loads": loads}
+
+
+def cluster_tree() -> dict[str, Any]:
+    outcomes = ("from_cache", "brought", "not_here", "not_owner", "refused", "failed")
+    return {
+        **status_tree(),
+        "member": {"epoch": 5, "workers": 3},
+        "serving": {"in_flight": 1, "bytes": 77, **dict.fromkeys(outcomes, 2)},
+        "peers": {
+            "requests": 9, "failures": 1, "wrong_pages": 0, "hedges": 2, "fallbacks": 1,
+        },
+        "migration": {
+            "settled": 4, "blocks_to_give": 6, "blocks_to_take": 7, "taken_bytes": 8,
+        },
+    }  # fmt: skip
 
 
 def test_every_figure_has_its_name() -> None:
@@ -47,3 +63,16 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_memory_bytes", kind="limit") == 1000
     assert value("worker_loads") == 1
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
+
+
+def test_the_table_in_the_documentation_is_what_is_exported() -> None:
+    text, content_type = exposition(cluster_tree)()
+    assert content_type.startswith("text/plain")
+    for prefix in ("cachefs_worker_", "cachefs_client_"):
+        assert exported(text.decode(), prefix) == documented(prefix)
+
+
+def test_a_server_that_is_no_member_exports_no_ring() -> None:
+    text, _ = exposition(status_tree)()
+    assert b"cachefs_worker_bytes_total" in text
+    assert b"cachefs_worker_epoch" not in text
