@@ -230,6 +230,7 @@ class Search:
 
     def _failed(self, candidate: Candidate, now: float) -> list[Action]:
         """It, and what else was asked of the same peer."""
+        del self._asked[candidate]
         self._peers.failed(candidate.peer, now)
         self._given_up.add(candidate.peer)
         closed: list[Action] = []

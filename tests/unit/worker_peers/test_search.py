@@ -1,0 +1,298 @@
+"""One read's way through its sources: whom it asks, and that it ends whatever they do."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachefs.core.placement import Member, Placement
+from worker.source import Purpose
+from worker.state.peers import Peers
+from worker.state.search import (
+    Action,
+    Answer,
+    Answered,
+    Ask,
+    Broke,
+    Candidate,
+    Close,
+    Event,
+    Failed,
+    GiveUp,
+    Refresh,
+    Refreshed,
+    Search,
+    Take,
+    Tick,
+    Times,
+    UseOrigin,
+    Way,
+    candidates,
+)
+
+KEY = b"k" * 36
+TIMES = Times(silence_s=3.0, probe_after_s=1.0, total_s=30.0)
+OWNER = Candidate("a", "http://a", Way.FILL)
+STAND_IN = Candidate("b", "http://b", Way.NEXT)
+REPLICA = Candidate("b", "http://b", Way.FILL)
+OLD = Candidate("c", "http://c", Way.HAVE)
+
+
+def members(count: int) -> list[Member]:
+    return [Member(f"m{n}", f"http://m{n}", 1.0) for n in range(count)]
+
+
+def begun(
+    *found: Candidate, peers: Peers | None = None, may_ask_origin: bool = True
+) -> tuple[Search, list[Action]]:
+    known = peers or Peers()
+    search = Search(known, KEY, found, TIMES, may_ask_origin=may_ask_origin)
+    return search, search.handle(Tick(), 0.0)
+
+
+# ---- whom ----
+
+
+def test_a_reader_asks_the_owner_then_the_next_in_rank() -> None:
+    now, none = Placement(members(4)), Placement([])
+    ranked = [member.id for member in now.owners(7, 0, 4)]
+    found = candidates(now, none, ranked[3], 7, 0)
+    assert [(one.peer, one.way) for one in found] == [(ranked[0], Way.FILL), (ranked[1], Way.NEXT)]
+    found = candidates(now, none, ranked[1], 7, 0)
+    assert [(one.peer, one.way) for one in found] == [(ranked[0], Way.FILL)], "it stands in itself"
+    assert candidates(now, none, ranked[0], 7, 0) == [], "the owner reads the origin"
+    found = candidates(now, none, "without weight", 7, 0)
+    assert [one.peer for one in found] == ranked[:2]
+    assert candidates(none, none, ranked[0], 7, 0) == []
+
+
+def test_with_replicas_the_first_owner_brings_it() -> None:
+    now, none = Placement(members(4)), Placement([])
+    ranked = [member.id for member in now.owners(7, 0, 4)]
+
+    def ways(me: str) -> list[tuple[str, Way]]:
+        found = candidates(now, none, me, 7, 0, replicas=2)
+        return [(one.peer, one.way) for one in found]
+
+    assert ways(ranked[0]) == [(ranked[1], Way.HAVE)]
+    assert ways(ranked[1]) == [(ranked[0], Way.FILL)]
+    assert ways(ranked[2]) == [(ranked[0], Way.FILL), (ranked[1], Way.FILL)]
+    assert ways(ranked[3]) == [*ways(ranked[2]), (ranked[2], Way.NEXT)]
+
+
+@given(
+    st.integers(1, 6), st.integers(0, 6), st.integers(1, 3), st.sampled_from(Purpose),
+    st.integers(1, 1000), st.integers(0, 6),
+)  # fmt: skip
+def test_nobody_who_serves_waits_for_another(
+    count: int, before: int, replicas: int, purpose: Purpose, ino: int, me: int
+) -> None:
+    """Those who are asked to bring something ask only for what is there."""
+    now, old = Placement(members(count)), Placement(members(before))
+    mine = f"m{me}"
+    found = candidates(now, old, mine, ino, 0, purpose=purpose, replicas=replicas)
+    assert mine not in {one.peer for one in found}
+    filling = [one for one in found if one.way is not Way.HAVE]
+    rank = next((n for n, m in enumerate(now.owners(ino, 0, count)) if m.id == mine), count)
+    if purpose is not Purpose.READ or rank == 0:
+        assert not filling
+    order = [member.id for member in now.owners(ino, 0, count)]
+    assert all(order.index(one.peer) < rank for one in filling), "only those before it in rank"
+    have = {one.peer for one in found} | {mine}
+    everyone = {m.id for m in (*now.owners(ino, 0, replicas), *old.owners(ino, 0, replicas))}
+    assert everyone <= have, "somebody who may have it is not asked"
+
+
+# ---- when ----
+
+
+def test_an_answer_is_taken() -> None:
+    search, actions = begun(OWNER, STAND_IN)
+    assert actions == [Ask(OWNER)]
+    assert search.handle(Answered(OWNER, Answer.HAS), 0.1) == [Take(OWNER)]
+
+
+def test_one_that_fails_is_followed_by_the_next_then_by_the_origin() -> None:
+    search, _ = begun(OWNER, STAND_IN, OLD)
+    assert search.handle(Failed(OWNER), 0.1) == [Ask(STAND_IN)]
+    assert search.handle(Answered(STAND_IN, Answer.HAS_NOT), 0.2) == [Ask(OLD)]
+    assert search.handle(Answered(OLD, Answer.HAS_NOT), 0.3) == [UseOrigin()]
+
+
+def test_who_failed_is_not_asked_by_the_next_search() -> None:
+    peers = Peers()
+    search, _ = begun(OWNER, STAND_IN, peers=peers)
+    search.handle(Failed(OWNER), 0.1)
+    _, actions = begun(OWNER, STAND_IN, peers=peers)
+    assert actions == [Ask(STAND_IN)]
+
+
+def test_a_migration_gives_up_where_a_read_asks_the_origin() -> None:
+    search, _ = begun(OLD, may_ask_origin=False)
+    assert search.handle(Answered(OLD, Answer.HAS_NOT), 0.1) == [GiveUp()]
+
+
+def test_an_origin_that_failed_the_owner_is_asked_and_nobody_else() -> None:
+    search, _ = begun(OWNER, STAND_IN)
+    assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
+
+
+def test_another_view_is_got_once() -> None:
+    search, _ = begun(OWNER, STAND_IN)
+    assert search.handle(Answered(OWNER, Answer.NOT_OWNER), 0.1) == [Refresh()]
+    other = OWNER._replace(peer="z")
+    assert search.handle(Refreshed([other]), 0.2) == [Ask(other)]
+    assert search.handle(Answered(other, Answer.NOT_OWNER), 0.3) == [UseOrigin()]
+
+
+def test_a_slow_replica_is_hedged_by_another_and_never_by_the_origin() -> None:
+    search, _ = begun(OWNER, REPLICA)
+    hedge = REPLICA._replace(way=Way.HAVE)
+    assert search.wake_at_s < TIMES.probe_after_s
+    assert search.handle(Tick(), search.wake_at_s) == [Ask(hedge)]
+    assert search.handle(Answered(hedge, Answer.HAS_NOT), 0.5) == []
+    assert search.handle(Failed(OWNER), 0.6) == [Ask(REPLICA)], "it brings what it has not"
+    search, _ = begun(OWNER, REPLICA)
+    search.handle(Tick(), search.wake_at_s)
+    assert search.handle(Answered(hedge, Answer.HAS), 0.5) == [Close(OWNER), Take(hedge)]
+
+
+def test_nobody_is_hedged_by_who_would_stand_in() -> None:
+    search, _ = begun(OWNER, STAND_IN)
+    assert search.handle(Tick(), search.wake_at_s) == []
+
+
+def test_an_owner_that_lives_may_take_its_time() -> None:
+    search, _ = begun(OWNER, STAND_IN)
+    probe = OWNER._replace(way=Way.HAVE)
+    now = 0.0
+    for _ in range(10):
+        search.handle(Tick(), now := max(now, search.wake_at_s))
+        if now < TIMES.probe_after_s:
+            continue
+        assert search.handle(Answered(probe, Answer.HAS_NOT), now + 0.01) == []
+        search.check_invariants()
+    assert now > 5
+    assert search.handle(Answered(OWNER, Answer.HAS, at_once=False), now) == [Take(OWNER)]
+
+
+def test_an_owner_that_is_stopped_is_given_up() -> None:
+    """It takes connections and says nothing."""
+    search, _ = begun(OWNER, STAND_IN)
+    probe = OWNER._replace(way=Way.HAVE)
+    actions: list[Action] = []
+    while Ask(probe) not in actions:
+        actions = search.handle(Tick(), search.wake_at_s)
+    actions = search.handle(Tick(), search.wake_at_s)
+    assert {Close(probe), Close(OWNER)} <= set(actions)
+    assert actions[-1] == Ask(STAND_IN)
+
+
+def test_what_an_owner_has_meanwhile_is_taken_from_its_second_answer() -> None:
+    search, _ = begun(OWNER)
+    probe = OWNER._replace(way=Way.HAVE)
+    while Ask(probe) not in search.handle(Tick(), now := search.wake_at_s):
+        pass
+    assert search.handle(Answered(probe, Answer.HAS), now) == [Close(OWNER), Take(probe)]
+
+
+def test_a_body_that_breaks_off_is_gone_on_with_elsewhere() -> None:
+    search, _ = begun(OWNER, OLD)
+    search.handle(Answered(OWNER, Answer.HAS), 0.1)
+    assert search.handle(Broke(), 0.2) == [Ask(OLD)]
+    search.handle(Answered(OLD, Answer.HAS), 0.3)
+    assert search.handle(Broke(wrong=True), 0.4) == [UseOrigin()]
+
+
+def test_who_gave_wrong_bytes_is_asked_for_others() -> None:
+    peers = Peers()
+    search, _ = begun(OWNER, peers=peers)
+    search.handle(Answered(OWNER, Answer.HAS), 0.1)
+    search.handle(Broke(wrong=True), 0.2)
+    assert not peers.take("a", KEY, 1.0)
+    assert peers.take("a", b"other", 1.0)
+    assert peers.take("a", KEY, 100.0), "not for ever"
+
+
+# ---- health ----
+
+
+def test_a_failed_peer_is_tried_again_by_one_at_a_time() -> None:
+    peers = Peers()
+    peers.failed("a", 0.0)
+    assert not peers.take("a", KEY, 0.1)
+    assert peers.take("a", KEY, 0.6)
+    assert not peers.take("a", KEY, 0.7), "somebody is trying"
+    peers.answered("a")
+    assert peers.take("a", KEY, 0.8)
+    for _ in range(20):
+        peers.failed("a", 1.0)
+    assert peers.take("a", KEY, 12.0), "it is never avoided for long"
+
+
+def test_hedges_wait_as_long_as_the_peer_usually_takes() -> None:
+    peers = Peers()
+    for _ in range(50):
+        peers.answered("a", 0.05)
+        peers.answered("b", 10.0)
+        peers.answered("c", 1e-6)
+    assert 0.15 < peers.hedge_after_s("a") < 0.25
+    assert peers.hedge_after_s("b") == 1.0
+    assert peers.hedge_after_s("c") == 0.02
+    peers.keep({"b"})
+    assert peers.hedge_after_s("a") == peers.hedge_after_s("never seen")
+
+
+# ---- whatever happens ----
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_every_search_ends_in_time(data: st.DataObject) -> None:
+    """Peers answer anything, or nothing at all; bodies break. The search ends with a body that was
+    read, the origin, or nothing; nobody is waited for longer than its time."""
+    ways = st.sampled_from(Way)
+    drawn = data.draw(st.lists(st.tuples(st.sampled_from("abcde"), ways), max_size=6, unique=True))
+    found = [Candidate(peer, f"http://{peer}", way) for peer, way in drawn]
+    search = Search(Peers(), KEY, found, TIMES, may_ask_origin=data.draw(st.booleans()))
+    asked: dict[Candidate, float] = {}
+    now, event = 0.0, Tick()
+    pending: list[Event] = [event]
+    refreshes = 0
+    while pending:
+        actions = search.handle(pending.pop(0), now)
+        search.check_invariants()
+        for action in actions:
+            match action:
+                case Ask(candidate):
+                    assert candidate not in asked
+                    asked[candidate] = now
+                case Close(candidate):
+                    del asked[candidate]
+                case Refresh():
+                    assert (refreshes := refreshes + 1) == 1
+                    pending.append(Refreshed(found))
+                case Take():
+                    assert not asked, "somebody is left behind"
+                    if data.draw(st.booleans()):
+                        return
+                    pending.append(Broke(wrong=data.draw(st.booleans())))
+                case UseOrigin() | GiveUp():
+                    assert not asked
+                    return
+        if pending:
+            continue
+        assert now <= (len(found) * 2 + 2) * (TIMES.total_s + TIMES.silence_s), (
+            "it goes on for ever"
+        )
+        choice = data.draw(st.sampled_from(["tick", "fail", *Answer]))
+        if choice == "tick" or not asked:
+            now = max(now, search.wake_at_s)
+            pending.append(Tick())
+            continue
+        candidate = data.draw(st.sampled_from(sorted(asked, key=str)))
+        del asked[candidate]
+        pending.append(
+            Failed(candidate) if choice == "fail" else Answered(candidate, Answer(choice))
+        )
+    raise AssertionError("it stopped without a result")
