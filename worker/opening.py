@@ -17,12 +17,13 @@ class Opening:
     """`ready` is called once: every page is here, or an error says why not. Never after `cancel`.
     The entry is held for this opening already."""
 
-    __slots__ = ("_catalog", "_ready", "entry", "error", "whole")
+    __slots__ = ("_catalog", "_ready", "entry", "error", "number", "whole")
 
     def __init__(self, catalog: Catalog, entry: Entry, ready: Callable[[Opening], None]) -> None:
         self._catalog = catalog
         self._ready: Callable[[Opening], None] | None = ready
         self.entry = entry
+        self.number = 0  # of the worker among those of a node, see `worker.tiers`
         self.error: CacheFSError | None = None
         self.whole = True  # False: there is no room to have all of it at once
         self._wait()

@@ -85,7 +85,9 @@ class Space:
         if verdict in (Verdict.MAKE_ROOM, Verdict.MAKE_ROOM_FROM_IDLE):
             if self._parts.clocks.monotonic() < self._nothing_until_s:
                 return self._refuse()
-            await self._make_room(size_bytes, idle=verdict is Verdict.MAKE_ROOM_FROM_IDLE)
+            from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
+            idle_s = self._parts.config.idle_after_s if from_idle else None
+            await self._make_room(size_bytes, idle_s)
         if self._parts.ledger.reserve(size_bytes):
             return True
         if verdict is not Verdict.REFUSE:
@@ -125,8 +127,15 @@ class Space:
         async with self._one_at_a_time:
             parts = self._parts
             if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
-                idle = parts.config.admission != "always"
-                await self._make_room(parts.ledger.free_for_files + size_bytes, idle=idle)
+                idle_s = None if parts.config.admission == "always" else parts.config.idle_after_s
+                await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
+
+    async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
+        """Is there room, or can such go for it as nobody used for `idle_s`?"""
+        async with self._one_at_a_time:
+            if self.order_loaded.is_set():
+                await self._make_room(size_bytes, idle_s)
+        return size_bytes <= self._parts.ledger.free_for_files
 
     async def let_go(self, keys: Sequence[bytes]) -> None:
         """Evicts what another tier of this node has too; what is in use stays."""
@@ -135,9 +144,10 @@ class Space:
                 batch = self._not_live(keys[start : start + BATCH_FILES])
                 await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
 
-    async def _make_room(self, need_bytes: int, *, idle: bool) -> None:
+    async def _make_room(self, need_bytes: int, idle_s: float | None) -> None:
+        """`idle_s`: only from what nobody used for so long; None: from anything."""
         parts = self._parts
-        idle_before_s = int(parts.clocks.wall() - parts.config.idle_after_s) if idle else NEVER_S
+        idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
         spare_bytes = min(parts.ledger.limit_bytes // 128, 32 << 20)
         for _ in range(MOST_ROUNDS):
             short_bytes = need_bytes - parts.ledger.free_for_files
@@ -149,7 +159,7 @@ class Space:
             allowed, until_s = await self._permitted(self._not_live(keys))
             for key in set(keys) - set(allowed):
                 parts.order.defer(key)
-            reason = "idle" if idle else "space"
+            reason = "space" if idle_s is None else "idle"
             short_bytes += spare_bytes
             await self._offer_below(self._not_live(allowed), short_bytes)
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)

@@ -16,6 +16,7 @@ from cachefs.core.errors import BadBody, CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from worker.source import Purpose, Source, SourceBody
 from worker.state.pages import range_bytes
+from worker.tiers.body import TierBody
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
 
@@ -33,13 +34,13 @@ class DiskFault(CacheFSError):
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
 
-    After `run`, however it ended: `origin_bytes` came from the origin and `peer_bytes` from peers,
-    `next_page` is the first that is not whole.
+    After `run`, however it ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and
+    `tier_bytes` from other tiers of this node; `next_page` is the first that is not whole.
     """
 
     __slots__ = (
         "_at", "_base", "_body", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop", "aborted",
-        "at_disk", "next_page", "origin_bytes", "peer_bytes",
+        "at_disk", "next_page", "origin_bytes", "peer_bytes", "tier_bytes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -58,6 +59,7 @@ class Transfer:
         self.next_page = first
         self.origin_bytes = 0
         self.peer_bytes = 0
+        self.tier_bytes = 0
 
     def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
         """Raises what the source raises, BadBody, DiskFault. Closes the body in any case."""
@@ -86,7 +88,9 @@ class Transfer:
     def _take(self, chunk: memoryview, body: SourceBody) -> None:
         if self.aborted:
             raise Interrupted("the worker is closing")
-        if body.from_peer:
+        if isinstance(body, TierBody) and body.from_tier:
+            self.tier_bytes += len(chunk)
+        elif body.from_peer:
             self.peer_bytes += len(chunk)
         else:
             self.origin_bytes += len(chunk)

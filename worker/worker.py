@@ -298,12 +298,13 @@ class Worker:
             self._watch.suspect()
         return await self._provider.ensure(known, offset, size)
 
-    def release(self, handle: int) -> None:
-        """Ends a handle. Unknown ones are ignored."""
+    def release(self, handle: int) -> bool:
+        """Ends a handle. Unknown ones are ignored: False."""
         known = self._handles.pop(handle, None)
         if known is not None and known.entry is not None:
             self._provider.streaming_handles -= 1
             self._catalog.leave(known.entry)
+        return known is not None
 
     def used(self, names: Sequence[str], hit_bytes: int) -> None:
         """Clients opened these published files without asking. Names that mean nothing here are

@@ -33,6 +33,11 @@ class Room:
     free_bytes: int
     makes_room: Callable[[int], bool]
 
+    def takes(self, size_bytes: int) -> bool:
+        """All of it, if need be by letting others go?"""
+        fits = self.writable and size_bytes <= self.limit_bytes
+        return fits and (size_bytes <= self.free_bytes or self.makes_room(size_bytes))
+
 
 def place(size_bytes: int, tiers: Sequence[Room]) -> int:
     """The tier for a new content of that size: one that is in service, unless none is."""
@@ -41,7 +46,7 @@ def place(size_bytes: int, tiers: Sequence[Room]) -> int:
         if size_bytes <= tiers[number].free_bytes:
             return number
     for number in reversed(usable):
-        if size_bytes <= tiers[number].limit_bytes and tiers[number].makes_room(size_bytes):
+        if tiers[number].takes(size_bytes):
             return number
     if usable:  # as much of it as has room
         return max(usable, key=lambda number: tiers[number].free_bytes)

@@ -1,0 +1,79 @@
+"""A node's cache of several tiers over an origin in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+from cachefs.core.tiers import TierSpec
+from tests.unit.worker.rig import LIMIT_S, NAMESPACE, Reader, Rig
+from worker.config import Clocks
+from worker.source import OriginSource, Source
+from worker.tiers.tiers import Tiers
+from worker.worker import Worker
+
+
+class TiersRig(Rig):
+    """Tiers in directories `0`, `1`, … of so many bytes each."""
+
+    def __init__(self, directory: Path, *limits: int, seed: int = 0, **config: Any) -> None:
+        super().__init__(directory, limits[0], seed, **config)
+        self.specs = [
+            TierSpec("ssd", str(directory / str(tier)), limit) for tier, limit in enumerate(limits)
+        ]
+        self.source: Source = OriginSource(lambda ns, key: self.origin)
+
+    def directory(self, tier: int) -> Path:
+        return Path(self.specs[tier].path)
+
+    def in_tier(self, tier: int) -> set[int]:
+        """The inos of the files that are published there."""
+        try:
+            names = set(os.listdir(self.directory(tier) / "pub"))
+        except FileNotFoundError:
+            return set()
+        return {ino for ino in self.space.origins if self.name(ino) in names}
+
+    def flip(self, tier: int, ino: int, offset: int = 0) -> None:
+        """A bit of a cache file."""
+        name = self.name(ino)
+        fd = os.open(self.directory(tier) / "files" / name[-2:] / name, os.O_RDWR)
+        byte = os.pread(fd, 1, offset)
+        os.pwrite(fd, bytes([byte[0] ^ 1]), offset)
+        os.close(fd)
+
+    @contextlib.asynccontextmanager
+    async def tiers(self, **changes: Any) -> AsyncIterator[Tiers]:
+        config = dataclasses.replace(self.config, **changes)
+        clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
+        tiers = await Tiers.start(
+            config, self.specs, self._service, lambda ns, key: self.origin, clocks, self.source
+        )
+        try:
+            for one in tiers._keeper.running:
+                loaded = one.worker.inside.space.order_loaded
+                await asyncio.wait_for(loaded.wait(), LIMIT_S)
+            yield tiers
+        finally:
+            await tiers.close()
+
+
+async def open_reader(tiers: Tiers, ino: int) -> Reader:
+    grant = await asyncio.wait_for(tiers.open(NAMESPACE, ino), LIMIT_S)
+    return Reader(cast(Worker, tiers), grant)
+
+
+async def read(tiers: Tiers, ino: int, step: int = 1 << 20) -> tuple[bytes, int]:
+    """A whole file, and the tier it was read from."""
+    reader = await open_reader(tiers, ino)
+    try:
+        size = reader.grant.size
+        parts = [await reader.at(offset, step) for offset in range(0, max(1, size), step)]
+        return b"".join(parts), reader.grant.tier
+    finally:
+        reader.close()

@@ -1,0 +1,385 @@
+"""Several tiers as one cache: where contents go, how they move, what a lost tier costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import BadConfig, InUse, ProtocolError
+from cachefs.core.tiers import TierSpec
+from tests.unit.worker.rig import MIB, NAMESPACE, run, until
+from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
+from worker.state.tiers import PROMOTE_USES
+from worker.tiers.tiers import Tiers
+
+SMALL = 110 << 10
+
+
+async def promoted(tiers: Tiers, ino: int) -> None:
+    """Opens a file so often that it is worth a faster tier, and waits for the end of the move."""
+    for _ in range(PROMOTE_USES):
+        await read(tiers, ino)
+    moves = tiers._moves
+    await until(lambda: not moves._promotions._moving)
+
+
+def test_new_files_go_to_the_first_tier_that_has_room_for_all_of_them(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        for ino, size in ((1, SMALL), (2, 60 * MIB), (3, 12 * MIB), (4, 12 * MIB), (5, 15 * MIB)):
+            rig.put(ino, size)
+        async with rig.tiers() as tiers:
+            where = {}
+            for ino, data in rig.data.items():
+                found, where[ino] = await read(tiers, ino)
+                assert found == data
+            assert where == {1: 0, 2: 1, 3: 0, 4: 0, 5: 1}
+            await until(lambda: rig.in_tier(0) == {1, 3, 4} and rig.in_tier(1) == {2, 5})
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, where[ino])
+                assert await tiers.cached_bytes(rig.content(ino)) == len(data)
+            status = tiers.status()
+            assert status["origin_bytes"] == sum(map(len, rig.data.values()))
+            assert [tier["files"] for tier in status["tiers"]] == [3, 2]
+            assert status["limit_bytes"] == 448 * MIB
+            assert all(one.users == 0 for one in tiers._keeper.running)
+        async with rig.tiers() as tiers:  # again, warm
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, where[ino])
+            assert tiers.status()["origin_bytes"] == 0
+
+    run(script())
+
+
+def test_large_files_that_come_at_once_do_not_count_on_the_same_room(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 64 * MIB, 400 * MIB)
+        inos = [rig.put(ino, 30 * MIB) for ino in range(1, 5)]
+        async with rig.tiers() as tiers:
+            readers = [await open_reader(tiers, ino) for ino in inos]
+            assert sorted(reader.grant.tier for reader in readers) == [0, 1, 1, 1]
+            for reader in readers:
+                reader.close()
+            for ino in inos:
+                assert (await tiers.fetch(NAMESPACE, ino)).size == 30 * MIB
+            assert rig.in_tier(0) | rig.in_tier(1) == set(inos)
+            assert tiers.status()["origin_bytes"] == 120 * MIB
+
+    run(script())
+
+
+def test_what_is_opened_often_moves_up_and_comes_from_no_origin(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB + 5)
+        async with rig.tiers() as tiers:
+            await tiers.fetch(NAMESPACE, filler)
+            await tiers.fetch(NAMESPACE, ino)
+            assert rig.in_tier(1) == {ino}
+            await promoted(tiers, ino)
+            assert rig.in_tier(1) == {ino}, "the files of the faster tier are in use"
+            await tiers.free([rig.content(filler)])
+            tiers._moves._promotions._counts.clear()
+            await promoted(tiers, ino)
+            assert rig.in_tier(0) == {ino}
+            assert rig.in_tier(1) == set()
+            assert await read(tiers, ino) == (rig.data[ino], 0)
+            status = tiers.status()
+            assert status["origin_bytes"] == 40 * MIB + 5
+            assert status["tier_bytes"] == 10 * MIB + 5
+            assert status["peer_bytes"] == 0
+            assert not tiers._moves._doubled
+
+    run(script())
+
+
+def test_reports_of_clients_count_as_uses(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, SMALL)
+        rig.put(2, 40 * MIB)
+        async with rig.tiers() as tiers:
+            await tiers.fetch(NAMESPACE, 2)
+            await tiers.free([rig.content(2)])
+            rig.put(3, 44 * MIB)
+            await tiers.fetch(NAMESPACE, 3)
+            assert rig.in_tier(1) == {3}
+            tiers.used(["no name", "ff"], 0)
+            tiers.used([rig.name(3)] * PROMOTE_USES, 7)
+            assert tiers.status()["hits"] == PROMOTE_USES + 2
+            assert tiers.status()["hit_bytes"] == 7
+
+    run(script())
+
+
+def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB, admission="always", eviction="lru")
+        used, unused = rig.put(1, 10 * MIB), rig.put(2, 10 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in (used, unused):
+                await tiers.fetch(NAMESPACE, ino)
+            assert rig.in_tier(0) == {used, unused}
+            await read(tiers, used)
+            first = tiers._keeper.running[0]
+            for ino in (unused, used):  # in this order, and all of it
+                assert first.parts.order.was_used(rig.content(ino).key) == (ino == used)
+            await first.worker.inside.space.make_room_ahead(20 * MIB)
+            assert rig.in_tier(0) == set()
+            assert rig.in_tier(1) == {used}
+            assert await read(tiers, used) == (rig.data[used], 1)
+            status = tiers.status()
+            assert status["origin_bytes"] == 20 * MIB
+            assert status["tier_bytes"] == 10 * MIB
+
+    run(script())
+
+
+def test_a_tier_is_brought_below_its_low_mark(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB, admission="always")
+        rig.specs[0] = TierSpec("ssd", rig.specs[0].path, 48 * MIB, high=0.5, low=0.3)
+        for ino in range(1, 4):
+            rig.put(ino, 7 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in rig.data:
+                await read(tiers, ino)
+            await until(lambda: rig.in_tier(0) == {1, 2, 3})
+            first = tiers._keeper.running[0]
+            await tiers._moves.tick()
+            await until(lambda: not tiers._moves._making_room)
+            room = first.room()
+            assert room.limit_bytes - room.free_bytes <= 0.3 * room.limit_bytes
+            assert len(rig.in_tier(0)) <= 1
+
+    run(script())
+
+
+def test_a_page_that_went_bad_does_not_move(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
+        async with rig.tiers() as tiers:
+            await tiers.fetch(NAMESPACE, filler)
+            await tiers.fetch(NAMESPACE, ino)
+            await tiers.free([rig.content(filler)])
+            rig.flip(1, ino, offset=3 * MIB + 7)
+            await promoted(tiers, ino)
+            await until(lambda: rig.in_tier(1) == set())
+            assert rig.in_tier(0) == {ino}
+            assert await read(tiers, ino) == (rig.data[ino], 0)
+            status = tiers.status()
+            assert status["bad_pages"] == 1
+            assert MIB <= status["origin_bytes"] - 40 * MIB <= 5 * MIB, "that page, and its piece"
+
+    run(script())
+
+
+def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -> None:
+    """A file that was begun in a tier that has no room for the rest."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 64 * MIB, 400 * MIB)
+        ino, other = rig.put(1, 40 * MIB), rig.put(2, 15 * MIB)
+        async with rig.tiers() as tiers:
+            reader = await open_reader(tiers, ino)
+            assert reader.grant.tier == 0
+            await reader.at(0, 8 * MIB)
+            reader.close()
+            await until(lambda: tiers.status()["fills_in_flight"] == 0)
+            tiers._keeper.running[0].promised.clear()
+            await tiers.fetch(NAMESPACE, other)
+            fetched = tiers.status()["origin_bytes"]
+            first = tiers._keeper.running[0]
+            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
+            assert await read(tiers, ino) == (rig.data[ino], 1)
+            await tiers.fetch(NAMESPACE, ino)
+            status = tiers.status()
+            assert status["origin_bytes"] == 55 * MIB
+            assert status["tier_bytes"] == fetched - 15 * MIB
+            tiers._moves.doubled(rig.content(ino).key)
+            await tiers._moves.tick()
+            assert rig.content(ino).key not in first.parts.order
+
+    run(script())
+
+
+# ---- lost tiers ----
+
+
+def test_a_tier_that_hangs_is_a_smaller_cache_and_comes_back(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 10 * MIB)
+        rig.put(2, SMALL)
+        told: list[list[bool]] = []
+        async with rig.tiers() as tiers:
+            tiers.on_tiers = lambda: told.append([view.in_service for view in tiers.tiers()])
+            for ino in rig.data:
+                assert (await read(tiers, ino))[1] == 0
+            first = tiers._keeper.running[0]
+            await until(lambda: rig.in_tier(0) == {1, 2})
+            first.worker._watch._leave()
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, 1)
+            await until(lambda: rig.in_tier(1) == {1, 2})
+            first.worker._watch._return()
+            assert told == [[False, True], [True, True]]
+            await tiers._moves.tick()
+            assert rig.in_tier(0) == {1, 2}
+            assert rig.in_tier(1) == set(), "one copy of each"
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, 0)
+
+    run(script())
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["made-again", "stays-away"])
+def test_a_directory_that_is_gone_costs_a_refetch(tmp_path: Path, again: bool) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 10 * MIB)
+        rig.put(2, SMALL)
+        async with rig.tiers() as tiers:
+            for ino in rig.data:
+                await read(tiers, ino)
+            reader = await open_reader(tiers, 1)
+            kept = tiers._keeper.running[0]
+            shutil.rmtree(rig.directory(0))
+            if not again:  # nor can it be made
+                rig.directory(0).write_bytes(b"")
+            rig.put(3, SMALL)
+            kept.worker.inside.watch.suspect()
+            for ino, data in rig.data.items():
+                assert (await read(tiers, ino))[0] == data
+            await until(lambda: not kept.in_service)
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, 1)
+            before = tiers.tiers()[0]
+            await tiers._keeper.look()
+            after = tiers.tiers()[0]
+            assert after.in_service == again
+            assert (after.number != before.number) == again
+            assert await reader.at(5, 100) == rig.data[1][5:105], "an open file reads on"
+            reader.close()
+            rig.put(4, SMALL)
+            assert (await read(tiers, 4))[1] == (0 if again else 1)
+            await tiers._keeper.look()
+            assert not tiers._keeper._retired
+            rows = tiers.status()["tiers"]
+            assert [row["state"] for row in rows] == ["normal" if again else "offline", "normal"]
+
+    run(script())
+
+
+def test_a_tier_that_cannot_be_taken_at_the_start_is_left_out(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.directory(0).write_bytes(b"not a directory")
+        rig.put(1, SMALL)
+        async with rig.tiers() as tiers:
+            assert await read(tiers, 1) == (rig.data[1], 1)
+            assert [view.pub_fd >= 0 for view in tiers.tiers()] == [False, True]
+            assert [row["state"] for row in tiers.status()["tiers"]] == ["lost", "normal"]
+            os.unlink(rig.directory(0))
+            await tiers._keeper.look()
+            assert all(view.in_service for view in tiers.tiers())
+            rig.put(2, SMALL)
+            assert await read(tiers, 2) == (rig.data[2], 0)
+
+    run(script())
+
+
+def test_wrong_tiers_are_refused(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        async with rig.tiers():
+            with pytest.raises(InUse):
+                async with rig.tiers():
+                    pass
+        rig.directory(1).rename(tmp_path / "kept")
+        rig.specs[1] = TierSpec("mem", "/proc/self/nothing", MIB)
+        (tmp_path / "1" / "files").mkdir(parents=True)
+        (tmp_path / "1" / "files" / "thesis").touch()
+        rig.specs[1] = TierSpec("ssd", str(tmp_path / "1"), 64 * MIB)
+        with pytest.raises(BadConfig):
+            async with rig.tiers():
+                pass
+
+    run(script())
+
+
+def test_all_tiers_out_of_service_reads_go_past_them(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 10 * MIB)
+        async with rig.tiers() as tiers:
+            await read(tiers, 1)
+            for one in tiers._keeper.running:
+                one.worker._watch._leave()
+            assert (await read(tiers, 1))[0] == rig.data[1]
+            with pytest.raises(ProtocolError):
+                await tiers.ensure(7 * 256 + 99, 0, 1)
+            for one in tiers._keeper.running:
+                one.worker._watch._return()
+
+    run(script())
+
+
+def test_a_client_that_cannot_read_from_a_tier_is_given_nothing_of_it(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 10 * MIB)
+        async with rig.tiers() as tiers:
+            await read(tiers, 1)
+            grant = await tiers.open(NAMESPACE, 1, past_tier=True)
+            assert grant.fd is None
+            ensured, fd = await tiers.ensure(grant.handle, 0, 100)
+            assert ensured.segment
+            assert fd is not None
+            assert os.pread(fd, 100, 0) == rig.data[1][:100]
+            os.close(fd)
+            assert tiers.release(grant.handle)
+            assert not tiers.release(grant.handle)
+
+    run(script())
+
+
+def test_small_files_open_without_a_task(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, SMALL)
+        async with rig.tiers() as tiers:
+            ready = asyncio.Event()
+            opening = tiers.open_soon(NAMESPACE, 1, lambda _: ready.set())
+            assert opening is not None
+            await ready.wait()
+            grant = tiers.opened(opening) or await tiers.opened_later(opening)
+            assert grant.fd is not None
+            assert os.pread(grant.fd, SMALL, 0) == rig.data[1]
+            os.close(grant.fd)
+            tiers.release(grant.handle)
+            await until(lambda: rig.in_tier(0) == {1})
+            assert all(one.users == 0 for one in tiers._keeper.running)
+
+    run(script())
+
+
+def test_freeing_frees_in_all_tiers(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 20 * MIB)
+        rig.put(2, 30 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in rig.data:
+                await tiers.fetch(NAMESPACE, ino)
+            assert (rig.in_tier(0), rig.in_tier(1)) == ({1}, {2})
+            freed = await tiers.free([rig.content(1), rig.content(2)])
+            assert (freed.files, freed.bytes) == (2, 50 * MIB)
+            assert rig.in_tier(0) == rig.in_tier(1) == set()
+
+    run(script())

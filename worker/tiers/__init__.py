@@ -1,0 +1,1 @@
+"""Several tiers as one cache: see `worker.tiers.tiers`."""

@@ -1,0 +1,249 @@
+"""Moves contents between the tiers of a node: does what `worker.state.tiers` decides. Owned by the
+loop. A move is a fill of one tier from another (`worker.tiers.source`), then an eviction there;
+until that, what is in two tiers is on a list, and read from where it was complete first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.services import MetadataService
+from worker.state.accounting import allocation
+from worker.state.tiers import (
+    PROMOTE_WINDOW_S,
+    Held,
+    Moved,
+    Promote,
+    Promotions,
+    Used,
+    excess,
+)
+from worker.tiers.keeper import Keeper
+from worker.tiers.running import Running
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+COPIES_AT_ONCE: Final = 4  # of one demotion
+MOST_DOUBLED: Final = 100_000  # more are found by the next sweep
+SETTLED_PER_TICK: Final = 256
+SWEEP_KEYS: Final = 2_000  # in one step of the loop
+
+
+class Moves:
+    """`used` hears of opens; `connect` is told of every worker that starts."""
+
+    def __init__(self, keeper: Keeper, metadata: Callable[[NamespaceId], MetadataService]) -> None:
+        self._keeper = keeper
+        self._metadata = metadata
+        self._promotions = Promotions()
+        self._doubled: set[bytes] = set()
+        self._sources: dict[bytes, Running] = {}  # content on the move -> where it is complete
+        self._sweep_due = False
+        self._making_room: set[int] = set()  # tiers
+        self._tasks = keeper.tasks
+
+    def start(self) -> None:
+        """Begins to work in the background; ends with the keeper's tasks."""
+        if len(self._keeper.specs) > 1 or self._keeper.specs[0].high < 1.0:
+            self._tasks.start(self._run())
+
+    def connect(self, one: Running) -> None:
+        """A worker has started."""
+        self._sweep_due = True
+        if one.tier < len(self._keeper.specs) - 1:
+            one.parts.offer_below = functools.partial(self._demote, one)
+
+    # ---- uses ----
+
+    def used(self, key: bytes, one: Running) -> None:
+        """A content that this tier has was opened."""
+        if one.tier == 0:
+            return
+        event, now = Used(key, one.tier), self._keeper.clocks.monotonic()
+        for action in self._promotions.handle(event, now):
+            self._tasks.start(self._promote(action, one))
+
+    def used_name(self, name: str, one: Running) -> None:
+        """The same by name; one that is no name is of nothing."""
+        if one.tier and len(name) == 2 * len(_EXAMPLE):
+            self.used(bytes.fromhex(name), one)
+
+    def source_of(self, key: bytes) -> Running | None:
+        """Where a content is to be read that is on the move."""
+        one = self._sources.get(key)
+        return one if one is not None and one.in_service else None
+
+    # ---- up ----
+
+    async def _promote(self, action: Promote, one: Running) -> None:
+        done = False
+        try:
+            origin = await self._origin(action.key)
+            target = await self._faster(one, origin.size) if origin is not None else None
+            if origin is not None and target is not None:
+                done = await self._copy(origin, one, target)
+                await self._settle(action.key)
+        except (CacheFSError, OSError) as err:
+            log.warning("%s is not promoted: %s", action.key.hex(), err)
+        finally:
+            now = self._keeper.clocks.monotonic()
+            self._promotions.handle(Moved(action.key, done), now)
+
+    async def _origin(self, key: bytes) -> Origin | None:
+        """None where the namespace is not attached, or the file has other contents."""
+        content = ContentId.parse(key.hex())
+        try:
+            origin = await self._metadata(content.namespace).locate(content.ino)
+        except CacheFSError:
+            return None
+        return origin if origin.content.key == key else None
+
+    async def _faster(self, one: Running, size: int) -> Running | None:
+        """A faster tier that has room, or in which it can be made from what nobody uses: else
+        contents used alike would push each other up and down for ever."""
+        for target in self._keeper.in_service():
+            room = target.room()
+            if target.tier >= one.tier or not room.writable or size > room.limit_bytes:
+                continue
+            if size <= room.free_bytes:
+                return target
+            space = target.worker.inside.space
+            if await space.make_room_from_idle(allocation(size), PROMOTE_WINDOW_S):
+                return target
+        return None
+
+    async def _copy(self, origin: Origin, one: Running, target: Running) -> bool:
+        """False when it was not taken."""
+        key, content = origin.content.key, origin.content
+        if key in self._sources:
+            return False
+        held = await one.held(key, origin.size)
+        if held is None or not held.complete:
+            return False
+        self._sources[key] = one
+        self.doubled(key)
+        try:
+            await target.worker.fetch(content.namespace, content.ino)
+        except CacheFSError:
+            return False
+        finally:
+            del self._sources[key]
+        return True
+
+    # ---- down ----
+
+    async def _demote(self, one: Running, keys: Sequence[bytes], need_bytes: int) -> None:
+        """See `Parts.offer_below`."""
+        slots = asyncio.Semaphore(COPIES_AT_ONCE)
+
+        async def copy(key: bytes) -> None:
+            async with slots:
+                await self._copy_below(one, key)
+
+        wanted = []
+        for key in keys:
+            if need_bytes <= 0:
+                break
+            record = await one.parts.ask_disk(one.parts.tier.index.get, key)
+            if record is not None and record.complete:
+                wanted.append(key)
+                need_bytes -= record.allocated_bytes
+        await asyncio.gather(*map(copy, wanted))
+
+    async def _copy_below(self, one: Running, key: bytes) -> None:
+        origin = await self._origin(key)
+        if origin is None:
+            return
+        for target in self._keeper.in_service():
+            if target.tier > one.tier and target.room().takes(origin.size):
+                if await self._copy(origin, one, target) and key in one.parts.order:
+                    target.parts.order.hit(key, one.parts.order.last_use_s(key))
+                return
+
+    # ---- what is in two tiers ----
+
+    def doubled(self, key: bytes) -> None:
+        """It may be in two tiers: one of them is to let it go."""
+        if len(self._doubled) < MOST_DOUBLED:
+            self._doubled.add(key)
+        else:
+            self._sweep_due = True
+
+    async def _settle(self, key: bytes) -> None:
+        """The fastest that has all of it keeps it, else the one that has most."""
+        if key in self._sources:
+            return
+        having = [one for one in self._keeper.in_service() if key in one.parts.order]
+        if len(having) > 1:
+            found: dict[Running, Held] = {}
+            for one in having:
+                held = await one.held(key, 0)
+                if held is not None:
+                    found[one] = held
+            best = max(found, key=lambda one: _worth(found[one]), default=None)
+            for one in having:
+                if one is not best:
+                    await one.worker.inside.space.let_go([key])
+            having = [one for one in having if key in one.parts.order]
+        if len(having) < 2:
+            self._doubled.discard(key)
+
+    async def _sweep(self) -> None:
+        """Finds what is in two tiers, after a start, and after a tier has come back."""
+        self._sweep_due = False
+        running = self._keeper.in_service()
+        for number, one in enumerate(running):
+            keys = [*one.parts.order.keys()]
+            for start in range(0, len(keys), SWEEP_KEYS):
+                for key in keys[start : start + SWEEP_KEYS]:
+                    if any(key in other.parts.order for other in running[number + 1 :]):
+                        self.doubled(key)
+                await asyncio.sleep(0)
+
+    # ---- in the background ----
+
+    async def _run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """What is due now."""
+        running = self._keeper.in_service()
+        if self._sweep_due and all(one.parts.order_known for one in running):
+            await self._sweep()
+        for key in [*self._doubled][:SETTLED_PER_TICK]:
+            await self._settle(key)
+        for one in running:
+            self._look_at_watermarks(one)
+
+    def service_changed(self) -> None:
+        """A tier that is back may have what others have got meanwhile."""
+        self._sweep_due = True
+
+    def _look_at_watermarks(self, one: Running) -> None:
+        parts = one.parts
+        if parts.config.admission != "always" or one.tier in self._making_room:
+            return
+        limit_bytes = one.room().limit_bytes
+        used_bytes = limit_bytes - parts.ledger.free_for_files
+        excess_bytes = excess(used_bytes, limit_bytes, one.spec.high, one.spec.low)
+        if excess_bytes > 0:
+            self._making_room.add(one.tier)
+            task = parts.tasks.start(one.worker.inside.space.make_room_ahead(excess_bytes))
+            task.add_done_callback(lambda _: self._making_room.discard(one.tier))
+
+
+def _worth(held: Held) -> tuple[bool, int, int]:
+    return held.complete, 0 if held.complete else held.cached_bytes, -held.tier
+
+
+_EXAMPLE: Final = ContentId(NamespaceId(bytes(16)), 1, 0, 0).key
