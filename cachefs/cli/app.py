@@ -23,6 +23,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "down": ("down", "End the cluster on this machine."),
     "ufs": ("ufs", "The sources of a cluster: add, ls, rm."),
     "workers": ("workers", "The workers of a cluster: list, drain, remove."),
+    "location": ("location", "Which workers own a file's blocks, and who has them."),
+    "fsck": ("fsck", "Check that what is cached is where it belongs, and right."),
     "config": ("config_cmd", "Every setting, its value and where it came from."),
     "doctor": ("doctor", "Check this machine and clean up after crashes."),
     "version": ("version", "The version of cachefs."),

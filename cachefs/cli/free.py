@@ -21,7 +21,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     """Drop what is cached of PATH and everything below it. Nothing is deleted at the origin."""
     target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
     with attached(target.record) as session:
-        freed = session.call(m.Free(session.namespace, target.path), m.Freed)
+        freed = session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
     if as_json:
         facts = {"files": freed.files, "bytes": freed.bytes, "busy_files": freed.busy_files}
         output.print_json(facts)

@@ -79,7 +79,7 @@ def group_targets(paths: Sequence[str], home: StateHome) -> list[tuple[MountReco
     for path in paths:
         target = find_target(path, home, table)
         group = groups.setdefault(target.record.mountpoint, (target.record, []))
-        group[1].append(target.path)
+        group[1].append(target.in_namespace)
     return list(groups.values())
 
 

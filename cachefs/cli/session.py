@@ -13,6 +13,7 @@ import msgspec
 from cachefs.cli.mounts import MountTable, locate, read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster, parse_cluster
 from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
 from cachefs.core.model import Inode, NamespaceId
 from cachefs.launcher.processes import is_ours
@@ -26,10 +27,17 @@ _T = TypeVar("_T", bound=m.Message)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A path under a mount of ours: the mount's record, and the path below the namespace root."""
+    """A path under a mount of ours: the mount's record, and the path below the mount."""
 
     record: MountRecord
     path: bytes
+
+    @property
+    def in_namespace(self) -> bytes:
+        """The path below the namespace root: a mount of a cluster shows a directory of it."""
+        url = self.record.source.url
+        base = os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
+        return b"/".join(part for part in (base, self.path) if part)
 
     def shown(self) -> str:
         """The path as it is seen through the mount."""
@@ -81,7 +89,7 @@ class Session:
 
     def resolve(self, target: Target) -> Inode:
         """What is at the target's path. Raises NotFound."""
-        found = self.call(m.Resolve(self.namespace, target.path), m.Found)
+        found = self.call(m.Resolve(self.namespace, target.in_namespace), m.Found)
         if found.inode is None:
             raise NotFound("no such file or directory", path=target.shown())
         return found.inode

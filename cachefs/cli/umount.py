@@ -56,6 +56,8 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     mount = find_mount(where, table)
     record = home.find_mount(mount.mountpoint)
     server = read_pointer(Path(record.socket).parent) if record is not None else None
+    if server is not None and server.stays:
+        server = None  # of this node, not of its mounts
     with contextlib.ExitStack() as stack:
         # Watched from before the unmount, so that a reused number is never waited for.
         client_watch = stack.enter_context(Watch(record.pid)) if record is not None else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
+import urllib.parse
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -17,11 +18,13 @@ from cachefs.core.access import HEADER, header_of, parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
 from cachefs.core.messages import Failure, Message, error_of
+from cachefs.core.model import ContentId
 from cachefs.core.specs import Security
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
 _T = TypeVar("_T", bound=Message)
+_Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 
 
 class HttpClient:
@@ -37,24 +40,37 @@ class HttpClient:
             self._headers[HEADER] = header_of(token)
         self._context = client_context(security, url)
         self._connection: http.client.HTTPConnection | None = None
+        self._status = 0  # of the last answer
 
     def call(self, body: Message, answer: type[_T], timeout_s: float = CALL_TIMEOUT_S) -> _T:
         """The answer, which must be of the type expected. Raises the typed error of a Failure,
         Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: one on a kept connection
         that turns out to be broken is made again."""
-        is_kept = self._connection is not None
-        deadline = time.monotonic() + timeout_s
-        try:
-            reply = self._exchange(body, deadline)
-        except Unreachable:
-            if not is_kept:
-                raise
-            reply = self._exchange(body, deadline)
+        _, _, data = self._exchange("POST", c.CALL_PATH, c.encode(body), timeout_s)
+        reply = self._decoded(data)
         if isinstance(reply, Failure):
             raise error_of(reply)
         if not isinstance(reply, answer):
             raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
         return reply
+
+    def pages(self, content: ContentId, first: int, end: int) -> tuple[bytes, list[int]]:
+        """What a worker has of the pages [first, end) of a content, from the first one on, and
+        their checksums as it recorded them; the caller compares. Raises NotFound where it has not
+        the first one, else as `call`."""
+        question = {"ino": content.ino, "first": first, "end": end, "epoch": -1, "have": 1}
+        path = f"{c.DATA_PATH}/{content.name}?{urllib.parse.urlencode(question)}"
+        status, headers, data = self._exchange("GET", path, None, CALL_TIMEOUT_S)
+        if status != http.client.OK:
+            reply = self._decoded(data)
+            if isinstance(reply, Failure):
+                raise error_of(reply)
+            raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
+        try:
+            sums = [int(part, 16) for part in headers[c.CHECKSUMS_HEADER].split(",")]
+        except (KeyError, ValueError, AttributeError) as err:
+            raise ProtocolError(f"{self._name} sends pages without checksums") from err
+        return data, sums
 
     def close(self) -> None:
         """Idempotent."""
@@ -73,29 +89,43 @@ class HttpClient:
     ) -> None:
         self.close()
 
-    def _exchange(self, body: Message, deadline: float) -> Message:
+    def _exchange(self, method: str, path: str, body: bytes | None, timeout_s: float) -> _Reply:
+        is_kept = self._connection is not None
+        deadline = time.monotonic() + timeout_s
         try:
-            return self._ask(body, deadline)
+            return self._attempt(method, path, body, deadline)
+        except Unreachable:
+            if not is_kept:
+                raise
+        return self._attempt(method, path, body, deadline)
+
+    def _attempt(self, method: str, path: str, body: bytes | None, deadline: float) -> _Reply:
+        try:
+            return self._ask(method, path, body, deadline)
         except BaseException as err:
             self.close()  # what is under way on it belongs to nobody
             raise self._classified(err) from err
 
-    def _ask(self, body: Message, deadline: float) -> Message:
+    def _ask(self, method: str, path: str, body: bytes | None, deadline: float) -> _Reply:
         connection = self._connected(deadline)
         assert connection.sock is not None
         connection.sock.settimeout(_rest_s(deadline))
-        connection.request("POST", c.CALL_PATH, c.encode(body), self._headers)
+        connection.request(method, path, body, self._headers)
         response = connection.getresponse()
         data = response.read(c.MAX_ANSWER_BYTES + 1)
         if len(data) > c.MAX_ANSWER_BYTES:
             raise ProtocolError(f"{self._name} answered more than allowed")
         if response.will_close:
             self.close()
+        self._status = response.status
+        return response.status, response.headers, data
+
+    def _decoded(self, data: bytes) -> Message:
         try:
             return c.decode_answer(data)
         except ProtocolError as err:
             raise ProtocolError(
-                f"{self._name} answers with status {response.status} and no message of ours",
+                f"{self._name} answers with status {self._status} and no message of ours",
                 path=self.url,
                 remedy="is it a CacheFS process?",
             ) from err

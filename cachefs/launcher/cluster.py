@@ -108,12 +108,11 @@ def _answering(home: StateHome, address: str, used: str) -> Pointer | None:
     return None
 
 
-def tier_of(directory: str | Path, asked_bytes: int, share: int = 1) -> str:
-    """A directory as a tier, of the size asked for or (0) the default one; `share`: how many such
-    tiers the file system must have room for. Raises AccessDenied, NoSpace."""
+def tier_of(directory: str | Path, asked_bytes: int) -> str:
+    """A directory as a tier, of the size asked for or (0) the default one. Raises AccessDenied,
+    NoSpace."""
     path = usable_cache_dir(directory)
-    size_bytes = cache_size(path, asked_bytes * share) // share
-    return f"{_kind(path)}:{path}:{size_bytes}"
+    return f"{_kind(path)}:{path}:{cache_size(path, asked_bytes)}"
 
 
 def _kind(path: Path) -> str:

@@ -24,7 +24,7 @@ from cachefs.core.errors import DeadlineExceeded
 from cachefs.core.specs import MasterSpec, WorkerSpec
 from cachefs.launcher import state
 from cachefs.launcher.cluster import start_master, start_worker, tier_of
-from cachefs.launcher.processes import Watch, is_ours, launch_lock
+from cachefs.launcher.processes import Watch, cache_size, is_ours, launch_lock
 from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
 
 DIRECTORY_NAME: Final = "local"
@@ -54,6 +54,7 @@ class LocalCluster(msgspec.Struct, frozen=True):
     directory: str
     home: str
     processes: list[LocalProcess]  # the master is the first
+    cache_bytes: int = 0  # of each worker
 
     @property
     def master(self) -> str:
@@ -87,7 +88,7 @@ class Up:
         private_dir(home.path)
         self._home = home
         self._directory = private_dir(directory or home.path / DIRECTORY_NAME)
-        self._cache_bytes = cache_bytes
+        self._asked_bytes = cache_bytes
         self._log_level = log_level
         self._warnings: list[str] = []
 
@@ -97,19 +98,27 @@ class Up:
         on, and `down` ends it."""
         with launch_lock(self._directory):
             known = read(self._home, str(self._directory))
+            self._cache_bytes = self._asked_bytes or (known.cache_bytes if known else 0)
             done = list(known.processes) if known is not None else [LocalProcess("master")]
             done += [
                 LocalProcess(_worker_name(n)) for n in range(len(done), _wanted(workers, done))
             ]
             for number, process in enumerate(done):
                 if not process.runs:
+                    self._cache_bytes = self._cache_bytes or self._share(len(done) - 1)
                     start = self._start_master if number == 0 else self._start_worker
                     done[number] = start(process, done)
                     self._record(done)
         return self._record(done), self._warnings
 
+    def _share(self, workers: int) -> int:
+        """What each worker gets, kept for those of another time."""
+        return cache_size(self._directory, 0) // workers
+
     def _record(self, processes: list[LocalProcess]) -> LocalCluster:
-        cluster = LocalCluster(str(self._directory), str(self._home.path), processes)
+        cluster = LocalCluster(
+            str(self._directory), str(self._home.path), processes, self._cache_bytes
+        )
         write_document(self._directory, _RECORD, msgspec.to_builtins(cluster))
         write_document(self._home.path, _POINTER, {"directory": str(self._directory)})
         return cluster
@@ -128,12 +137,11 @@ class Up:
         return LocalProcess(known.name, started.url, started.pid)
 
     def _start_worker(self, known: LocalProcess, done: list[LocalProcess]) -> LocalProcess:
-        share = len(done) - 1
         spec = WorkerSpec(
             home=str(self._home.path),
             master=done[0].url,
             name=known.name,
-            tiers=(tier_of(self._directory / known.name, self._cache_bytes, share),),
+            tiers=(tier_of(self._directory / known.name, self._cache_bytes),),
             log_level=self._log_level,
         )
         started = start_worker(spec, background=True)

@@ -108,7 +108,7 @@ def test_one_directory_for_all_paths_of_a_cluster(machine: Machine) -> None:
 
 
 def test_directories_become_tiers(tmp_path: Path) -> None:
-    tier = parse_tier(cluster.tier_of(tmp_path / "t", 64 << 20, share=2))
+    tier = parse_tier(cluster.tier_of(tmp_path / "t", 64 << 20))
     assert tier.path == os.path.realpath(tmp_path / "t")
     assert tier.limit_bytes == 64 << 20
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:

@@ -1,0 +1,173 @@
+"""The files of a cluster, who owns their blocks and which workers have which pages of them: what
+`cachefs location` and `cachefs fsck` ask of a master and its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from cachefs.cli import clusters, settings
+from cachefs.cli.mounts import locate, read_mounts
+from cachefs.cli.session import find_target
+from cachefs.cli.ufs import namespace_path
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError, NotFound, Unsupported
+from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
+from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
+
+BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
+ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+
+
+class File(NamedTuple):
+    """A file of the namespace."""
+
+    path: bytes  # below the namespace root
+    inode: Inode
+    content: ContentId
+
+
+class Block(NamedTuple):
+    """One block of a file: its number, and its pages [first, end) of the file."""
+
+    number: int
+    first: int
+    end: int
+
+    def count(self, bits: int) -> int:
+        """How many of its pages a bitmap of the file has."""
+        return ((bits >> self.first) & ((1 << (self.end - self.first)) - 1)).bit_count()
+
+    @property
+    def pages(self) -> int:
+        return self.end - self.first
+
+
+def blocks_of(inode: Inode) -> list[Block]:
+    """All of a file, the last one as short as it is."""
+    pages = -(-inode.size // PAGE_BYTES)
+    return [
+        Block(n, n * BLOCK_PAGES, min(pages, (n + 1) * BLOCK_PAGES))
+        for n in range(block_count(inode.size))
+    ]
+
+
+class Cluster:
+    """A master and its workers, asked from here. Close it (a context manager)."""
+
+    def __init__(self, master: HttpClient, chosen: Config) -> None:
+        self.master = master
+        self._chosen = chosen
+        self._stack = contextlib.ExitStack()
+        self._workers: dict[str, HttpClient] = {}
+        self._stack.enter_context(master)
+        self.namespace: NamespaceId = master.call(c.Greeting(), c.Greeted).namespace
+        table = master.call(c.ListWorkers(), c.WorkerTable)
+        self.view: View = table.view
+        self.rows = {row.id: row for row in table.rows}
+        self.placement = Placement(table.view.members)
+        self.silent: dict[str, CacheFSError] = {}  # workers that did not answer, by id
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def resolve(self, path: bytes) -> Inode:
+        """Raises NotFound."""
+        found = self.master.call(m.Resolve(self.namespace, path.strip(b"/")), m.Found)
+        if found.inode is None:
+            shown = "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
+            raise NotFound("no such file or directory", path=shown)
+        return found.inode
+
+    def files(self, path: bytes) -> Iterator[list[File]]:
+        """The file at a path, or all below it that the master knows, in batches."""
+        inode = self.resolve(path)
+        if inode.kind is Kind.FILE:
+            yield [self._file(path.strip(b"/"), inode)]
+            return
+        if inode.kind is not Kind.DIRECTORY:
+            raise Unsupported("a symbolic link has no bytes")
+        cursor = b""
+        while True:
+            call = c.Walk(self.namespace, inode.ino, known=True, cursor=cursor)
+            walked = self.master.call(call, c.Walked)
+            yield [self._file(name, one) for name, one in walked.files if one.kind is Kind.FILE]
+            cursor = walked.cursor
+            if not cursor:
+                return
+
+    def _file(self, path: bytes, inode: Inode) -> File:
+        return File(path, inode, ContentId.of(self.namespace, inode))
+
+    def owner(self, inode: Inode, block: int) -> str:
+        """The id of who owns a block; "" where nobody owns anything."""
+        owners = self.placement.owners(inode.ino, block)
+        return owners[0].id if owners else ""
+
+    def have(self, files: Sequence[File]) -> list[dict[str, int]]:
+        """For each file the bitmaps of its pages, by the id of the worker that has some. Who does
+        not answer is left out, and in `silent` from then on."""
+        found: list[dict[str, int]] = [{} for _ in files]
+        for start in range(0, len(files), c.BATCH_LIMIT):
+            part = files[start : start + c.BATCH_LIMIT]
+            for worker in self.answering():
+                for n, data in enumerate(self._have(worker, part)):
+                    if any(data):
+                        found[start + n][worker] = int.from_bytes(data, "little")
+        return found
+
+    def answering(self) -> list[str]:
+        """The ids of those that can be asked."""
+        return [
+            row.id
+            for row in self.rows.values()
+            if row.state in ANSWERING and row.id not in self.silent
+        ]
+
+    def _have(self, worker: str, files: Sequence[File]) -> list[bytes]:
+        try:
+            call = c.Have([file.content.key for file in files])
+            return self.worker(worker).call(call, c.Had).pages
+        except CacheFSError as err:
+            self.silent[worker] = err
+            return []
+
+    def worker(self, id: str) -> HttpClient:
+        """A client of a worker. Raises as `HttpClient`."""
+        if id not in self._workers:
+            client = clusters.connect_worker(self.rows[id].url, self._chosen)
+            self._workers[id] = self._stack.enter_context(client)
+        return self._workers[id]
+
+
+def open_cluster(
+    path: str, flags: dict[str, Any], config_file: str | None
+) -> tuple[Cluster, bytes]:
+    """The cluster that a path is in, and the path in its namespace: a URL `cachefs://…`, a path
+    under a mount of a cluster, or a path of the namespace of --master. Raises BadConfig,
+    Unsupported for a path of a mount without a cluster, and what asking the master raises."""
+    chosen = settings.load_settings(flags, config_file)
+    home = settings.state_home(chosen)
+    if not is_cluster(path):
+        if locate(path, read_mounts()).mount is None:
+            return Cluster(clusters.connect(chosen, home), chosen), namespace_path(path)
+        target = find_target(path, home)
+        if not is_cluster(target.record.source.url):
+            raise Unsupported("this mount is of no cluster", path=path)
+        url, inside = target.record.source.url, target.in_namespace
+    else:
+        url, inside = path, os.fsencode(parse_cluster(path).path)
+    given = chosen.text("master") or master_url(url, tls=clusters.speaks_tls(chosen))
+    master = HttpClient(
+        master_url(given, tls=clusters.speaks_tls(chosen)), clusters.security(chosen)
+    )
+    return Cluster(master, chosen), inside

@@ -1,0 +1,202 @@
+"""`cachefs fsck`: is what workers have cached where it belongs, is it there, and is it right?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+import msgspec
+import xxhash
+
+from cachefs.cli import output, settings
+from cachefs.cli.cluster_files import (
+    BLOCK_PAGES,
+    Block,
+    Cluster,
+    File,
+    blocks_of,
+    open_cluster,
+)
+from cachefs.cli.workers import SHOWN_ID
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.addresses import address_of
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.units import format_size
+
+FAILED: Final = 1
+MISSING: Final = "missing"  # a worker's index has it, the worker has not
+WRONG: Final = "wrong"  # other bytes than when it came
+MISPLACED: Final = "misplaced"  # cached, but not by its owner
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Pages [first, end) of a file at a worker."""
+
+    state: str
+    path: str
+    worker: str
+    address: str
+    first: int
+    end: int
+    cause: str = ""
+
+
+class Total(msgspec.Struct):
+    """What was looked at, in bytes of files, and pages."""
+
+    files: int = 0
+    bytes: int = 0
+    cached_pages: int = 0
+    copies: int = 0
+    verified_pages: int = 0
+
+
+@click.command("fsck")
+@click.argument("path")
+@click.option("--no-verify", is_flag=True, help="Compare places alone: read no cached bytes.")
+@settings.setting_flags("fsck")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str, no_verify: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> int:
+    """Check what workers have cached of PATH and everything known below it: every page that a
+    worker lists is read and compared with the checksum of its coming. Damaged copies are dropped,
+    and come anew with the next read. Exit code 1 if any was damaged or missing.
+
+    \b
+    cachefs fsck /mnt/imagenet
+    cachefs fsck cachefs://master:19998/imagenet/train.tar --no-verify
+    """
+    cluster, inside = open_cluster(path, flags, config_file)
+    with cluster:
+        check = Check(cluster, verify=not no_verify)
+        findings = check.run(inside)
+        found = _print_json(check, findings) if as_json else _print(check, findings)
+        for id, err in cluster.silent.items():
+            click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
+    return FAILED if found & {MISSING, WRONG} else 0
+
+
+class Check:
+    """One run. `total` grows while it goes on."""
+
+    def __init__(self, cluster: Cluster, *, verify: bool) -> None:
+        self._cluster = cluster
+        self._verify = verify
+        self.total = Total()
+
+    def run(self, path: bytes) -> Iterator[Finding]:
+        """Everything that is not as it should be. Raises what asking the master raises; a worker
+        that does not answer is left out (`Cluster.silent`)."""
+        for files in self._cluster.files(path):
+            for file, bits in zip(files, self._cluster.have(files), strict=True):
+                yield from self._file(file, bits)
+
+    def _file(self, file: File, bits: dict[str, int]) -> Iterator[Finding]:
+        self.total.files += 1
+        self.total.bytes += file.inode.size
+        for block in blocks_of(file.inode):
+            counts = {worker: block.count(pages) for worker, pages in bits.items()}
+            self.total.cached_pages += max(counts.values(), default=0)
+            self.total.copies += sum(counts.values())
+            yield from self._place(file, block, counts)
+        for worker, pages in bits.items():
+            if self._verify:
+                yield from self._bytes(file, worker, pages)
+
+    def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[Finding]:
+        """The owner has no less than others; while blocks move this is no finding."""
+        owner = self._cluster.owner(file.inode, block.number)
+        most = max(counts, key=lambda worker: counts[worker], default="")
+        if self._cluster.view.before or not owner or not most:
+            return
+        if counts.get(owner, 0) < counts[most]:
+            where = (
+                f"its owner {owner[:SHOWN_ID]} has {counts.get(owner, 0)} of {block.pages} pages"
+            )
+            yield self._finding(MISPLACED, file, most, block.first, block.end, where)
+
+    def _bytes(self, file: File, worker: str, pages: int) -> Iterator[Finding]:
+        try:
+            for first, end in runs(pages):
+                for start in range(first, end, c.MAX_DATA_PAGES):
+                    yield from self._pages(file, worker, start, min(end, start + c.MAX_DATA_PAGES))
+        except CacheFSError as err:
+            self._cluster.silent[worker] = err
+
+    def _pages(self, file: File, worker: str, first: int, end: int) -> Iterator[Finding]:
+        client = self._cluster.worker(worker)
+        while first < end:
+            try:
+                data, sums = client.pages(file.content, first, end)
+            except NotFound:
+                yield self._finding(MISSING, file, worker, first, end, "it is not there")
+                return
+            wrong = [first + n for n in wrong_pages(data, sums)]
+            self.total.verified_pages += len(sums)
+            for page in wrong:
+                yield self._finding(WRONG, file, worker, page, page + 1, "other bytes than it had")
+            if wrong:
+                with contextlib.suppress(CacheFSError):
+                    client.call(c.Doubt(file.content.key, wrong), m.Done)
+            first += len(sums)
+
+    def _finding(
+        self, state: str, file: File, worker: str, first: int, end: int, cause: str
+    ) -> Finding:
+        row = self._cluster.rows[worker]
+        shown = "/" + output.text_of(file.path)
+        return Finding(state, shown, worker, address_of(row.url), first, end, cause)
+
+
+def runs(bits: int) -> Iterator[tuple[int, int]]:
+    """The ranges [first, end) of ones in a bitmap; none crosses a block."""
+    page = 0
+    while bits >> page:
+        page += ((bits >> page) & -(bits >> page)).bit_length() - 1
+        rest = bits >> page
+        length = (~rest & (rest + 1)).bit_length() - 1
+        block_end = (page // BLOCK_PAGES + 1) * BLOCK_PAGES
+        end = min(page + length, block_end)
+        yield page, end
+        page = end
+
+
+def wrong_pages(data: bytes, sums: list[int]) -> list[int]:
+    """Which of the pages in `data` do not match their checksums."""
+    view = memoryview(data)
+    return [
+        n
+        for n, wanted in enumerate(sums)
+        if xxhash.xxh3_64_intdigest(view[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) != wanted
+    ]
+
+
+# ---- printing ------------------------------------------------------------------------------------
+
+
+def _print(check: Check, findings: Iterator[Finding]) -> set[str]:
+    states = set()
+    for finding in findings:
+        states.add(finding.state)
+        pages = f"pages {finding.first} to {finding.end - 1}"
+        who = f"{finding.worker[:SHOWN_ID]} ({finding.address})"
+        click.echo(f"{finding.state}  {finding.path}  {pages}  at {who}: {finding.cause}")
+    total = check.total
+    read = f", {total.verified_pages} pages read" if total.verified_pages else ""
+    click.echo(
+        f"{total.files} files of {format_size(total.bytes)}: {total.cached_pages} pages cached in"
+        f" {total.copies} copies{read}; {'nothing is damaged' if not states else 'see above'}"
+    )
+    return states
+
+
+def _print_json(check: Check, findings: Iterator[Finding]) -> set[str]:
+    found = [msgspec.to_builtins(finding) for finding in findings]
+    output.print_json({"findings": found, **msgspec.to_builtins(check.total)})
+    return {finding["state"] for finding in found}

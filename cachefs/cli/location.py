@@ -1,0 +1,104 @@
+"""`cachefs location`: who owns the blocks of a file, and who has how much of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.cluster_files import Block, Cluster, File, blocks_of, open_cluster
+from cachefs.cli.workers import SHOWN_ID
+from cachefs.core.addresses import address_of
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.units import format_size
+
+_HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
+
+
+@click.command("location")
+@click.argument("path")
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """For every block (256 MiB) of PATH, or of the files below it that are known: the worker that
+    owns it, and the workers that have it cached, with how much of it.
+
+    \b
+    cachefs location /mnt/imagenet/train.tar
+    cachefs location cachefs://master:19998/imagenet
+    """
+    cluster, inside = open_cluster(path, flags, config_file)
+    with cluster:
+        pages = _pages(cluster, inside)
+        _print_json(pages) if as_json else _print(cluster, pages)
+        for id, err in cluster.silent.items():
+            click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
+
+
+def _pages(cluster: Cluster, path: bytes) -> Iterator[list[dict[str, Any]]]:
+    for files in cluster.files(path):
+        found = zip(files, cluster.have(files), strict=True)
+        yield [
+            row(cluster, file, block, bits)
+            for file, bits in found
+            for block in blocks_of(file.inode)
+        ]
+
+
+def row(cluster: Cluster, file: File, block: Block, bits: dict[str, int]) -> dict[str, Any]:
+    """One block, for programs."""
+    start = block.first * PAGE_BYTES
+    size_bytes = min(file.inode.size, block.end * PAGE_BYTES) - start
+    owner = cluster.owner(file.inode, block.number)
+    counts = {worker: block.count(pages) for worker, pages in bits.items()}
+    cached = [
+        {"worker": worker, "address": address_of(cluster.rows[worker].url), "pages": count}
+        for worker, count in sorted(counts.items(), key=lambda item: (item[0] != owner, item[0]))
+        if count
+    ]
+    return {
+        "path": "/" + output.text_of(file.path),
+        "block": block.number,
+        "size_bytes": size_bytes,
+        "pages": block.pages,
+        "owner": owner,
+        "address": address_of(cluster.rows[owner].url) if owner in cluster.rows else "",
+        "cached": cached,
+    }
+
+
+def _print(cluster: Cluster, pages: Iterator[list[dict[str, Any]]]) -> None:
+    head: list[list[str]] = [_HEAD]
+    for rows in pages:
+        for line in output.columns([*head, *(_line(row) for row in rows)], right=(1, 2)):
+            click.echo(line)
+        head = []
+    moving = ", data is moving to its new places" if cluster.view.before else ""
+    click.echo(f"epoch {cluster.view.epoch}{moving}")
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    cached = [
+        f"{_who(one['worker'], one['address'])} {output.percent_of(one['pages'], row['pages'])}"
+        for one in row["cached"]
+    ]
+    owner = _who(row["owner"], row["address"]) if row["owner"] else "nobody"
+    size = format_size(row["size_bytes"])
+    return [row["path"], str(row["block"]), size, owner, ", ".join(cached) or "-"]
+
+
+def _who(worker: str, address: str) -> str:
+    return f"{worker[:SHOWN_ID]} ({address})" if address else worker[:SHOWN_ID]
+
+
+def _print_json(pages: Iterator[list[dict[str, Any]]]) -> None:
+    separator = "["
+    for rows in pages:
+        for row in rows:
+            click.echo(f"{separator}\n{json.dumps(row)}", nl=False)
+            separator = ","
+    click.echo("[]" if separator == "[" else "\n]")
