@@ -155,5 +155,7 @@ def _tells_nothing(outcome: Outcome) -> bool:
 
 
 def _log_view(view: View) -> None:
-    moving = f", blocks move from places among {len(view.before)}" if view.before else ""
-    log.info("epoch %d: %d workers own blocks%s", view.epoch, len(view.members), moving)
+    count = len(view.members)
+    owning = "1 worker owns blocks" if count == 1 else f"{count} workers own blocks"
+    moving = f"; they move from places among {len(view.before)}" if view.before else ""
+    log.info("epoch %d: %s%s", view.epoch, owning, moving)

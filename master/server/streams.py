@@ -71,6 +71,7 @@ class _Reader:
     ) -> None:
         self.after = after
         self.waiting = 0
+        self._ended = ended
         self.task = asyncio.ensure_future(self._read(stream))
         self.task.add_done_callback(lambda _: ended(self))
 
@@ -82,6 +83,7 @@ class _Reader:
             self.waiting -= 1
             is_over = self.task.done()
             if not is_over and not self.waiting:
+                self._ended(self)  # who comes before the task has ended begins anew
                 self.task.cancel()
         if not is_over:
             return Events([], self.after)

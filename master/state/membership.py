@@ -5,10 +5,13 @@ before any answer with a view of it goes out, so that one epoch never has two pl
 crashes.
 
 A worker is serving, draining (owns nothing, hands over), drained (has handed over) or lost (silent
-for `LOST_AFTER_S`). The members of a view are the serving workers with a weight. A change of who
-owns what is the next epoch; its `before` are the members of the last settled epoch that still live,
-until every worker that has blocks to move says `settled`. `View.version` rises at every change of
-the view, also when only a URL or `before` changed. Times are monotonic seconds.
+for `LOST_AFTER_S`). Where all are silent, the master is the one that is cut off: they are shown as
+lost, and their blocks stay theirs until one is heard and the others are not.
+
+The members of a view are the serving workers with a weight. A change of who owns what is the next
+epoch; its `before` are the members of the last settled epoch that still live, until every worker
+that has blocks to move says `settled`. `View.version` rises at every change of the view, also when
+only a URL or `before` changed. Times are monotonic seconds.
 
     MEMBERS      b"members"   -> msgpack map `Record`
 """
@@ -156,6 +159,7 @@ class Membership:
         self._unsettled: set[str] = set()
         self._judges_from = now + LOST_AFTER_S  # nobody is lost before
         self._ticked_at = now
+        self._hears_nobody = False
         self._await_settling()
         self._view = self._view_now()
 
@@ -184,6 +188,7 @@ class Membership:
         worker = _Worker(event, now)
         if old is not None:
             worker.draining, worker.drained_from = old.draining, old.drained_from
+        self._heard(now)
         self._workers[event.worker] = worker
         notes = [_registered(event, old), *self._displace(worker)]
         is_same = old is not None and _kept(old) == _kept(worker)
@@ -204,6 +209,7 @@ class Membership:
         worker = self._workers.get(event.worker)
         if worker is None or worker.lost:
             return Outcome(Beaten(known=False))
+        self._heard(now)
         worker.seen_at = now
         worker.beat = event
         if event.epoch > self._epoch:
@@ -245,6 +251,12 @@ class Membership:
             del self._workers[event.worker]
         return self._done(worker, "left")
 
+    def _heard(self, now: float) -> None:
+        """After a time without anybody, the others have all of their time to be heard, too."""
+        if self._hears_nobody:
+            self._hears_nobody = False
+            self._judges_from = now + LOST_AFTER_S
+
     def _tick(self, event: Tick, now: float) -> Outcome:
         if now - self._ticked_at > ABSENT_AFTER_S:
             self._judges_from = now + LOST_AFTER_S
@@ -252,6 +264,14 @@ class Membership:
         if now < self._judges_from:
             return Outcome(Done())
         gone = [w for w in self._workers.values() if w.seen_at <= now - LOST_AFTER_S]
+        alive = sum(not worker.lost for worker in self._workers.values())
+        if alive and alive == sum(not worker.lost for worker in gone):
+            notes = () if self._hears_nobody else ("no worker is heard: is the network cut off?",)
+            self._hears_nobody = True
+            return Outcome(Done(), notes=notes)
+        return self._lose_all(gone, now)
+
+    def _lose_all(self, gone: Iterable[_Worker], now: float) -> Outcome:
         notes = [note for worker in gone if (note := self._lose(worker, now))]
         if not notes:
             return Outcome(Done())
@@ -280,15 +300,17 @@ class Membership:
         if worker.draining is not event.undo:
             return Outcome(Done())
         worker.draining = not event.undo
-        outcome = self._done(worker, "serves again" if event.undo else "is drained")
+        what = "serves again" if event.undo else "is to hand over what it has"
+        outcome = self._done(worker, what)
         worker.drained_from = self._epoch
         return outcome
 
     def _remove(self, event: RemoveWorker, now: float) -> Outcome:
         worker = self._named(event.worker)
-        if worker.state not in (State.LOST, State.DRAINED):
+        state = self._state(worker)
+        if state not in (State.LOST, State.DRAINED):
             raise InUse(
-                f"{_shown(worker.info)} is {worker.state}",
+                f"{_shown(worker.info)} is {state}",
                 remedy="drain it first, or stop it",
             )
         del self._workers[worker.info.worker]
@@ -308,16 +330,20 @@ class Membership:
             raise BadConfig(f"{len(found)} workers match {name}", remedy="give more of the id")
         return found[0]
 
+    def _state(self, worker: _Worker) -> State:
+        """As people see it."""
+        return State.LOST if self._hears_nobody else worker.state
+
     def rows(self, now: float) -> list[WorkerRow]:
         """For people, by URL."""
         workers = sorted(self._workers.values(), key=lambda w: (w.info.host, w.info.url))
-        return [_row(worker, now) for worker in workers]
+        return [_row(worker, self._state(worker), now) for worker in workers]
 
     def counts(self) -> dict[str, int]:
         """Workers in each state; all states are there."""
         counts = dict.fromkeys(map(str, State), 0)
         for worker in self._workers.values():
-            counts[worker.state.value] += 1
+            counts[self._state(worker).value] += 1
         return counts
 
     # ---- epochs ----------------------------------------------------------------------------------
@@ -416,13 +442,13 @@ def _kept(worker: _Worker) -> Kept:
     )
 
 
-def _row(worker: _Worker, now: float) -> WorkerRow:
+def _row(worker: _Worker, state: State, now: float) -> WorkerRow:
     info, beat = worker.info, worker.beat
     return WorkerRow(
         info.worker,
         info.url,
         info.host,
-        worker.state.value,
+        state.value,
         info.weight,
         beat.capacity_bytes or info.capacity_bytes,
         beat.used_bytes,

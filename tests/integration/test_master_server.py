@@ -25,6 +25,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import ROOT_INO, Inode, NamespaceId, UfsSpec
+from cachefs.core.placement import View
 from master.server import app, walks
 from master.server.app import MasterServer
 from master.server.streams import EventPolls
@@ -369,8 +370,12 @@ def test_silent_workers_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async def work() -> None:
         async with cluster(tmp_path, clock=lambda: time.monotonic() * 100) as it:
             await it.ask(worker("a"), c.Registered)
-            view = (await it.ask(c.GetView(1, 20.0), c.ViewReply)).view
-            assert (view.epoch, view.members) == (2, ())
+            await it.ask(worker("b", 20001), c.Registered)
+            view = View(0)
+            while view.epoch < 3:
+                await it.ask(c.Heartbeat("a", 2), c.Beaten)
+                view = (await it.ask(c.GetView(2, 0.01), c.ViewReply)).view
+            assert [member.id for member in view.members] == ["a"]
 
     run(work())
 

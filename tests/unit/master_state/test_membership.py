@@ -309,6 +309,30 @@ def test_a_master_that_stood_still_blames_nobody() -> None:
     assert r.ids() == ["a"]
 
 
+def test_a_master_that_hears_nobody_is_cut_off_itself() -> None:
+    r = ring("a", "b", "c")
+    r.register("m", weight=0.0)
+    view = r.view
+    notes = r.passes(LOST_AFTER_S * 5)
+    assert notes == ["no worker is heard: is the network cut off?"]
+    assert r.view == view
+    assert {r.state(id) for id in "abcm"} == {"lost"}
+    assert r.membership.counts()["lost"] == 4
+    r.beat("a")
+    assert r.state("b") == "serving", "it has all of its time to be heard"
+    r.passes(LOST_AFTER_S - 1, "a", "m")
+    assert r.view == view
+    r.passes(2, "a", "b", "m")
+    assert (r.ids(), r.state("c")) == (["a", "b"], "lost")
+
+
+def test_where_nobody_is_heard_a_worker_can_be_removed() -> None:
+    r = ring("a", "b")
+    r.passes(LOST_AFTER_S + 1)
+    r.send(RemoveWorker("a"))
+    assert r.ids() == ["b"]
+
+
 def test_a_lost_worker_is_forgotten_after_a_week() -> None:
     r = ring("a", "b")
     r.passes(LOST_AFTER_S + 1, "a")
