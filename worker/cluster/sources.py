@@ -22,7 +22,7 @@ from cachefs.core.services import MetadataService
 from connectors.base import Connector
 from connectors.meter import Meter
 from worker.cluster.late_connector import LateConnector
-from worker.cluster.master_client import MasterClient
+from worker.cluster.master_client import MasterClient, MasterUnreachable
 from worker.cluster.namespace import RemoteNamespace
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTORS: Final = 1000
 MAX_ATTACHED: Final = 1000
+PATIENCE_S: Final = 5.0  # with a master, where the path was attached before
 FIND_S: Final = 40.0  # for a thread that waits until a master says which source it is
 
 OpenConnector = Callable[[UfsSpec, Meter], Connector]
@@ -92,16 +93,22 @@ class ClusterSources:
         if address != address_of(self._master.url):
             raise InUse(f"this node belongs to the master at {self._master.url}, not to {address}")
         path = shown.encode("utf-8", "surrogateescape")
-        try:
+        former = self._attached.get(path)
+        if former is None:
             attached = await self._attach(body.source.url, path)
-        except Unreachable as err:
-            former = self._attached.get(path)
-            if former is None:
-                raise
-            warning = f"serving what is known: {err.one_line()}"
-            return msgspec.structs.replace(former, warning=warning)
-        self._attached.put(path, attached)
+        else:
+            attached = await self._attach_again(body.source.url, path, former)
+        self._attached.put(path, msgspec.structs.replace(attached, warning=""))
         return attached
+
+    async def _attach_again(self, url: str, path: bytes, former: m.Attached) -> m.Attached:
+        """A mount does not wait for a master that is down where it was attached before."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._attach(url, path)
+        except (TimeoutError, MasterUnreachable):
+            warning = f"the master at {self._master.url} gives no answer: serving what is known"
+            return msgspec.structs.replace(former, warning=warning)
 
     async def _attach(self, url: str, path: bytes) -> m.Attached:
         namespace = await self.open()

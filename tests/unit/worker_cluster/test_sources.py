@@ -120,7 +120,9 @@ def test_what_cannot_be_attached_says_why(url: str, error: type[Exception]) -> N
     play(script)
 
 
-def test_without_a_master_only_what_was_attached_before_is() -> None:
+def test_without_a_master_only_what_was_attached_before_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def script(it: ClusterSources, rig: Rig) -> None:
         rig.master.set_down(True)
         with pytest.raises(Unreachable):
@@ -135,6 +137,12 @@ def test_without_a_master_only_what_was_attached_before_is() -> None:
         assert "serving what is known" in again.warning
         with pytest.raises(Unreachable):
             await it.attach(attach("cachefs://fake:1/other"))
+        rig.master.set_down(False)
+        assert (await it.attach(attach("cachefs://fake:1/data"))).warning == ""
+        monkeypatch.setattr("worker.cluster.sources.PATIENCE_S", 0.01)
+        rig.master.held.add(m.Resolve)
+        again = await it.attach(attach("cachefs://fake:1/data"))
+        assert "serving what is known" in again.warning, "nor for one that hangs"
 
     play(script)
 
