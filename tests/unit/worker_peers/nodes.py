@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
+from cachefs.core import access
 from cachefs.core import cluster as c
 from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
@@ -75,6 +77,9 @@ class Cluster:
         self.refreshes = 0
         self.view = View(0)
         self.times = times
+        self.access = access.Access()
+        self.headers: dict[str, str] = {}
+        self.tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = None, None
         self.nodes = [Node(self, number, replicas) for number in range(nodes)]
         self._directory = directory
 
@@ -90,14 +95,29 @@ class Cluster:
     async def _run(self, node: Node) -> AsyncIterator[None]:
         origin = OriginSource(lambda namespace, ufs: self.rig.origin)
         refresh = in_loop(asyncio.get_running_loop(), node.refresh)
-        node.source = ClusterSource(node.ring, origin, refresh=refresh, times=self.times)
+        serving, asking = self.tls
+        node.source = ClusterSource(
+            node.ring,
+            origin,
+            refresh=refresh,
+            headers=self.headers,
+            ssl_context=asking,
+            times=self.times,
+        )
         tier = str(self._directory / str(node.number) / "tier")
         async with self.rig.worker(source=node.source, cache_dir=tier) as worker:
             node.worker = worker
             handlers = Handlers(node.drop, worker.status, node.take_offer)
-            node.server = PeerServer(worker.serving, node.ring, handlers, refresh=node.refresh)
+            node.server = PeerServer(
+                worker.serving,
+                node.ring,
+                handlers,
+                refresh=node.refresh,
+                authorize=self.access.check,
+                ssl_context=serving,
+            )
             port = await node.server.start("127.0.0.1")
-            node.url = f"http://127.0.0.1:{port}"
+            node.url = f"http{'s' * bool(serving)}://127.0.0.1:{port}"
             try:
                 yield
             finally:

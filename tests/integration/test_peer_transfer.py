@@ -1,0 +1,423 @@
+"""Peers that fail in every way: what is read is right, comes in time, and from the origin last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.core import access
+from cachefs.core import cluster as c
+from cachefs.core.errors import Unreachable
+from cachefs.core.messages import Done
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.placement import Member
+from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, read, run, until
+from tests.unit.worker_peers.nodes import TIMES, Cluster, Node
+from tests.unit.worker_peers.scripted_peer import ScriptedPeer, scripted
+from worker.peers import server as peer_server
+
+SIZE = 6 * MIB + 77
+TOKEN = "t" * 32
+
+
+@contextlib.contextmanager
+def owner_that(cluster: Cluster, behaviour: str, ino: int = 1) -> Iterator[ScriptedPeer]:
+    """The owner of the file is a scripted peer; the real nodes are the others."""
+    with scripted(cluster.rig.data[ino], behaviour) as peer:
+        cluster.owner(ino).url = peer.url
+        cluster.set_view(range(len(cluster.nodes)))
+        yield peer
+
+
+def readers(cluster: Cluster, ino: int = 1) -> list[Node]:
+    return cluster.others(cluster.owner(ino))
+
+
+@pytest.mark.parametrize("behaviour", ["silent", "busy", "gone", "no_sums", "lie", "cut"])
+def test_a_bad_owner_costs_time_and_nothing_else(tmp_path: Path, behaviour: str) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            with owner_that(cluster, behaviour) as peer:
+                first, second = readers(cluster)
+                started = time.monotonic()
+                reads = (read(node.worker, 1) for node in (first, second))
+                for data in await asyncio.gather(*reads):
+                    assert data == cluster.rig.data[1]
+                limit_s = TIMES.probe_after_s + TIMES.silence_s + 2
+                assert time.monotonic() - started < limit_s
+                assert cluster.body_bytes <= SIZE, "the origin was read twice"
+                assert bool(peer.doubts) == (behaviour == "lie"), "was it told of its bytes?"
+
+    run(script())
+
+
+def test_what_came_before_a_body_broke_off_is_kept(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            with owner_that(cluster, "cut"):
+                (reader,) = readers(cluster)
+                await reader.worker.fetch(NAMESPACE, 1)
+                assert await read(reader.worker, 1) == cluster.rig.data[1]
+                assert cluster.body_bytes == SIZE - 2 * PAGE_BYTES
+                assert reader.worker.status()["peer_bytes"] == 2 * PAGE_BYTES
+
+    run(script())
+
+
+def test_a_stopped_owner_is_waited_for_once(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        for ino in range(1, 30):
+            cluster.rig.put(ino, 1000)
+        async with cluster.running():
+            with owner_that(cluster, "silent"):
+                (reader,) = readers(cluster)
+                mine = [n for n in range(1, 30) if cluster.owner(n) is cluster.owner(1)]
+                await read(reader.worker, 1)
+                started = time.monotonic()
+                for ino in mine[1:4]:
+                    assert await read(reader.worker, ino) == cluster.rig.data[ino]
+                assert time.monotonic() - started < 1.0
+
+    run(script())
+
+
+def test_a_slow_owner_is_hedged_by_the_other_replica(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3, replicas=2)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            ranked = [member.id for member in cluster.nodes[0].ring.owners(1, 0)]
+            replica = next(node for node in cluster.nodes if node.id == ranked[1])
+            await replica.worker.fetch(NAMESPACE, 1)
+            before = cluster.body_bytes
+            with owner_that(cluster, "silent"):
+                (reader,) = [node for node in cluster.nodes if node.id not in ranked]
+                started = time.monotonic()
+                assert await read(reader.worker, 1) == cluster.rig.data[1]
+                assert time.monotonic() - started < TIMES.silence_s, "it waited for the silent one"
+                assert cluster.body_bytes == before
+
+    run(script())
+
+
+def test_a_replica_gets_its_copy_from_the_first_owner(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3, replicas=2)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running() as nodes:
+            for data in await asyncio.gather(*(read(node.worker, 1) for node in nodes)):
+                assert data == cluster.rig.data[1]
+            assert cluster.body_bytes == SIZE
+
+    run(script())
+
+
+# ---- damage ----
+
+
+def flip(node: Node, name: str, offset: int) -> None:
+    """A bit of the node's cache file."""
+    (path,) = (node.cluster._directory / str(node.number) / "tier" / "files").glob(f"*/{name}")
+    fd = os.open(path, os.O_RDWR)
+    byte = os.pread(fd, 1, offset)[0]
+    os.pwrite(fd, bytes([byte ^ 4]), offset)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_byte_flipped_in_a_peers_copy_is_found_and_mended(tmp_path: Path, complete: bool) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3)
+        cluster.rig.put(1, 12 * MIB)
+        async with cluster.running():
+            owner, (reader, _) = cluster.owner(1), readers(cluster)
+            if complete:
+                await owner.worker.fetch(NAMESPACE, 1)
+            else:
+                opened = await open_reader(owner.worker, 1)
+                await opened.at(2 * MIB, 2 * MIB)
+                opened.close()
+            await until(lambda: owner.worker.status()["fills_in_flight"] == 0)
+            flip(owner, cluster.rig.name(1), 3 * MIB + 5)
+            assert await read(reader.worker, 1) == cluster.rig.data[1]
+            assert reader.source.status()["wrong_pages"] == 1
+            assert owner.worker.status()["bad_pages"] == 1
+            assert await read(owner.worker, 1) == cluster.rig.data[1], "the owner kept it"
+
+    run(script())
+
+
+def test_a_doubt_about_sound_pages_changes_nothing(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 1)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running() as nodes:
+            await nodes[0].worker.fetch(NAMESPACE, 1)
+            key = cluster.rig.content(1).key
+            answer = await call(nodes[0], c.Doubt(key, [0, 3, 500]))
+            assert answer == Done()
+            assert await nodes[0].worker.cached_bytes(cluster.rig.content(1)) == SIZE
+
+    run(script())
+
+
+# ---- the one who brings it ----
+
+
+def test_what_a_filler_that_dies_had_not_brought_is_brought_by_another(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            owner, (reader, _) = cluster.owner(1), readers(cluster)
+            cluster.rig.origin.script.block("read")
+            reading = asyncio.ensure_future(read(reader.worker, 1))
+            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            await owner.server.stop()
+            cluster.rig.origin.script.unblock()
+            assert await reading == cluster.rig.data[1]
+
+    run(script())
+
+
+def test_an_owner_without_origin_is_no_end(tmp_path: Path) -> None:
+    """It says that the origin failed: the reader asks the origin itself."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2, origin_deadline_s=0.2)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            (reader,) = readers(cluster)
+            cluster.rig.origin.script.fail("read", None, Unreachable("down"), times=3)
+            assert await read(reader.worker, 1) == cluster.rig.data[1]
+
+    run(script())
+
+
+def test_closing_does_not_wait_for_a_silent_peer(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2, times=TIMES._replace(silence_s=20.0, probe_after_s=20.0))
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            with owner_that(cluster, "silent") as peer:
+                (reader,) = readers(cluster)
+                reading = asyncio.ensure_future(read(reader.worker, 1))
+                await until(lambda: peer.requests > 0)
+                started = time.monotonic()
+                await reader.worker.close()
+                assert time.monotonic() - started < 3.0
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    run(script())
+
+
+def test_a_peer_that_was_restarted_is_asked_on_a_new_connection(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        inos = [cluster.rig.put(n, 1000) for n in range(1, 20)]
+        async with cluster.running() as nodes:
+            mine = [ino for ino in inos if cluster.owner(ino) is nodes[0]]
+            assert await read(nodes[1].worker, mine[0]) == cluster.rig.data[mine[0]]
+            port = int(nodes[0].url.rpartition(":")[2])
+            await nodes[0].server.stop()
+            assert await nodes[0].server.start("127.0.0.1", port) == port
+            assert await read(nodes[1].worker, mine[1]) == cluster.rig.data[mine[1]]
+            assert nodes[1].source.status()["failures"] == 0
+            assert nodes[1].worker.status()["origin_bytes"] == 0
+
+    run(script())
+
+
+# ---- the server ----
+
+
+async def get(node: Node, path: str, **headers: str) -> tuple[int, bytes]:
+    def ask() -> tuple[int, bytes]:
+        request = urllib.request.Request(node.url + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.read()
+
+    return await asyncio.to_thread(ask)
+
+
+async def call(node: Node, body: c.Have | c.Offer | c.Doubt | c.Drop | c.WorkerStatus) -> c.Answer:
+    def ask() -> bytes:
+        request = urllib.request.Request(node.url + c.CALL_PATH, c.encode(body))
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return bytes(reply.read())
+
+    return c.decode_answer(await asyncio.to_thread(ask))
+
+
+def test_what_is_here_is_served_without_a_master_and_in_any_epoch(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running() as nodes:
+            for node in nodes:
+                await node.worker.fetch(NAMESPACE, 1)
+            cluster.rig.attached = False
+            path = f"{c.DATA_PATH}/{cluster.rig.name(1)}?ino=1&first=1&end=3&epoch=0"
+            for node in nodes:
+                for way in ("", "&have=1", "&next=1"):
+                    status, body = await get(node, path + way)
+                    assert (status, body) == (200, cluster.rig.data[1][MIB : 3 * MIB])
+
+    run(script())
+
+
+def test_questions_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 1)
+        cluster.rig.put(1, SIZE)
+        async with cluster.running() as nodes:
+            name = cluster.rig.name(1)
+            for question in (
+                "zz?first=0&end=1",
+                name,
+                f"{name}?first=1&end=1",
+                f"{name}?first=-1&end=1",
+                f"{name}?first=0&end=9",
+                f"{name}?first=255&end=257",
+                f"{name}?first=x&end=1",
+            ):
+                status, _ = await get(nodes[0], f"{c.DATA_PATH}/{question}")
+                assert status == 400, question
+            other = cluster.rig.content(1)
+            gone = f"{type(other)(other.namespace, 1, 5, 5).name}?first=0&end=1"
+            assert (await get(nodes[0], f"{c.DATA_PATH}/{gone}"))[0] == 410
+            assert (await get(nodes[0], f"{c.DATA_PATH}/{name}?first=0&end=1&have=1"))[0] == 404
+            assert (await get(nodes[0], "/healthz"))[0] == 200
+
+    run(script())
+
+
+def test_calls_are_answered(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 1)
+        cluster.rig.put(1, SIZE)
+        cluster.rig.put(2, 20 * MIB)
+        async with cluster.running() as nodes:
+            node = nodes[0]
+            keys = [cluster.rig.content(ino).key for ino in (1, 2)]
+            await node.worker.fetch(NAMESPACE, 1)
+            opened = await open_reader(node.worker, 2)
+            await opened.at(9 * MIB, 100)
+            had = await call(node, c.Have(keys))
+            assert isinstance(had, c.Had)
+            assert [int.from_bytes(bits, "little") for bits in had.pages] == [0x7F, 1 << 9]
+            offer = c.Offer("w", "http://w", 3, [(keys[0], 0)])
+            assert await call(node, offer) == Done()
+            assert node.offers == [offer]
+            status = await call(node, c.WorkerStatus())
+            assert isinstance(status, c.WorkerStatusReply)
+            assert status.status["used_bytes"] > 0
+            assert await call(node, c.Drop(keys[:1])) == c.Dropped(1, 6 * MIB + 4096, 0)
+            assert await node.worker.cached_bytes(cluster.rig.content(1)) == 0
+            opened.close()
+
+    run(script())
+
+
+def test_more_than_it_takes_is_refused_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        monkeypatch.setattr(peer_server, "MOST_OF_ONE", 1)
+        cluster = Cluster(tmp_path, 2)
+        cluster.rig.put(1, 1000)
+        async with cluster.running():
+            owner, (reader,) = cluster.owner(1), readers(cluster)
+            cluster.rig.origin.script.block("read")
+            reading = asyncio.ensure_future(read(reader.worker, 1))
+            await asyncio.to_thread(cluster.rig.origin.script.wait_blocked, "read")
+            path = f"{c.DATA_PATH}/{cluster.rig.name(1)}?first=0&end=1&have=1"
+            assert (await get(owner, path))[0] == 503
+            cluster.rig.origin.script.unblock()
+            assert await reading == cluster.rig.data[1]
+
+    run(script())
+
+
+# ---- access ----
+
+
+def test_tokens(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        tokens = f"{TOKEN}\n{'p' * 32} path=/a\n{'r' * 32} read-only"
+        cluster.access = access.Access(access.parse_tokens(tokens, "tokens"))
+        cluster.headers = {access.HEADER: access.header_of(TOKEN)}
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            owner, (reader,) = cluster.owner(1), readers(cluster)
+            assert await read(reader.worker, 1) == cluster.rig.data[1]
+            assert reader.worker.status()["origin_bytes"] == 0
+            path = f"{c.DATA_PATH}/{cluster.rig.name(1)}?first=0&end=1"
+            for secret, expected in ((TOKEN, 200), ("p" * 32, 403), ("r" * 32, 403), ("x", 403)):
+                headers = {access.HEADER: access.header_of(secret)}
+                assert (await get(owner, path, **headers))[0] == expected
+            assert (await get(owner, path))[0] == 403
+            assert (await get(owner, "/metrics"))[0] == 403
+
+    run(script())
+
+
+def test_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(cert),
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(cert, key)
+    asking = ssl.create_default_context(cafile=str(cert))
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        cluster.tls = serving, asking
+        cluster.rig.put(1, SIZE)
+        async with cluster.running():
+            (reader,) = readers(cluster)
+            assert await read(reader.worker, 1) == cluster.rig.data[1]
+            assert reader.worker.status()["origin_bytes"] == 0
+
+    run(script())
+
+
+def test_a_member_that_left_is_forgotten(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        cluster.rig.put(1, 1000)
+        async with cluster.running() as nodes:
+            nodes[1].source.add_holder(b"k", 0, Member("gone", "http://127.0.0.1:1", 1.0))
+            with owner_that(cluster, "gone"):
+                (reader,) = readers(cluster)
+                await read(reader.worker, 1)
+                assert reader.source.status()["peers"]
+                cluster.set_view([reader.number])
+                assert not reader.source.status()["peers"]
+
+    run(script())
