@@ -29,6 +29,7 @@ class WorkerConfig:
     # Data of a namespace that is not attached to this server can be protected by nobody here. True:
     # it may go once it was idle for `idle_after_s`. False: it stays.
     evict_detached: bool = True
+    scrub_bytes_per_s: int = -1  # of complete files, verified in the background; below 0: default
 
     def order(self, *, owned_last: bool = False) -> EvictionOrder:
         """Raises BadConfig for values that mean nothing."""

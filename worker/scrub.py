@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES
+from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.inside import Inside
 from worker.state.pages import range_bytes
 from worker.store.records import FileRecord
@@ -27,8 +28,16 @@ log = logging.getLogger(__name__)
 
 BATCH_FILES: Final = 64
 PASS_S: Final = 24 * 3600.0  # from the beginning of one pass to that of the next, at least
+FIRST_S: Final = 60.0  # after the start, which has other things to do
 IDLE_S: Final = 5.0  # while there is nothing to do, or the tier is out of service
 READ_LIMIT_S: Final = 30.0  # for a page
+
+
+def scrub_rate(asked_bytes_per_s: int, *, in_memory: bool) -> int:
+    """Bytes per second; what was asked for, below 0: nothing in memory, little on disks."""
+    if asked_bytes_per_s >= 0:
+        return asked_bytes_per_s
+    return 0 if in_memory else SCRUB_BYTES_PER_S
 
 
 class Scrubber:
@@ -44,6 +53,7 @@ class Scrubber:
     async def run(self) -> None:
         """Until cancelled."""
         clock = self._parts.clocks.monotonic
+        await asyncio.sleep(FIRST_S)
         while True:
             since_s = clock()
             while await self.step():

@@ -29,6 +29,7 @@ from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
 from worker.parts import Parts, Shared
 from worker.provide import GRANT_BYTES, Provider
+from worker.scrub import Scrubber, scrub_rate
 from worker.segments import Segments
 from worker.serving import Serving
 from worker.source import ConnectorFor, OriginSource, Source
@@ -129,6 +130,9 @@ class Worker:
         await worker.housekeeping.measure_overhead()
         parts.tasks.start(worker._watch.run())
         parts.tasks.start(worker.housekeeping.run())
+        rate = scrub_rate(config.scrub_bytes_per_s, in_memory=tier.in_memory)
+        if rate:
+            parts.tasks.start(Scrubber(worker.inside, rate).run())
         return worker
 
     def tiers(self) -> list[TierView]:

@@ -22,7 +22,6 @@ from cachefs.core.tiers import MEMORY, TierSpec
 from worker.cache import TierView
 from worker.config import Clocks, WorkerConfig
 from worker.parts import Parts, Shared, Tasks
-from worker.scrub import Scrubber
 from worker.source import ConnectorFor, Source
 from worker.threads import Threads, Wake
 from worker.tiers.reading import DiskReader
@@ -121,7 +120,10 @@ class Keeper:
     async def _start_one(self, tier: int) -> Running:
         spec = self.specs[tier]
         config = dataclasses.replace(
-            self._config, cache_dir=spec.path, limit_bytes=spec.limit_bytes
+            self._config,
+            cache_dir=spec.path,
+            limit_bytes=spec.limit_bytes,
+            scrub_bytes_per_s=spec.scrub_bytes_per_s,
         )
         worker = await Worker.start(
             config,
@@ -164,9 +166,6 @@ class Keeper:
         self._devices[one.tier] = one.identity[0]
         one.worker.on_tiers = lambda: self.on_change()
         self.on_started(one)
-        if one.spec.scrub_bytes_per_s:
-            scrubber = Scrubber(one.worker.inside, one.spec.scrub_bytes_per_s)
-            one.parts.tasks.start(scrubber.run())
 
     # ---- a page that is wrong ----
 

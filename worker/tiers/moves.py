@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cachefs.core.errors import CacheFSError
@@ -34,6 +36,14 @@ COPIES_AT_ONCE: Final = 4  # of one demotion
 MOST_DOUBLED: Final = 100_000  # more are found by the next sweep
 SETTLED_PER_TICK: Final = 256
 SWEEP_KEYS: Final = 2_000  # in one step of the loop
+FIRST_PAUSE_S: Final = 1.0  # before another try to let go of what somebody has open
+LONGEST_PAUSE_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Doubled:
+    due_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
 
 
 class Moves:
@@ -43,7 +53,7 @@ class Moves:
         self._keeper = keeper
         self._metadata = metadata
         self._promotions = Promotions()
-        self._doubled: set[bytes] = set()
+        self._doubled: dict[bytes, _Doubled] = {}
         self._sources: dict[bytes, Running] = {}  # content on the move -> where it is complete
         self._sweep_due = False
         self._making_room: set[int] = set()  # tiers
@@ -172,7 +182,7 @@ class Moves:
     def doubled(self, key: bytes) -> None:
         """It may be in two tiers: one of them is to let it go."""
         if len(self._doubled) < MOST_DOUBLED:
-            self._doubled.add(key)
+            self._doubled.setdefault(key, _Doubled())
         else:
             self._sweep_due = True
 
@@ -192,8 +202,12 @@ class Moves:
                 if one is not best:
                     await one.worker.inside.space.let_go([key])
             having = [one for one in having if key in one.parts.order]
+        doubled = self._doubled.get(key)
         if len(having) < 2:
-            self._doubled.discard(key)
+            self._doubled.pop(key, None)
+        elif doubled is not None:  # somebody has it open
+            doubled.due_s = self._keeper.clocks.monotonic() + doubled.pause_s
+            doubled.pause_s = min(2 * doubled.pause_s, LONGEST_PAUSE_S)
 
     async def _sweep(self) -> None:
         """Finds what is in two tiers, after a start, and after a tier has come back."""
@@ -220,7 +234,9 @@ class Moves:
         running = self._keeper.in_service()
         if self._sweep_due and all(one.parts.order_known for one in running):
             await self._sweep()
-        for key in [*self._doubled][:SETTLED_PER_TICK]:
+        now = self._keeper.clocks.monotonic()
+        due = (key for key, doubled in self._doubled.items() if doubled.due_s <= now)
+        for key in [*itertools.islice(due, SETTLED_PER_TICK)]:
             await self._settle(key)
         for one in running:
             self._look_at_watermarks(one)
