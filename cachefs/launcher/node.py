@@ -30,7 +30,7 @@ from cachefs.client.credentials import (
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
-from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError
+from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import View, block_count
 from cachefs.core.specs import Started, WorkerSpec
@@ -59,6 +59,7 @@ from worker.cluster.sources import ClusterSources
 from worker.config import WorkerConfig
 from worker.loads import LoadTable
 from worker.machine import available_memory
+from worker.metrics import exposition
 from worker.parts import Shared, Tasks
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
@@ -66,7 +67,7 @@ from worker.peers.source import ClusterSource, in_loop
 from worker.server.server import NodeServer
 from worker.source import OriginSource
 from worker.state.memory import MemoryBudget, budget
-from worker.worker import Worker
+from worker.tiers.tiers import Tiers
 
 log = logging.getLogger("cachefs.node")
 
@@ -93,10 +94,11 @@ class Node:
         self._known_id = worker_id.read(paths)
         self.id = self._known_id or worker_id.draw()
         self._tasks = Tasks()
-        self._migration: Migration
-        self._cache: Worker
+        self._cache: Tiers
         self._source: ClusterSource
+        self._server: NodeServer
         self._members: Membership
+        self._migration: Migration | None = None  # none before this node has joined
 
     async def run(self, ready: ReadyPipe) -> None:
         """Until nobody needs it. Raises the typed error of a start that failed; nothing is open
@@ -108,9 +110,13 @@ class Node:
             stack.push_async_callback(self._sources.close)
             await self._sources.open()
             await self._start_cache(stack)
+            loads = LoadTable(self._cache)
+            stack.push_async_callback(loads.close)
+            self._server = NodeServer(self._cache, self._sources, loads, stays=self._spec.stays)
+            self._server.more_status = self._more_status
             url = await self._start_peers(stack)
-            warning = await self._join(stack, url)
-            await self._serve(stack, ready, stop, url, warning)
+            await self._join(stack, url)
+            await self._serve(ready, stop, url)
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -138,8 +144,9 @@ class Node:
         )
         stack.callback(self._source.close)
         limit_bytes = budget(self._spec.memory_limit_bytes, available_memory())
-        self._cache = await Worker.start(
+        self._cache = await Tiers.start(
             self._config(),
+            self._tiers,
             self._sources.service,
             self._sources.connector,
             source=self._source,
@@ -168,10 +175,11 @@ class Node:
 
     async def _start_peers(self, stack: contextlib.AsyncExitStack) -> str:
         """Listens to peers; the URL at which they reach this node."""
+        status = self._server.status
         server = self._peer_server = PeerServer(
             self._cache.serving,
             self._ring,
-            Handlers(self._drop, self.status, self._offered),
+            Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
             authorize=self._access.check,
             ssl_context=self._server_ssl,
@@ -189,8 +197,8 @@ class Node:
         scheme = "http" if self._server_ssl is None else "https"
         return f"{scheme}://{join_address(_reached_at(self._host), port)}"
 
-    async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> str:
-        """Becomes a member; a warning for people. Raises as `Membership.start`."""
+    async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> None:
+        """Becomes a member. Raises as `Membership.start`."""
         spec = self._spec
         calls = PeerCalls(self._token, self._peers_ssl)
         stack.push_async_callback(calls.close)
@@ -226,10 +234,9 @@ class Node:
             if self._weight() > 0:
                 raise
             log.info("this node is no member, and reads from the origins: %s", err.cause)
-            return ""
+            return
         stack.push_async_callback(self._leave)
         self._tasks.start(self._migration.run())
-        return ""
 
     async def _leave(self) -> None:
         """What owns data and just ends is expected back: its blocks stay its own until it is given
@@ -238,24 +245,14 @@ class Node:
 
     # ---- its life --------------------------------------------------------------------------------
 
-    async def _serve(
-        self,
-        stack: contextlib.AsyncExitStack,
-        ready: ReadyPipe,
-        stop: asyncio.Event,
-        url: str,
-        warning: str,
-    ) -> None:
-        loads = LoadTable(self._cache)
-        server = self._server = NodeServer(
-            self._cache, self._sources, loads, stays=self._spec.stays
-        )
+    async def _serve(self, ready: ReadyPipe, stop: asyncio.Event, url: str) -> None:
+        server = self._server
         socket_path = self._directory / SOCKET_NAME
         server.listen(socket_path)
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
         log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
-        ready.say(Started(os.getpid(), warning=warning, url=url))
+        ready.say(Started(os.getpid(), url=url))
         asked = asyncio.ensure_future(_stop_when(stop, server))
         try:
             await server.serve()
@@ -265,12 +262,13 @@ class Node:
             remove_pointer(self._directory, os.getpid())
             socket_path.unlink(missing_ok=True)
             await server.drain(0.0 if self._spec.stays else DRAIN_S)
-            await loads.close()
             log.info("stopped")
 
     def _on_view(self, view: View) -> None:
         self._source.on_view(view)
-        self._migration.on_view(view)
+        if self._migration is not None:
+            self._migration.on_view(view)
+        self._tasks.start(self._cache.ownership_changed())
 
     def _on_namespace(self, namespace: NamespaceId) -> None:
         self._tasks.start(self._sources.changed_namespace(namespace))
@@ -288,6 +286,8 @@ class Node:
         return c.Dropped(freed.files, freed.bytes, freed.busy_files)
 
     async def _offered(self, offer: c.Offer) -> None:
+        if self._migration is None:
+            raise Unavailable("this worker is just joining")
         self._migration.offered(offer)
 
     # ---- what it says of itself ------------------------------------------------------------------
@@ -299,9 +299,6 @@ class Node:
     def _capacity_bytes(self) -> int:
         return sum(tier.limit_bytes for tier in self._tiers)
 
-    def _used_bytes(self) -> int:
-        return int(self._cache.status()["used_bytes"])
-
     def _free_bytes(self) -> int:
         status = self._cache.status()
         return max(0, int(status["limit_bytes"]) - int(status["used_bytes"]))
@@ -311,15 +308,14 @@ class Node:
         names = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight")
         facts: dict[str, Any] = {name: status[name] for name in names}
         facts["tiers"] = [_tier_facts(tier) for tier in status["tiers"]]
-        return Condition(
-            self._migration.settled, self._capacity_bytes(), int(status["used_bytes"]), facts
-        )
+        settled = 0 if self._migration is None else self._migration.settled
+        return Condition(settled, self._capacity_bytes(), int(status["used_bytes"]), facts)
 
-    def status(self) -> dict[str, Any]:
-        """A tree of plain values: what the node socket says, and this node's part in the
-        cluster."""
+    def _more_status(self) -> dict[str, Any]:
+        """This node's part in the cluster, beside what every server says; plain values."""
+        if self._migration is None:
+            return {}
         return {
-            **self._server.status(),
             "member": self._members.status(),
             "peers": self._source.status(),
             "serving": self._peer_server.status(),

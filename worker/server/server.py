@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,6 +54,7 @@ class NodeServer:
         self.worker = worker
         self.loads = loads
         self._stays = stays
+        self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
         self._sources = sources
         self._sessions: set[Session] = set()
         self._listener: socket.socket | None = None
@@ -141,6 +143,7 @@ class NodeServer:
             "cache": self.worker.status(),
             "passthrough_bytes": self.passthrough_bytes,
             "loads": self.loads.status(),
+            **self.more_status(),
         }
 
     # ---- inside ----
