@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -385,50 +387,81 @@ def test_a_damaged_record_is_a_typed_error() -> None:
 # ---- histories -----------------------------------------------------------------------------------
 
 IDS = st.sampled_from("abcd")
-EVENTS = st.one_of(
+STEPS = st.one_of(
     st.builds(Register, IDS, IDS.map(lambda i: f"http://{i}:1"), st.sampled_from([0.0, 1.0, 2.0])),
     st.builds(Register, IDS, IDS.map(lambda i: f"http://{i}:2"), st.just(1.0)),
     st.builds(Heartbeat, IDS, st.integers(0, 12), st.integers(0, 12), version=st.integers(-1, 20)),
-    st.tuples(st.just("settle"), IDS),
     st.builds(Leave, IDS),
     st.builds(Drain, IDS, st.booleans()),
     st.builds(RemoveWorker, IDS),
     st.just(Tick()),
     st.just("restart"),
+    st.just("all settle"),
+    st.sets(IDS),  # only these beat for 11 s
 )
 
 
-def placed(view: View) -> list[tuple[str, float]]:
-    return [(member.id, member.weight) for member in view.members]
+class History:
+    """Runs steps, and checks after each event what must always hold."""
 
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.membership = Membership(0.0)
+        self.saved = self.membership.record()
+        self.epochs: dict[int, list[tuple[str, float]]] = {}
+        self.versions: dict[int, View] = {}
 
-@settings(deadline=None, max_examples=400)
-@given(st.lists(st.tuples(EVENTS, st.sampled_from([0.1, 1.0, 2.5, 11.0])), max_size=60))
-def test_an_epoch_has_one_placement_and_neither_number_goes_back(history: list[object]) -> None:
-    membership, now, saved = Membership(0.0), 0.0, Membership(0.0).record()
-    epochs: dict[int, list[tuple[str, float]]] = {}
-    versions: dict[int, View] = {}
-    for event, passing_s in history:  # type: ignore[misc]
-        now += passing_s
-        old = membership.view
-        if event == "restart":
-            membership = Membership(now, saved)
-            assert membership.view == old, "what was answered was saved"
+    def step(self, step: object) -> None:
+        if step == "restart":
+            old, self.membership = self.membership.view, Membership(self.now, self.saved)
+            assert self.membership.view == old, "what was answered was saved"
+        elif step == "all settle":
+            self.beat("abcd")
+        elif isinstance(step, set | frozenset):
+            for _ in range(11):
+                self.now += 1.0
+                self.beat(sorted(step))
+                self.send(Tick())
         else:
-            if isinstance(event, tuple):
-                event = Heartbeat(event[1], old.epoch, old.epoch, version=old.version)
-            try:
-                outcome = membership.handle(event, now)
-            except CacheFSError:
-                assert membership.view == old
-                continue
-            if outcome.save:
-                saved = membership.record()
-            assert outcome.changed == (membership.view != old)
-            assert outcome.save or not outcome.changed
-        membership.check_invariants()
-        view = membership.view
+            self.send(step)
+
+    def beat(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            view = self.membership.view
+            self.send(Heartbeat(id, view.epoch, view.epoch, version=view.version))
+
+    def send(self, event: object) -> None:
+        old = self.membership.view
+        try:
+            outcome = self.membership.handle(event, self.now)  # type: ignore[arg-type]
+        except CacheFSError:
+            assert self.membership.view == old
+            return
+        if outcome.save:
+            self.saved = self.membership.record()
+        assert outcome.changed == (self.membership.view != old)
+        assert outcome.save or not outcome.changed
+        self.check(old)
+
+    def check(self, old: View) -> None:
+        self.membership.check_invariants()
+        view = self.membership.view
+        placed = [(member.id, member.weight) for member in view.members]
         assert (view.epoch, view.version) >= (old.epoch, old.version)
-        assert epochs.setdefault(view.epoch, placed(view)) == placed(view)
-        assert versions.setdefault(view.version, view) == view
+        assert self.epochs.setdefault(view.epoch, placed) == placed
+        assert self.versions.setdefault(view.version, view) == view
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=View) == view
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(STEPS, st.sampled_from([0.1, 1.0, 2.5, 11.0])), max_size=60))
+def test_an_epoch_has_one_placement_and_neither_number_goes_back(
+    steps: list[tuple[object, float]],
+) -> None:
+    history = History()
+    for step, passing_s in steps:
+        history.now += passing_s
+        history.step(step)
+    history.step("all settle")
+    history.step("all settle")
+    assert history.membership.view.before == (), "moves end when all say so"
