@@ -14,7 +14,8 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -34,6 +35,7 @@ CONNECTIONS: Final = 32
 CONNECT_S: Final = 3.0
 ANSWER_S: Final = 60.0  # what a master may take for an answer: it waits for origins
 REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
+LOOK_S: Final = 1.0  # between looks whether the master that should answer is down
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
@@ -87,8 +89,8 @@ class MasterClient:
         self, body: c.Call, kind: type[T], *, answer_s: float = ANSWER_S, reach_s: float = REACH_S
     ) -> T:
         """The answer, which is a `kind`. Tries again for `reach_s` seconds while the master is not
-        reached (0: one attempt); an attempt may take `answer_s`. Raises the master's failure,
-        MasterUnreachable, AccessDenied, ProtocolError. Cancelled: the master may have acted."""
+        reached (0: one attempt); an attempt may take `answer_s`, and no more than `reach_s` where other
+        calls find the master down. Raises the master's failure, MasterUnreachable, AccessDenied, ProtocolError. Cancelled: the master may have acted."""
         answer = await self._call(c.encode(body), type(body).__name__, answer_s, reach_s)
         if isinstance(answer, Failure):
             raise error_of(answer)
@@ -109,7 +111,7 @@ class MasterClient:
         while True:
             answer: c.Answer | MasterUnreachable
             try:
-                answer = await self._attempt(data, what, answer_s)
+                answer = await self._attempt(data, what, answer_s, until)
             except MasterUnreachable as err:
                 self._failed(err)
                 answer = err
@@ -154,14 +156,34 @@ class MasterClient:
         self._failures = 0
         self._reached.set()
 
-    async def _attempt(self, data: bytes, what: str, answer_s: float) -> c.Answer:
+    async def _attempt(self, data: bytes, what: str, answer_s: float, until: float) -> c.Answer:
+        limit = asyncio.timeout(answer_s)
         try:
-            async with asyncio.timeout(answer_s):
-                return await self._exchange(data)
+            async with limit:
+                with self._given_up_when_down(limit, until):
+                    return await self._exchange(data)
         except TimeoutError as err:
-            raise self._unreachable(f"no answer to {what} within {answer_s:g} s") from err
+            raise self._unreachable(f"no answer to {what} in time") from err
         except (aiohttp.ClientError, OSError) as err:
             raise self._unreachable(str(err) or type(err).__name__) from err
+
+    @contextlib.contextmanager
+    def _given_up_when_down(self, limit: asyncio.Timeout, until: float) -> Iterator[None]:
+        """From `until` on nobody waits for an answer of a master that is found to be down."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            if self.down:
+                limit.reschedule(loop.time())
+            else:
+                looks.append(loop.call_later(LOOK_S, look))
+
+        first_s = max(LOOK_S, until - self._clock())
+        looks = deque([loop.call_later(first_s, look)], maxlen=1)
+        try:
+            yield
+        finally:
+            looks.pop().cancel()
 
     def _unreachable(self, why: str) -> MasterUnreachable:
         return MasterUnreachable(

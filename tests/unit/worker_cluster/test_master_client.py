@@ -190,6 +190,28 @@ def test_an_answer_that_does_not_come_has_its_time() -> None:
     run(script())
 
 
+def test_nobody_waits_long_for_a_master_that_others_find_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
+
+    async def script() -> None:
+        async with Server(hang).listening() as server, connected(server.url) as client:
+            waiting = asyncio.ensure_future(
+                client.ask(c.Greeting(), c.Greeted, answer_s=1000, reach_s=0.02)
+            )
+            await until(lambda: bool(server.requests))
+            await asyncio.sleep(0.04)
+            assert not waiting.done(), "it may only be slow"
+            for _ in range(2):
+                with pytest.raises(MasterUnreachable):
+                    await client.ask(c.Greeting(), c.Greeted, answer_s=0.001, reach_s=0)
+            with pytest.raises(MasterUnreachable):
+                await waiting
+
+    run(script())
+
+
 @pytest.mark.parametrize(
     ("handler", "error"),
     [
