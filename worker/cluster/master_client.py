@@ -89,8 +89,9 @@ class MasterClient:
         self, body: c.Call, kind: type[T], *, answer_s: float = ANSWER_S, reach_s: float = REACH_S
     ) -> T:
         """The answer, which is a `kind`. Tries again for `reach_s` seconds while the master is not
-        reached (0: one attempt); an attempt may take `answer_s`, and no more than `reach_s` where other
-        calls find the master down. Raises the master's failure, MasterUnreachable, AccessDenied, ProtocolError. Cancelled: the master may have acted."""
+        reached (0: one attempt); an attempt may take `answer_s`, and no more than `reach_s` where
+        other calls find the master down. Raises the master's failure, MasterUnreachable,
+        AccessDenied, ProtocolError. Cancelled: the master may have acted."""
         answer = await self._call(c.encode(body), type(body).__name__, answer_s, reach_s)
         if isinstance(answer, Failure):
             raise error_of(answer)
