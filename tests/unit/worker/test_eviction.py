@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.state.eviction import NEVER_S, EvictionOrder, LruOrder, SieveOrder, eviction_order
+from worker.state.eviction import (
+    NEVER_S,
+    EvictionOrder,
+    LruOrder,
+    OwnedLast,
+    SieveOrder,
+    eviction_order,
+)
 
 KEYS = st.integers(0, 11).map(lambda n: b"key%d" % n)
 
@@ -190,3 +197,92 @@ def test_memory_per_file_is_small() -> None:
 def test_other_names_are_refused() -> None:
     with pytest.raises(ValueError):
         eviction_order("fifo")
+
+
+@pytest.mark.parametrize("name", ["sieve", "lru"])
+def test_a_use_is_known_until_the_file_goes(name: str) -> None:
+    order = eviction_order(name)
+    for key in (b"a", b"b"):
+        order.insert(key, 1)
+        assert not order.was_used(key)
+    order.hit(b"a", 2)
+    order.candidates(2)
+    assert order.was_used(b"a"), "though the hand has passed"
+    assert not order.was_used(b"b")
+    order.remove(b"a")
+    order.insert(b"c", 3)
+    assert not order.was_used(b"c"), "in the place of the other"
+    assert sorted(order.keys()) == [b"b", b"c"]
+
+
+@pytest.mark.parametrize("name", ["sieve", "lru"])
+def test_copies_of_what_others_own_go_first(name: str) -> None:
+    order = eviction_order(name, owned_last=True)
+    for n in range(10):
+        order.insert(b"%d" % n, n)
+    for n in (7, 8, 9):
+        order.set_owned(b"%d" % n, owned=False)
+    order.hit(b"9", 20)
+    order.set_owned(b"nobody", owned=False)
+    assert len(order) == 10
+    assert order.candidates(5)[:2] == [b"7", b"8"], "before all that is owned, however old"
+    assert set(order.candidates(10)) == {b"%d" % n for n in range(10)}
+    assert order.last_use_s(b"9") == 20
+    assert order.was_used(b"9")
+    assert order.oldest_use_s() == 0
+    for n in range(7):
+        order.remove(b"%d" % n)
+    assert sorted(order.keys()) == [b"7", b"8", b"9"]
+    assert order.oldest_use_s() == 7
+
+
+def test_a_copy_that_cannot_go_does_not_stand_in_the_way_of_others() -> None:
+    order = eviction_order("sieve", owned_last=True)
+    for n in range(100):
+        order.insert(b"copy%d" % n, n)
+        order.set_owned(b"copy%d" % n, owned=False)
+    order.insert(b"owned", 5)
+    for _ in range(100):
+        for key in order.candidates(64):
+            if key == b"owned":
+                return
+            order.defer(key)  # somebody has it open
+    raise AssertionError("what is owned was never named")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["insert", "oldest", "hit", "defer", "remove", "own", "disown"]),
+            st.integers(0, 7),
+        ),
+        max_size=60,
+    )
+)
+def test_whose_a_file_is_changes_nothing_but_the_order(steps: list[tuple[str, int]]) -> None:
+    order = OwnedLast(SieveOrder(), SieveOrder())
+    plain = SieveOrder()
+    for now, (step, number) in enumerate(steps):
+        key = b"%d" % number
+        for one in (order, plain):
+            match step:
+                case "insert":
+                    one.insert(key, now)
+                case "oldest":
+                    one.insert_oldest(key, now)
+                case "hit":
+                    one.hit(key, now)
+                case "defer":
+                    one.defer(key)
+                case "remove":
+                    one.remove(key)
+                case _:
+                    one.set_owned(key, owned=step == "own")
+        assert sorted(order.keys()) == sorted(plain.keys())
+        assert len(order) == len(plain)
+        assert order.oldest_use_s() == plain.oldest_use_s()
+        for known in plain.keys():  # noqa: SIM118
+            assert known in order
+            assert order.last_use_s(known) == plain.last_use_s(known)
+            assert order.was_used(known) == plain.was_used(known)
+    assert set(order.candidates(8)) <= set(plain.keys())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +99,35 @@ def test_a_wrong_answer_is_none() -> None:
     assert Act.RETURN not in disk.run(10)
     disk.right = True
     assert disk.run(3)[-1] is Act.RETURN
+
+
+def test_a_disk_that_answers_every_probe_wrongly_is_given_up() -> None:
+    disk = Disk()
+    disk.watch.suspect()
+    disk.right = False
+    assert disk.run(3 * PROBE_PAUSE_S)[:3] == [Act.PROBE, Act.PROBE, Act.LEAVE]
+    assert set(disk.run(60)) == {Act.PROBE}
+    disk.right = True
+    assert disk.run(3 * PROBE_PAUSE_S)[-1] is Act.RETURN
+    assert disk.run(60) == [], "nothing is held against it"
+
+
+def test_one_wrong_answer_is_not_enough() -> None:
+    disk = Disk()
+    disk.watch.suspect()
+    disk.right = False
+    assert disk.run(2 * STEP_S) == [Act.PROBE]
+    disk.right = True
+    assert disk.run(60) == [Act.PROBE], "another one asks again"
+
+
+def test_a_full_disk_calls_for_no_probe() -> None:
+    health = Health()
+    health.fault(OSError(errno.ENOSPC, "full"), 1.0)
+    assert health.broken == 0
+    health.fault(OSError(errno.EIO, "broken"), 1.0)
+    health.fault(OSError(errno.ENOENT, "gone"), 1.0)
+    assert health.broken == 2
 
 
 def test_a_process_that_was_stopped_blames_nobody() -> None:

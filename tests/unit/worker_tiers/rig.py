@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import LIMIT_S, NAMESPACE, Reader, Rig
 from worker.config import Clocks
+from worker.parts import Shared
 from worker.source import OriginSource, Source
+from worker.state.memory import MemoryBudget
 from worker.tiers.tiers import Tiers
 from worker.worker import Worker
 
@@ -27,6 +29,7 @@ class TiersRig(Rig):
             TierSpec("ssd", str(directory / str(tier)), limit) for tier, limit in enumerate(limits)
         ]
         self.source: Source = OriginSource(lambda ns, key: self.origin)
+        self.is_owned: Callable[[bytes, int], bool] | None = None
 
     def directory(self, tier: int) -> Path:
         return Path(self.specs[tier].path)
@@ -52,7 +55,13 @@ class TiersRig(Rig):
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
         tiers = await Tiers.start(
-            config, self.specs, self._service, lambda ns, key: self.origin, clocks, self.source
+            config,
+            self.specs,
+            self._service,
+            lambda ns, key: self.origin,
+            clocks,
+            self.source,
+            Shared(MemoryBudget(1 << 30), self.is_owned),
         )
         try:
             for one in tiers._keeper.running:

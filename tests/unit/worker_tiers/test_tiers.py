@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import BadConfig, InUse, ProtocolError
+from cachefs.core.errors import BadConfig, InUse, ProtocolError, Stale
+from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
@@ -381,5 +382,77 @@ def test_freeing_frees_in_all_tiers(tmp_path: Path) -> None:
             freed = await tiers.free([rig.content(1), rig.content(2)])
             assert (freed.files, freed.bytes) == (2, 50 * MIB)
             assert rig.in_tier(0) == rig.in_tier(1) == set()
+
+    run(script())
+
+
+# ---- whose a content is ----
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_this_node_does_not_own_goes_first(tmp_path: Path, restarted: bool) -> None:
+    """Though it was used last; and what it owns changes with the members."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 64 * MIB, admission="always", eviction="lru")
+        owned = {1, 2, 3}
+        rig.is_owned = lambda key, size: ContentId.parse(key.hex()).ino in owned
+        for ino in range(1, 7):
+            rig.put(ino, 8 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in (4, 1, 5, 2, 3):
+                await tiers.fetch(NAMESPACE, ino)
+            if not restarted:
+                await makes_room(tiers, rig, {1, 2, 3})
+        if restarted:
+            async with rig.tiers() as tiers:
+                await makes_room(tiers, rig, {1, 2, 3})
+                owned.symmetric_difference_update({1, 2})
+                await tiers.ownership_changed()
+                await makes_room(tiers, rig, {3})
+
+    run(script())
+
+
+async def makes_room(tiers: Tiers, rig: TiersRig, left: set[int]) -> None:
+    one = tiers._keeper.running[0]
+    count = len(rig.in_tier(0)) - len(left)
+    await one.worker.inside.space.make_room_ahead(count * 8 * MIB - 2 * MIB)
+    assert rig.in_tier(0) == left
+
+
+# ---- what peers get ----
+
+
+def test_peers_get_pages_of_whatever_tier_has_them(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 30 * MIB)
+        rig.put(2, 10 * MIB + 7)
+        async with rig.tiers() as tiers:
+            for ino in rig.data:
+                await tiers.fetch(NAMESPACE, ino)
+            assert (rig.in_tier(0), rig.in_tier(1)) == ({1}, {2})
+            for ino, data in rig.data.items():
+                key = rig.content(ino).key
+                pages = await tiers.serving.here(key, 2, 5)
+                assert pages is not None
+                assert os.pread(pages.fd, 3 * MIB, pages.offset) == data[2 * MIB : 5 * MIB]
+                pages.close()
+                pages = await tiers.serving.provide(NAMESPACE, ino, key, 0, 1)
+                assert os.pread(pages.fd, MIB, pages.offset) == data[:MIB]
+                pages.close()
+                assert await tiers.serving.bits(key) == (1 << -(-len(data) // MIB)) - 1
+            held = await tiers.serving.holdings(b"", 10)
+            assert [one.key for one in held] == sorted(rig.content(ino).key for ino in rig.data)
+            assert await tiers.serving.here(b"k" * 36, 0, 1) is None
+            rig.put(3, 3 * MIB)
+            assert await tiers.serving.bring(NAMESPACE, 3, 0, 2, peers_only=False) == 2
+            with pytest.raises(Stale):
+                await tiers.serving.provide(NAMESPACE, 3, rig.content(2).key, 0, 1)
+            rig.flip(1, 2, offset=9 * MIB)
+            assert not await tiers.serving.doubt(rig.content(2).key, [0])
+            assert await tiers.serving.doubt(rig.content(2).key, [0, 9])
+            assert rig.in_tier(1) == set()
 
     run(script())

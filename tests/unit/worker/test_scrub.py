@@ -1,0 +1,150 @@
+"""The scrubber finds what has changed on the disk since it was written, and holds nothing up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
+from worker import scrub
+from worker.scrub import Scrubber, scrub_rate
+from worker.worker import Worker
+
+FAST = 1 << 40  # bytes per second
+
+
+def flip(rig: Rig, ino: int, offset: int) -> None:
+    name = rig.name(ino)
+    fd = os.open(rig.tier / "files" / name[-2:] / name, os.O_RDWR)
+    byte = os.pread(fd, 1, offset)
+    os.pwrite(fd, bytes([byte[0] ^ 4]), offset)
+    os.close(fd)
+
+
+async def loaded(rig: Rig, worker: Worker) -> None:
+    for ino in rig.data:
+        await worker.fetch(NAMESPACE, ino)
+
+
+@pytest.mark.parametrize("offset", [0, 2 * MIB + 12345, 5 * MIB + 98], ids=["first", "mid", "last"])
+@pytest.mark.parametrize("direct", [True, False], ids=["past-page-cache", "through-it"])
+def test_a_flipped_bit_is_found_and_the_file_fetched_again(
+    tmp_path: Path, offset: int, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:  # a file system that cannot
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+
+        fcntl = scrub.fcntl.fcntl
+        monkeypatch.setattr(
+            scrub.fcntl, "fcntl", lambda fd, what, flags: refuse() if flags else fcntl(fd, what, 0)
+        )
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        for ino, size in ((1, 5 * MIB + 99), (2, 110 << 10), (3, 1)):
+            rig.put(ino, size)
+        async with rig.worker() as worker:
+            await loaded(rig, worker)
+            scrubber = Scrubber(worker.inside, FAST)
+            assert not await scrubber.step()
+            assert worker.status()["bad_pages"] == 0
+            assert worker.status()["scrubbed_bytes"] == sum(map(len, rig.data.values()))
+            flip(rig, 1, offset)
+            fetched = worker.status()["origin_bytes"]
+            assert not await scrubber.step()
+            assert worker.status()["bad_pages"] == 1
+            assert rig.published() == {rig.name(2), rig.name(3)}
+            assert await read(worker, 1) == rig.data[1]
+            assert worker.status()["origin_bytes"] == fetched + 5 * MIB + 99
+            await until(lambda: rig.name(1) in rig.published())
+            assert not await scrubber.step()
+            assert worker.status()["bad_pages"] == 1
+
+    run(script())
+
+
+def test_a_page_that_cannot_be_read_is_as_good_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "a bad sector")
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, 2 * MIB)
+        async with rig.worker() as worker:
+            await loaded(rig, worker)
+            with monkeypatch.context() as patch:
+                patch.setattr(scrub, "_read", fail)
+                await Scrubber(worker.inside, FAST).step()
+            assert rig.published() == set()
+            assert await read(worker, 1) == rig.data[1]
+
+    run(script())
+
+
+def test_partial_and_open_files_are_left_alone(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, 20 * MIB)
+        rig.put(2, 9 * MIB)
+        async with rig.worker() as worker:
+            grant = await worker.open(NAMESPACE, 1)
+            _, fd = await worker.ensure(grant.handle, 0, MIB)
+            assert fd is None
+            await until(lambda: worker.status()["fills_in_flight"] == 0)
+            scrubber = Scrubber(worker.inside, FAST)
+            await scrubber.step()
+            assert worker.status()["scrubbed_bytes"] == 0
+            assert grant.fd is not None
+            os.close(grant.fd)
+            worker.release(grant.handle)
+
+    run(script())
+
+
+def test_a_pass_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "BATCH_FILES", 4)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        for ino in range(1, 11):
+            rig.put(ino, 1000)
+        async with rig.worker() as worker:
+            await loaded(rig, worker)
+            scrubber = Scrubber(worker.inside, FAST)
+            seen = []
+            while await scrubber.step():
+                seen.append(worker.status()["scrubbed_bytes"])
+            assert seen == [4000, 8000]
+            assert worker.status()["scrubbed_bytes"] == 10_000
+
+    run(script())
+
+
+def test_a_file_that_goes_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, 3 * MIB)
+        async with rig.worker() as worker:
+            await loaded(rig, worker)
+            key = rig.content(1).key
+            record = worker.inside.parts.tier.index.get(key)
+            assert record is not None
+            await worker.free([rig.content(1)])
+            assert await Scrubber(worker.inside, FAST).check(key, record) == 0
+            assert worker.status()["bad_pages"] == 0
+
+    run(script())
+
+
+def test_rates() -> None:
+    assert scrub_rate(-1, in_memory=True) == 0
+    assert scrub_rate(-1, in_memory=False) > 0
+    assert scrub_rate(7, in_memory=True) == 7
+    assert scrub_rate(0, in_memory=False) == 0
