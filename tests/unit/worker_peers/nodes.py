@@ -21,7 +21,8 @@ from worker.source import OriginSource
 from worker.state.search import Times
 from worker.worker import Worker
 
-TIMES = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)
+TIMES = Times(silence_s=10.0, probe_after_s=2.0, total_s=20.0)  # a busy machine is no silent peer
+SOON = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)
 
 
 class Node:
