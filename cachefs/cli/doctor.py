@@ -22,6 +22,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
+from cachefs.launcher.cluster import CLUSTER_MODULES
 from cachefs.launcher.processes import is_ours, is_served
 from cachefs.launcher.state import (
     MountRecord,
@@ -31,7 +32,11 @@ from cachefs.launcher.state import (
     remove_pointer,
 )
 
-EXTRAS: Final = {"pyfuse3": ("pyfuse3",), "s3": ("boto3", "obstore")}
+EXTRAS: Final = {
+    "cluster": CLUSTER_MODULES,
+    "pyfuse3": ("pyfuse3",),
+    "s3": ("boto3", "obstore"),
+}
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`cachefs status`: what the servers say of themselves, for one mount or for all."""
+"""`cachefs status`: what servers say of themselves, for one mount, for all, or for a cluster."""
 
 from __future__ import annotations
 
@@ -7,32 +7,87 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import output, settings
+from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.session import checked, connected, find_target
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
+from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
 
 
 @click.command("status")
-@click.argument("where", metavar="[MOUNTPOINT]", required=False)
+@click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
 @settings.setting_flags("status")
 @output.json_flag
 @output.debug_flag
 def command(
     where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Mounts, processes, cache use by tier, hit and origin bytes; of all mounts, or of one."""
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    """Mounts, processes, cache use by tier, hit and origin bytes; of all mounts, or of one. Of a
+    cluster (with --master, or the one of `cachefs up`): its sources and its workers.
+
+    \b
+    cachefs status /mnt/data
+    cachefs status cachefs://master:19998
+    """
+    chosen = settings.load_settings(flags, config_file)
+    home = settings.state_home(chosen)
     if where is not None:
-        tree = ask(find_target(where, home).record)
+        tree = _of_cluster(where, chosen) if _is_master(where) else ask_of(where, home)
         _print([tree], as_json, tree)
         return
     trees = [_try(mount, home) for mount in read_mounts().ours()]
+    if chosen.text("master") or _is_up(home):
+        trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
     _print(trees, as_json, trees)
+
+
+def ask_of(where: str, home: StateHome) -> dict[str, Any]:
+    """The status tree of the mount that a path is in. Raises NotFound, Unreachable."""
+    return ask(find_target(where, home).record)
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+def _is_master(where: str) -> bool:
+    return is_cluster(where) and not parse_cluster(where).path
+
+
+def _is_up(home: StateHome) -> bool:
+    cluster = local.read(home)
+    return cluster is not None and cluster.processes[0].runs
+
+
+def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
+    """What a master says of its cluster. Raises what asking it raises."""
+    url = master_url(where, tls=clusters.speaks_tls(chosen))
+    with HttpClient(url, clusters.security(chosen)) as master:
+        tree = master.call(c.MasterStatus(), c.MasterStatusReply, ASK_S).status
+        rows = master.call(c.ListWorkers(), c.WorkerTable, ASK_S).rows
+    return {"master": url, "state": "ok", **tree, "workers": [_worker(row) for row in rows]}
+
+
+def _try_cluster(url: str, chosen: Config) -> dict[str, Any]:
+    try:
+        return _of_cluster(url, chosen)
+    except CacheFSError as err:
+        return {"master": url, "state": "no answer", "cause": err.cause}
+
+
+def _worker(row: c.WorkerRow) -> dict[str, Any]:
+    names = ("id", "url", "host", "state", "weight", "capacity_bytes", "used_bytes", "seen_s")
+    return {name: getattr(row, name) for name in names} | row.facts
+
+
+# ---- mounts --------------------------------------------------------------------------------------
 
 
 def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:

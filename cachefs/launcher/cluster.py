@@ -7,6 +7,7 @@ started; it starts one (of weight 0, which ends with the last mount) where none 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import msgspec
 
 from cachefs.core import tiers
 from cachefs.core.addresses import address_of
+from cachefs.core.errors import Unsupported
 from cachefs.core.specs import MasterSpec, Started, WorkerSpec
 from cachefs.fuse.file_systems import MEMORY, file_system_of
 from cachefs.launcher import state
@@ -36,6 +38,7 @@ from cachefs.launcher.state import Pointer, StateHome, read_pointer
 
 MASTER_MODULE: Final = "cachefs.launcher.masterd"
 NODE_MODULE: Final = "cachefs.launcher.node"
+CLUSTER_MODULES: Final = ("aiohttp", "prometheus_client")  # of the extra "cluster"
 MOUNTS_NODE: Final = "mounts"  # the worker that mounts start
 RETURN_S: Final = 3.0  # for a worker that is being started again by whoever watches it
 _POLL_S: Final = 0.1
@@ -44,6 +47,7 @@ _POLL_S: Final = 0.1
 def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[str] = ()) -> Started:
     """Start a master, and wait until it answers. `err_log`: None = our standard error. Raises the
     typed error of a start that failed; the process has ended then."""
+    check_extra()
     document = msgspec.msgpack.encode(spec)
     return start_child(
         command or module_command(MASTER_MODULE), document, err_log, SERVER_START_S, reap=False
@@ -54,6 +58,7 @@ def start_worker(
     spec: WorkerSpec, *, background: bool, reap: bool = False, command: Sequence[str] = ()
 ) -> Started:
     """Start a node's worker, and wait until it is a member. Raises as `start_master`."""
+    check_extra()
     directory = node_dir(spec)
     err_log = state.private_dir(directory / state.LOG_NAME) / "server.err" if background else None
     return start_child(
@@ -63,6 +68,16 @@ def start_worker(
         spec.origin_deadline_s + SERVER_START_S,
         reap=reap,
     )
+
+
+def check_extra() -> None:
+    """Raises Unsupported where this installation cannot be part of a cluster."""
+    missing = [name for name in CLUSTER_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unsupported(
+            f"a cluster needs the extra cluster ({', '.join(missing)})",
+            remedy="pip install 'cachefs[cluster]'",
+        )
 
 
 def node_dir(spec: WorkerSpec) -> Path:

@@ -294,7 +294,7 @@ class Node:
 
     def _weight(self) -> float:
         given = self._spec.weight
-        return given if given >= 0 else self._capacity_bytes() / GIB
+        return given if given >= 0 else round(self._capacity_bytes() / GIB, 3)
 
     def _capacity_bytes(self) -> int:
         return sum(tier.limit_bytes for tier in self._tiers)

@@ -1,0 +1,324 @@
+"""The commands of a cluster against a scripted master and scripted workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import xxhash
+
+from cachefs.cli import clusters, fsck, master, settings, worker
+from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
+from cachefs.cli.session import Target
+from cachefs.core import cluster as c
+from cachefs.core import errors
+from cachefs.core import messages as m
+from cachefs.core.config import Config
+from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, UfsSpec
+from cachefs.core.placement import Member, View
+from cachefs.core.specs import Security
+from cachefs.launcher.state import MountRecord, StateHome
+from tests.unit.cli.fake_master import FakeMaster
+from tests.unit.cli.test_commands import Run, ok, refused
+
+MIB = 1 << 20
+GIB = 1 << 30
+NAMESPACE = NamespaceId(b"n" * 16)
+DIRECTORY = Inode(7, Kind.DIRECTORY)
+SMALL = Inode(8, Kind.FILE, 2 * MIB + 1, nonce=1)
+BIG = Inode(9, Kind.FILE, 300 * MIB, nonce=2)
+PAGES = [b"a" * MIB, b"b" * MIB, b"c"]
+SUMS = [xxhash.xxh3_64_intdigest(page) for page in PAGES]
+ALICE, BOB = "a" * 32, "b" * 32
+
+
+def row(id: str, url: str, state: str = "serving", **more: object) -> c.WorkerRow:
+    fields = {"weight": 4.0, "capacity_bytes": 4 * GIB, "used_bytes": GIB, "seen_s": 0.5, **more}
+    fields |= {"host": f"host-{id[0]}", "epoch": 3, "settled": 3}
+    return c.WorkerRow(id, url, state=state, **fields)  # type: ignore[arg-type]
+
+
+class Cluster:
+    """Two workers: Alice has all of SMALL and Bob its first page."""
+
+    def __init__(self) -> None:
+        self.bits = {ALICE: {SMALL.ino: 0b111}, BOB: {SMALL.ino: 0b001}}
+        self.workers = {id: FakeMaster(self._scripts(id)) for id in (ALICE, BOB)}
+        self.before: tuple[Member, ...] = ()
+        self.states = {ALICE: "serving", BOB: "serving"}
+        self.members = (ALICE, BOB)
+        self.dropped: list[str] = []
+        self.master = FakeMaster(
+            {
+                c.Greeting: lambda _: c.Greeted(NAMESPACE),
+                m.Resolve: self._resolve,
+                c.Walk: self._walk,
+                c.ListWorkers: lambda _: self._table(),
+                c.ListUfs: lambda _: c.UfsTable([self.ufs]),
+                c.AddUfs: lambda body: c.UfsAdded(DIRECTORY, "no answer yet"),
+                c.RemoveUfs: lambda _: m.Done(),
+                c.Drain: lambda _: m.Done(),
+                c.RemoveWorker: self._in_use,
+                c.MasterStatus: lambda _: c.MasterStatusReply({"names": 12}),
+            }
+        )
+        self.ufs = c.UfsRow(b"/imagenet", UfsSpec("s3://bucket/imagenet"), 60.0)
+
+    def _table(self) -> c.WorkerTable:
+        members = tuple(Member(id, self.workers[id].url, 4.0) for id in self.members)
+        rows = [row(id, self.workers[id].url, state) for id, state in self.states.items()]
+        return c.WorkerTable(View(3, members, self.before), rows)
+
+    def _resolve(self, body: m.Message) -> m.Message:
+        assert isinstance(body, m.Resolve)
+        found = {b"imagenet": DIRECTORY, b"imagenet/small": SMALL, b"imagenet/big": BIG}
+        return m.Found(found.get(body.path), 1.0)
+
+    def _walk(self, body: m.Message) -> m.Message:
+        assert isinstance(body, c.Walk)
+        assert body.known, "nobody's origin is listed for this"
+        files = [(b"imagenet/small", SMALL)] if not body.cursor else [(b"imagenet/big", BIG)]
+        return c.Walked(files, b"" if body.cursor else b"more")
+
+    def _in_use(self, body: m.Message) -> m.Message:
+        raise errors.InUse("the worker serves", remedy="drain it first")
+
+    def _scripts(self, id: str) -> dict[type[m.Message], Callable[[m.Message], m.Message]]:
+        def have(body: m.Message) -> m.Message:
+            assert isinstance(body, c.Have)
+            inos = [ContentId.parse(key.hex()).ino for key in body.contents]
+            bits = [self.bits[id].get(ino, 0) for ino in inos]
+            return c.Had([n.to_bytes(40, "little") if n else b"" for n in bits])
+
+        def doubt(body: m.Message) -> m.Message:
+            self.dropped.append(id)
+            return m.Done()
+
+        return {c.Have: have, c.Doubt: doubt}
+
+
+@pytest.fixture
+def cluster(home: StateHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    made = Cluster()
+    with made.master.listening(), made.workers[ALICE].listening(), made.workers[BOB].listening():
+        monkeypatch.setenv("CACHEFS_MASTER", made.master.url)
+        yield made
+
+
+# ---- ufs, workers, status ----
+
+
+def test_sources(cluster: Cluster, run: Run) -> None:
+    code, out, err = run(
+        "ufs", "add", "s3://bucket/imagenet/", "/imagenet/", "--sync-interval", "5m",
+        "--endpoint-url", "http://s3:9000",
+    )  # fmt: skip
+    assert (code, out) == (0, "OK, s3://bucket/imagenet is at /imagenet\n")
+    assert err == "cachefs: warning: no answer yet\n"
+    source = UfsSpec("s3://bucket/imagenet", {"endpoint_url": "http://s3:9000"})
+    assert cluster.master.asked == [c.AddUfs(b"/imagenet", source, 300.0)]
+    assert ok(run("ufs", "ls")).splitlines()[1].split() == [
+        "/imagenet", "s3://bucket/imagenet", "1m00s", "ok",
+    ]  # fmt: skip
+    assert json.loads(ok(run("ufs", "ls", "--json")))[0]["source"] == "s3://bucket/imagenet"
+    assert ok(run("ufs", "rm", "/imagenet")) == "OK, nothing is at /imagenet any more\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "cause"),
+    [
+        (("s3://bucket", "imagenet"), "start it with '/'"),
+        (("s3://bucket", "/a/../b"), "not a path of the namespace"),
+        (("gopher://x", "/a"), "unknown scheme"),
+        (("/local/path", "/a"), "not a source"),
+        (("cachefs://m/a", "/a"), "a cluster cannot be a source"),
+    ],
+)
+def test_sources_that_cannot_be(
+    cluster: Cluster, run: Run, args: tuple[str, str], cause: str
+) -> None:
+    assert cause in refused(run("ufs", "add", *args))
+    assert cluster.master.asked == []
+
+
+def test_workers(cluster: Cluster, run: Run) -> None:
+    lines = ok(run("workers")).splitlines()
+    assert lines[1].split()[:5] == [
+        "aaaaaaaa",
+        cluster.workers[ALICE].url[7:],
+        "host-a",
+        "serving",
+        "4",
+    ]
+    assert lines[-1] == "epoch 3: 2 workers owning data"
+    cluster.before = (Member(ALICE, "u", 1.0),)
+    assert "data is moving" in ok(run("workers"))
+    assert json.loads(ok(run("workers", "--json")))["moving"] is True
+
+
+@pytest.mark.parametrize("name", [ALICE, "aaaa", "host-a"])
+def test_draining(cluster: Cluster, run: Run, name: str) -> None:
+    assert "aaaaaaaa" in ok(run("workers", "drain", name))
+    assert cluster.master.asked[-1] == c.Drain(ALICE)
+    ok(run("workers", "drain", "--undo", name))
+    assert cluster.master.asked[-1] == c.Drain(ALICE, undo=True)
+
+
+def test_draining_waits_until_all_is_handed_over(cluster: Cluster, run: Run) -> None:
+    cluster.states[BOB] = "drained"
+    assert "is drained" in ok(run("workers", "drain", "--wait", "bbbb"))
+    cluster.states[BOB] = "lost"
+    assert "before it had handed all over" in refused(run("workers", "drain", "--wait", "bbbb"))
+
+
+def test_workers_that_are_not_told_apart(cluster: Cluster, run: Run) -> None:
+    assert "no worker matches 'zz'" in refused(run("workers", "drain", "zz"))
+    cluster.states["a" * 31 + "c"] = "lost"
+    cluster.workers["a" * 31 + "c"] = cluster.workers[BOB]
+    assert "2 workers match 'aa'" in refused(run("workers", "drain", "aa"))
+    assert "drain it first" in refused(run("workers", "remove", BOB))
+    usage = refused(run("workers", "--master", "x:1", "drain", "aa"), code=2)
+    assert "after 'drain'" in usage
+
+
+def test_status_of_a_cluster(cluster: Cluster, run: Run) -> None:
+    tree = json.loads(ok(run("status", "cachefs://" + cluster.master.url[7:], "--json")))
+    assert tree["names"] == 12
+    assert [one["id"] for one in tree["workers"]] == [ALICE, BOB]
+
+
+def test_a_master_that_is_not_there(home: StateHome, run: Run) -> None:
+    line = refused(run("workers", "--master", "127.0.0.1:1"))
+    assert "http://127.0.0.1:1: the master does not answer" in line
+    assert "is it running there?" in line
+
+
+# ---- location, fsck ----
+
+
+def test_location(cluster: Cluster, run: Run) -> None:
+    rows = json.loads(ok(run("location", "/imagenet", "--json")))
+    assert [(one["path"], one["block"], one["size_bytes"]) for one in rows] == [
+        ("/imagenet/small", 0, 2 * MIB + 1),
+        ("/imagenet/big", 0, 256 * MIB),
+        ("/imagenet/big", 1, 44 * MIB),
+    ]
+    cached = {one["worker"]: one["pages"] for one in rows[0]["cached"]}
+    assert cached == {ALICE: 3, BOB: 1}
+    assert {one["owner"] for one in rows} <= {ALICE, BOB}
+    assert rows[1]["cached"] == []
+    text = ok(run("location", f"cachefs://{cluster.master.url[7:]}/imagenet/small"))
+    assert "100%" in text
+    assert "33%" in text
+    assert "/imagenet/nope: no such file" in refused(run("location", "/imagenet/nope"))
+
+
+def test_a_worker_that_does_not_answer_is_left_out(cluster: Cluster, run: Run) -> None:
+    cluster.workers[BOB].raw = (500, b"?")
+    code, out, err = run("location", "/imagenet/small", "--json")
+    assert code == 0
+    assert "warning: worker bbbbbbbb" in err
+    assert [one["worker"] for one in json.loads(out)[0]["cached"]] == [ALICE]
+
+
+def give_pages(cluster: Cluster, id: str, pages: list[bytes], sums: list[int]) -> None:
+    cluster.workers[id].pages = lambda first, end: (pages[first:end], sums[first:end])
+
+
+def test_fsck_of_what_is_right(cluster: Cluster, run: Run) -> None:
+    cluster.members = (ALICE,)
+    give_pages(cluster, ALICE, PAGES, SUMS)
+    give_pages(cluster, BOB, PAGES, SUMS)
+    text = ok(run("fsck", "/imagenet"))
+    assert text.startswith("2 files of 302 MiB: 3 pages cached in 4 copies, 4 pages read")
+    assert "nothing is damaged" in text
+
+
+def test_fsck_finds_damage_and_has_it_dropped(cluster: Cluster, run: Run) -> None:
+    cluster.members = (ALICE,)
+    give_pages(cluster, ALICE, [PAGES[0], b"x" * MIB, PAGES[2]], SUMS)
+    give_pages(cluster, BOB, [], [])
+    code, out, err = run("fsck", "/imagenet", "--json")
+    assert (code, err) == (1, "")
+    found = {(one["state"], one["worker"], one["first"]) for one in json.loads(out)["findings"]}
+    assert found == {(fsck.WRONG, ALICE, 1), (fsck.MISSING, BOB, 0)}
+    assert cluster.dropped == [ALICE]
+
+
+def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None:
+    cluster.members = (BOB,)
+    code, out, _ = run("fsck", "/imagenet/small", "--no-verify")
+    assert code == 0, "a read brings it there; nothing is damaged"
+    assert out.startswith("misplaced  /imagenet/small  pages 0 to 2  at aaaaaaaa")
+    cluster.before = (Member(ALICE, "u", 1.0),)
+    assert "misplaced" not in ok(run("fsck", "/imagenet/small", "--no-verify")), "it is moving"
+
+
+def test_runs_of_a_bitmap() -> None:
+    assert list(fsck.runs(0)) == []
+    assert list(fsck.runs(0b1011)) == [(0, 2), (3, 4)]
+    whole = (1 << (BLOCK_PAGES + 3)) - 1
+    assert list(fsck.runs(whole << 1)) == [(1, BLOCK_PAGES), (BLOCK_PAGES, BLOCK_PAGES + 4)]
+
+
+def test_blocks_of_a_file() -> None:
+    assert [(b.first, b.end) for b in blocks_of(Inode(1, Kind.FILE))] == [(0, 0)]
+    assert [(b.first, b.end) for b in blocks_of(BIG)] == [(0, 256), (256, 300)]
+    assert blocks_of(BIG)[1].count(0b11 << 255) == 1
+
+
+# ---- plans ----
+
+
+def chosen(**flags: object) -> Config:
+    return settings.load_settings(flags, None, {})
+
+
+def test_the_plan_of_a_master(home: StateHome) -> None:
+    spec = master.plan(chosen(), home, background=True)
+    assert spec.listen == "127.0.0.1:19998"
+    assert spec.store_dir == str(home.path / "master" / "namespace")
+    spec = master.plan(chosen(store="lmdb:/srv/x", tls_cert="/c"), home, background=False)
+    assert (spec.store_dir, spec.security) == ("/srv/x", Security(tls_cert="/c"))
+    with pytest.raises(errors.BadConfig, match="no store"):
+        master.plan(chosen(store="redis://x"), home, background=True)
+
+
+def test_the_plan_of_a_worker(home: StateHome) -> None:
+    tiers = ("mem:/dev/shm/c:1GiB", "ssd:/var/c:10GiB:scrub=1MiB")
+    spec = worker.plan(
+        chosen(master="m:1", tier=tiers, worker_listen="0.0.0.0:7", advertise="node7"),
+        home,
+        background=True,
+    )
+    assert (spec.master, spec.tiers, spec.weight) == ("http://m:1", tiers, -1.0)
+    assert (spec.listen, spec.advertise) == ("0.0.0.0:7", "http://node7:7")
+    assert spec.stays
+    again = worker.plan(chosen(tier=tiers[:1], weight="2.5", tls_ca="/ca"), home, background=True)
+    assert (again.name, again.weight) == (spec.name, 2.5), "the node is known by its first tier"
+    for bad in ({"weight": "heavy"}, {"tier": ("floppy:/a:1GiB",)}):
+        with pytest.raises(errors.BadConfig):
+            worker.plan(chosen(**bad), home, background=True)
+
+
+def test_a_workers_default_tier(home: StateHome) -> None:
+    spec = worker.plan(chosen(), home, background=True)
+    assert str(home.path) in spec.tiers[0]
+
+
+def test_a_mounts_source_in_a_cluster(home: StateHome) -> None:
+    assert clusters.source_spec("cachefs://m/a/", chosen()) == UfsSpec("cachefs://m:19998/a")
+    with pytest.raises(errors.BadConfig, match="no options of sources"):
+        clusters.source_spec("cachefs://m/a", chosen(endpoint_url="http://x"))
+    node = clusters.mounts_node("cachefs://m:19998/a", home, chosen(tls_ca="/ca"), True)
+    assert (node.master, node.weight, node.stays) == ("https://m:19998", 0.0, False)
+
+
+def test_paths_of_a_mount_are_below_the_directory_that_is_mounted() -> None:
+    record = MountRecord("/mnt", UfsSpec("cachefs://m:1/imagenet/train"), 1, "s")
+    assert Target(record, b"a/b").in_namespace == b"imagenet/train/a/b"
+    assert Target(record, b"").in_namespace == b"imagenet/train"
+    alone = msgspec.structs.replace(record, source=UfsSpec("s3://bucket/x"))
+    assert Target(alone, b"a/b").in_namespace == b"a/b"
