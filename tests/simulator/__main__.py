@@ -1,0 +1,38 @@
+"""`python -m tests.simulator SEED`: one history, told as it happens; `--many N`: many."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulator.history import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--many", type=int, default=1, metavar="N")
+    chosen = parser.parse_args()
+    failed = []
+    started_s = time.monotonic()
+    steps = 0
+    for seed in range(chosen.seed, chosen.seed + chosen.many):
+        try:
+            outcome = run(seed, tracing=chosen.many == 1)
+        except AssertionError as err:
+            failed.append(seed)
+            print(err)
+            continue
+        steps += outcome.world.schedule.steps
+        if chosen.many == 1:
+            print({**{k: getattr(outcome.world.counts, k) for k in COUNTED}, "steps": steps})
+    took_s = time.monotonic() - started_s
+    print(f"{chosen.many} histories, {steps:,} steps, {took_s:.1f} s; failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+COUNTED = ("reads", "failed", "pages", "longest_s", "evicted", "views")
+
+if __name__ == "__main__":
+    sys.exit(main())

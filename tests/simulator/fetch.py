@@ -1,0 +1,246 @@
+"""One piece of a file on its way to a node: the real search decides whom to ask, this does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cachefs.core.errors import CacheFSError, Unavailable
+from tests.simulator.network import Call
+from tests.simulator.origin import BAD, File, Page
+from worker.source import NotHere, Purpose
+from worker.state.search import (
+    Action,
+    Answer,
+    Answered,
+    Ask,
+    Broke,
+    Candidate,
+    Close,
+    Event,
+    Failed,
+    GiveUp,
+    Refresh,
+    Refreshed,
+    Search,
+    Take,
+    Tick,
+    UseOrigin,
+    Way,
+)
+
+if TYPE_CHECKING:
+    from tests.simulator.worker import WorkerServer
+
+PIECE_PAGES = 8
+ORIGIN_DEADLINE_S = 20.0
+ORIGIN_PAUSE_S = 0.5
+CLOCK_S = 1e-4  # nobody is woken before his time, however it is rounded
+CALL_S = 60.0  # longer than a search waits
+
+
+@dataclass(frozen=True, slots=True)
+class GetData:
+    """Pages of one block."""
+
+    key: bytes
+    ino: int
+    first: int
+    end: int
+    epoch: int
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """An answer to `GetData`: with `HAS`, (bytes, checksum) of the pages from the first one on."""
+
+    answer: Answer
+    body: tuple[tuple[Page, Page], ...] = ()
+    at_once: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A page of yours had not its checksum."""
+
+    key: bytes
+    page: int
+
+
+Heard = Callable[[int, Page, bool], None]  # page, its bytes, from a peer
+Ended = Callable[[CacheFSError | None], None]
+
+
+class Fetch:
+    """Pages [first, end) of one block. `on_page` hears of each as it comes, `on_end` of the end."""
+
+    def __init__(
+        self,
+        node: WorkerServer,
+        file: File,
+        first: int,
+        end: int,
+        purpose: Purpose,
+        *,
+        on_page: Heard,
+        on_end: Ended,
+    ) -> None:
+        self._node = node
+        self._file = file
+        self._first = first
+        self._end = end
+        self._purpose = purpose
+        self._on_page = on_page
+        self._on_end = on_end
+        self._calls: dict[Candidate, Call] = {}
+        self._started_s = node.process.now_s
+        self._until_s = node.process.now_s + ORIGIN_DEADLINE_S
+        self._waking_s = float("inf")
+        self._troubled: set[str] = set()  # peers with whom something went, or had gone, wrong
+        self._bodies: dict[Candidate, Data] = {}
+        self._origin_failed = False
+        self._search: Search
+
+    def start(self) -> None:
+        """Also for what is still to come after a part of it."""
+        self._started_s = self._node.process.now_s
+        self._candidates = self._find()
+        self._search = Search(
+            self._node.peers,
+            self._file.key,
+            self._candidates,
+            may_ask_origin=self._purpose is not Purpose.MIGRATE,
+        )
+        self._tell(Tick())
+
+    def _find(self) -> list[Candidate]:
+        return self._node.candidates(self._file, self._first, self._purpose)
+
+    def _tell(self, event: Event) -> None:
+        search = self._search
+        self._troubled |= self._node.avoided(self._candidates)
+        actions = search.handle(event, self._node.process.now_s)
+        search.check_invariants()
+        for action in actions:
+            self._act(action)
+        if search is self._search:
+            self._wake_later(search)
+
+    def _wake_later(self, search: Search) -> None:
+        if search.wake_at_s < self._waking_s:
+            self._waking_s = search.wake_at_s
+            delay_s = max(0.0, search.wake_at_s - self._node.process.now_s) + CLOCK_S
+            self._node.process.after(delay_s, lambda: self._wake(search))
+
+    def _wake(self, search: Search) -> None:
+        if search is not self._search or self._first == self._end:
+            return
+        self._waking_s = float("inf")
+        if self._node.process.now_s >= search.wake_at_s:
+            self._tell(Tick())
+        else:
+            self._wake_later(search)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Ask(candidate):
+                self._ask(candidate)
+            case Close(candidate):
+                call = self._calls.pop(candidate, None)
+                if call is not None:
+                    if not call.is_over:
+                        self._troubled.add(candidate.peer)  # nobody knows what it would have said
+                    call.cancel()
+            case Take(candidate):
+                self._take(self._bodies.pop(candidate))
+            case Refresh():
+                self._node.refresh_view(lambda: self._refreshed())
+            case UseOrigin():
+                self._ask_origin()
+            case GiveUp():
+                self._finish(NotHere("nobody has it"))
+
+    # ---- peers ----
+
+    def _ask(self, candidate: Candidate) -> None:
+        node = self._node
+        data = GetData(
+            self._file.key, self._file.ino, self._first, self._end, node.view.epoch, candidate.way
+        )
+
+        def answered(answer: object) -> None:
+            if isinstance(answer, Data):
+                self._origin_failed |= answer.answer is Answer.ORIGIN_FAILED
+                self._bodies[candidate] = answer
+                self._tell(Answered(candidate, answer.answer, answer.at_once))
+            else:
+                self._troubled.add(candidate.peer)
+                self._tell(Failed(candidate))
+
+        self._calls[candidate] = node.call(candidate.url, data, answered, limit_s=CALL_S)
+
+    def _refreshed(self) -> None:
+        self._candidates = self._find()
+        self._tell(Refreshed(self._candidates))
+
+    def _take(self, data: Data) -> None:
+        """The body as it comes: a wrong page, or an early end, is known when it is reached."""
+        taken = self._taken_from = self._search._taken
+        assert taken is not None
+        for value, checksum in data.body:
+            if self._node.world.garbles():
+                value = BAD
+            if value != checksum:
+                doubt = Doubt(self._file.key, self._first)
+                self._node.call(taken.url, doubt, lambda answer: None, limit_s=5.0)
+                self._troubled.add(taken.peer)
+                return self._tell(Broke(wrong=True))
+            self._on_page(self._first, value, True)
+            self._first += 1
+        if self._first == self._end:
+            return self._finish(None)
+        if len(data.body) == 0:
+            self._troubled.add(taken.peer)
+            return self._tell(Broke())
+        self._waking_s = float("inf")
+        self.start()
+
+    # ---- the origin ----
+
+    def _ask_origin(self) -> None:
+        node = self._node
+        if not self._origin_failed:
+            node.world.check_use_of_origin(
+                node, self._file, self._first, self._candidates, self._troubled, self._started_s
+            )
+        up_to_date = node.view.epoch == node.world.master.view().epoch
+        node.world.origin.read(
+            node.process,
+            self._file,
+            self._first,
+            self._end,
+            self._from_origin,
+            up_to_date=up_to_date,
+        )
+
+    def _from_origin(self, found: list[Page] | CacheFSError) -> None:
+        if not isinstance(found, CacheFSError):
+            for value in found:
+                self._on_page(self._first, value, False)
+                self._first += 1
+            return self._finish(None)
+        if self._node.process.now_s + ORIGIN_PAUSE_S >= self._until_s:
+            return self._finish(Unavailable("the origin failed"))
+        self._node.process.after(ORIGIN_PAUSE_S, self._again)
+
+    def _again(self) -> None:
+        self._waking_s = float("inf")
+        self.start()
+
+    def _finish(self, error: CacheFSError | None) -> None:
+        self._end = self._first
+        for call in self._calls.values():
+            call.cancel()
+        self._on_end(error)

@@ -1,0 +1,83 @@
+"""The origin: files that never change, and a count of what was read of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
+from tests.simulator.schedule import Process
+from worker.state.pages import page_count, range_bytes
+
+NAMESPACE = NamespaceId(b"n" * 16)
+Page = tuple[bytes, int]  # the right bytes of a page are what names it: content key, number
+BAD: Page = (b"", -1)  # any other bytes
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file. The sum of a page is the page itself: what differs from it is wrong."""
+
+    ino: int
+    size_bytes: int
+    key: bytes
+    pages: int
+
+    def page_bytes(self, page: int) -> int:
+        return range_bytes(self.size_bytes, page, page + 1)
+
+
+def make_file(ino: int, size_bytes: int) -> File:
+    key = ContentId(NAMESPACE, ino, 0, ino * 0x9E3779B97F4A7C15 & (1 << 64) - 1).key
+    return File(ino, size_bytes, key, page_count(size_bytes))
+
+
+class Origin:
+    """`down_until_s`: it answers errors. `reads`: of each page, from when to
+    when it was read, and whether the reader had the master's view and asked the others for
+    just this page before (they say what they have from the first page asked for on)."""
+
+    def __init__(self, random: random.Random, files: list[File]) -> None:
+        self.by_ino = {file.ino: file for file in files}
+        self.by_key = {file.key: file for file in files}
+        self.reads: dict[Page, list[tuple[float, float, bool]]] = {}
+        self.latency_s = 0.02
+        self.down_until_s = 0.0
+        self.was_down = False
+        self._random = random
+
+    def is_down(self, now_s: float) -> bool:
+        return now_s < self.down_until_s
+
+    def go_down(self, until_s: float) -> None:
+        self.down_until_s = until_s
+        self.was_down = True
+
+    def read(
+        self,
+        process: Process,
+        file: File,
+        first: int,
+        end: int,
+        done: Callable[[list[Page] | CacheFSError], None],
+        *,
+        up_to_date: bool,
+    ) -> None:
+        began_s = process.now_s
+        delay_s = self.latency_s * (0.5 + self._random.random()) + 0.002 * (end - first)
+
+        def answer() -> None:
+            if self.is_down(process.now_s):
+                return done(Unavailable("the origin is down"))
+            found = [(file.key, page) for page in range(first, end)]
+            for page in found:
+                asked_for = up_to_date and page[1] == first
+                self.reads.setdefault(page, []).append((began_s, process.now_s, asked_for))
+            done(found)
+
+        process.after(delay_s, answer)
+
+
+__all__ = ["BAD", "NAMESPACE", "PAGE_BYTES", "File", "Origin", "Page", "make_file"]

@@ -1,0 +1,146 @@
+"""The simulator itself: a seed is a history, and what is wrong is seen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cachefs.core.errors import DeadlineExceeded, Unreachable
+from tests.simulator.history import History, run, sort_of
+from tests.simulator.network import Done, Network
+from tests.simulator.origin import BAD
+from tests.simulator.schedule import Process, Schedule
+from worker.state.giving import Giver
+from worker.state.search import Search
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_seed_is_one_history(seed: int) -> None:
+    first, second = run(seed).world, run(seed).world
+    assert first.counts == second.counts
+    assert first.schedule.steps == second.schedule.steps
+
+
+def test_all_sorts_come_up() -> None:
+    assert {sort_of(seed) for seed in range(4)} == {"calm", "tight", "rough"}
+
+
+def first_failure(seeds: range) -> str:
+    for seed in seeds:
+        try:
+            run(seed)
+        except AssertionError as err:
+            return str(err)
+    return ""
+
+
+def test_a_wrong_byte_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulator.cache.Cache.read", lambda self, key, page: BAD)
+    assert "bytes" in first_failure(range(0, 8, 4))
+
+
+def test_a_block_that_is_not_handed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Giver, "_heirs", lambda self, ino, block: [])
+    assert "its owner" in first_failure(range(0, 80, 4))
+
+
+def test_what_asks_the_origin_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_nobody(self: Search, *args: object) -> list[object]:
+        return [self._end()]
+
+    monkeypatch.setattr(Search, "_next", ask_nobody)
+    assert "from the origin, but" in first_failure(range(0, 8, 4))
+
+
+def test_an_eviction_without_permission_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulator.master.MasterHost.is_protected", lambda self, key: False)
+    assert "protects was evicted" in first_failure(range(1, 200, 4))
+
+
+def test_the_failing_seed_and_its_story_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: History) -> None:
+        self.world.say("something happened")
+        raise AssertionError("told")
+
+    monkeypatch.setattr(History, "_end", fail)
+    with pytest.raises(
+        AssertionError, match=r"seed 77 \(tight\).*told\n(.*\n)*.*something happened"
+    ):
+        run(77)
+
+
+class Echo:
+    """Answers what it is asked; `held` keeps the answers back."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.held: list[Done] | None = None
+
+    def serve(self, request: object, reply: Done) -> None:
+        if self.held is None:
+            reply(request)
+        else:
+            self.held.append(reply)
+
+
+def network() -> tuple[Schedule, Network, Process, Echo]:
+    schedule = Schedule()
+    net = Network(schedule, random.Random(1))
+    server = Echo(Process(schedule, "there"))
+    net.listen("http://there", server)
+    return schedule, net, Process(schedule, "here"), server
+
+
+def heard(net: Network, source: Process, schedule: Schedule, until_s: float = 9.0) -> list[object]:
+    found: list[object] = []
+    net.call(source, "http://there", "hello", found.append, limit_s=5.0)
+    schedule.run(schedule.now_s + until_s)
+    return found
+
+
+def test_a_call_is_answered_once_even_if_it_comes_twice() -> None:
+    schedule, net, source, _ = network()
+    net.weather.twice = 1.0
+    assert heard(net, source, schedule) == ["hello"]
+
+
+def test_silence_ends_with_the_caller_s_limit() -> None:
+    schedule, net, source, server = network()
+    net.cut("here", "there")
+    (answer,) = heard(net, source, schedule)
+    assert isinstance(answer, DeadlineExceeded)
+    net.heal()
+    server.process.resumes_s = schedule.now_s + 100
+    (answer,) = heard(net, source, schedule)
+    assert isinstance(answer, DeadlineExceeded)
+
+
+def test_a_dead_server_refuses_and_a_dying_one_breaks_off() -> None:
+    schedule, net, source, server = network()
+    server.held = []
+    found: list[object] = []
+    net.call(source, "http://there", "hello", found.append, limit_s=5.0)
+    schedule.run(1.0)
+    server.process.is_alive = False
+    net.died(server.process)
+    schedule.run(2.0)
+    (answer,) = found
+    assert isinstance(answer, Unreachable)
+    (answer,) = heard(net, source, schedule, 1.0)
+    assert isinstance(answer, Unreachable)
+
+
+def test_who_ended_hears_nothing_and_who_is_stopped_hears_it_later() -> None:
+    schedule, net, source, _ = network()
+    found: list[object] = []
+    net.call(source, "http://there", "one", found.append, limit_s=50.0)
+    source.resumes_s = 7.0
+    schedule.run(6.0)
+    assert found == []
+    schedule.run(8.0)
+    assert found == ["one"]
+    net.call(source, "http://there", "two", found.append, limit_s=50.0)
+    source.is_alive = False
+    schedule.run(99.0)
+    assert found == ["one"]

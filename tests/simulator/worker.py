@@ -1,0 +1,475 @@
+"""A worker's process: member of the cluster, server of its peers, reader for its mounts; with the
+real decisions of peers, searches and migration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cachefs.core import cluster as c
+from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unreachable
+from cachefs.core.messages import Done
+from cachefs.core.placement import Member, View
+from tests.simulator import master
+from tests.simulator.cache import Cache, Disk
+from tests.simulator.fetch import PIECE_PAGES, Data, Doubt, Fetch, GetData
+from tests.simulator.network import Call, failed
+from tests.simulator.network import Done as Reply
+from tests.simulator.origin import NAMESPACE, File, Page
+from tests.simulator.schedule import Process
+from worker.cluster.member import is_newer
+from worker.peers.ring import Ring
+from worker.peers.source import Holders
+from worker.source import NotHere, Purpose
+from worker.state import moves as mv
+from worker.state.admission import Verdict
+from worker.state.migration import Migration
+from worker.state.pages import split
+from worker.state.peers import Peers
+from worker.state.search import Answer, Candidate, Way
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+CALL_S = 5.0
+DISK_S = 0.001
+MIGRATION_TICK_S = 0.5
+PERMISSION_WAIT_S = 5.0
+Bytes = dict[int, Page]
+Waiter = Callable[[int, Page | None, CacheFSError | None], None]  # page; its bytes, or why not
+
+
+class WorkerHost:
+    """A machine with a worker: what outlives the process."""
+
+    def __init__(
+        self, world: World, id: str, weight: float, limit_bytes: int, admission: str
+    ) -> None:
+        self.world = world
+        self.id = id
+        self.url = f"http://{id}:1"
+        self.weight = weight
+        self.limit_bytes = limit_bytes
+        self.admission = admission
+        self.disk = Disk()
+        self.served: WorkerServer | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.served is not None and self.served.process.is_alive
+
+    def start(self) -> None:
+        if not self.is_up:
+            self.served = WorkerServer(self)
+            self.world.network.listen(self.url, self.served)
+            self.served.start()
+
+    def crash(self) -> None:
+        if self.served is not None and self.served.process.is_alive:
+            self.served.process.is_alive = False
+            self.world.network.died(self.served.process)
+            self.world.ended(self.served)
+
+    def leave(self) -> None:
+        """Ends in order: says so, then dies."""
+        if self.served is not None and self.served.process.is_alive:
+            self.served.call(master.URL, c.Leave(self.id), lambda answer: None, limit_s=2.0)
+            self.world.schedule.after(2.0, self.crash, self.served.process)
+
+
+class Piece:
+    """Pages on their way here, and who waits for them."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self.left = set(range(first, end))
+        self.waiters: list[Waiter] = []
+
+    def tell(self, page: int, value: Page | None, error: CacheFSError | None) -> None:
+        self.left.discard(page)
+        for waiter in [*self.waiters]:
+            waiter(page, value, error)
+
+
+class WorkerServer:
+    """One process."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        world = host.world
+        self.host = host
+        self.world = world
+        self.process = Process(world.schedule, host.id)
+        self.view = View(-1)
+        self.ring = Ring(host.id)
+        self.holders = Holders()
+        self.peers = Peers()
+        self.migration = Migration(host.id, bytes_per_s=world.migration_bytes_per_s)
+        self.cache = Cache(
+            host.disk, world.origin, host.limit_bytes, self._owns_first, admission=host.admission
+        )
+        self._coming: dict[Page, Piece] = {}
+        self._is_ticking = self._is_making_room = False
+        self._waiting_for_room: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        self._register()
+
+    def call(self, url: str, request: object, done: Reply, *, limit_s: float = CALL_S) -> Call:
+        return self.world.network.call(self.process, url, request, done, limit_s=limit_s)
+
+    # ---- member ----
+
+    def _register(self) -> None:
+        me = c.Register(self.host.id, self.host.url, self.host.weight, self.host.id)
+
+        def answered(answer: object) -> None:
+            if isinstance(answer, c.Registered):
+                if answer.view.epoch < self.view.epoch:
+                    self.view = View(-1)
+                self._adopt(answer.view)
+                self._beat_later()
+            else:
+                self.process.after(0.5, self._register)
+
+        self.call(master.URL, me, answered)
+
+    def _beat_later(self) -> None:
+        self.process.after(c.HEARTBEAT_S * (1 - 0.1 * self.world.random.random()), self._beat)
+
+    def _beat(self) -> None:
+        view, settled = self.view, self.migration.settled
+        beat = c.Heartbeat(self.host.id, view.epoch, settled=settled, version=view.version)
+
+        def answered(answer: object) -> None:
+            if isinstance(answer, c.Beaten) and not answer.known:
+                return self._register()
+            if isinstance(answer, c.Beaten) and answer.view is not None:
+                self._adopt(answer.view)
+            self._beat_later()
+
+        self.call(master.URL, beat, answered, limit_s=c.HEARTBEAT_S + 1.0)
+
+    def _adopt(self, view: View) -> None:
+        if not is_newer(view, self.view):
+            return
+        self.view = view
+        self.ring.update(view)
+        self.world.saw(self, view)
+        self.cache.look_at_owners()
+        self.migrate(mv.ViewCame(view))
+
+    def refresh_view(self, then: Callable[[], None]) -> None:
+        def answered(answer: object) -> None:
+            if isinstance(answer, c.ViewReply):
+                self._adopt(answer.view)
+            then()
+
+        self.call(master.URL, c.GetView(), answered)
+
+    def _owns_first(self, key: bytes) -> bool:
+        return self.ring.owns_content(key)
+
+    # ---- reads ----
+
+    def avoided(self, asked: Sequence[Candidate]) -> set[str]:
+        """Those of them that are not known to live, by what this node saw of them."""
+        known = self.peers._peers
+        return {one.peer for one in asked if one.peer in known and known[one.peer].failures}
+
+    def candidates(self, file: File, page: int, purpose: Purpose) -> list[Candidate]:
+        block = page // mv.BLOCK_PAGES
+        return self.ring.candidates(file.ino, block, purpose, self.holders.of(file.key, block))
+
+    def get(
+        self,
+        file: File,
+        first: int,
+        end: int,
+        purpose: Purpose,
+        done: Callable[[Bytes | CacheFSError], None],
+    ) -> None:
+        """The bytes of pages of one block, from the cache or by way of it; single-flight."""
+        key, cache = file.key, self.cache
+        cache.users[key] = cache.users.get(key, 0) + 1
+        found: Bytes = {p: cache.read(key, p) for p in range(first, end) if cache.has(key, p)}
+        missing = {page for page in range(first, end) if page not in found}
+        errors: list[CacheFSError] = []
+
+        def finish() -> None:
+            cache.users[key] -= 1
+            if not cache.users[key]:
+                del cache.users[key]
+            done(errors[0] if errors else found)
+
+        def heard(page: int, value: Page | None, error: CacheFSError | None) -> None:
+            if page not in missing:
+                return
+            if isinstance(error, NotHere | NoSpace) and purpose is not Purpose.MIGRATE:
+                # It came for migration, which gives up early: whoever reads asks for himself.
+                return self._wait_for({page}, file, purpose, heard)
+            missing.discard(page)
+            if value is not None:
+                found[page] = value
+            elif error is not None:
+                errors.append(error)
+            if not missing:
+                finish()
+
+        cache.use(key, self.process.now_s)
+        if not missing:
+            self.process.after(DISK_S, finish)
+            return
+        self._wait_for({*missing}, file, purpose, heard)
+
+    def _wait_for(
+        self,
+        pages: set[int],
+        file: File,
+        purpose: Purpose,
+        heard: Waiter,
+    ) -> None:
+        pieces: dict[Piece, None] = {}
+        new: list[int] = []
+        for page in sorted(pages):
+            piece = self._coming.get((file.key, page))
+            if piece is None:
+                new.append(page)
+            else:
+                pieces[piece] = None
+        for first, end in _runs(new):
+            for part in split(first, end, PIECE_PAGES):
+                piece = Piece(*part)
+                pieces[piece] = None
+                for page in range(*part):
+                    self._coming[file.key, page] = piece
+                self._begin(piece, file, part, purpose)
+        for piece in pieces:
+            piece.waiters.append(heard)
+
+    def _begin(
+        self,
+        piece: Piece,
+        file: File,
+        pages: tuple[int, int],
+        purpose: Purpose,
+    ) -> None:
+        def on_page(page: int, value: Page, from_peer: bool) -> None:
+            self._store(file, page, value, purpose, piece)
+
+        def on_end(error: CacheFSError | None) -> None:
+            for page in sorted(piece.left):
+                if self._coming.get((file.key, page)) is piece:
+                    del self._coming[file.key, page]
+            for page in sorted(piece.left):
+                piece.tell(page, None, error or Unreachable("it ended early"))
+
+        fetch = Fetch(self, file, *pages, purpose, on_page=on_page, on_end=on_end)
+        self.process.after(0.0, fetch.start)
+
+    def _store(self, file: File, page: int, value: Page, purpose: Purpose, piece: Piece) -> None:
+        assert value == (file.key, page), "an unverified page is taken"
+        self._coming.pop((file.key, page), None)
+        now_s = self.process.now_s
+        kept = self.cache.put(file, page, value, now_s)
+        if not kept:
+            size_bytes = file.page_bytes(page)
+            verdict = self.cache.verdict(size_bytes, now_s)
+            if verdict in (Verdict.MAKE_ROOM, Verdict.MAKE_ROOM_FROM_IDLE):
+                self._make_room(
+                    lambda: self.cache.put(file, page, value, self.process.now_s), size_bytes
+                )
+            if purpose is Purpose.MIGRATE:
+                return piece.tell(page, None, NoSpace("the cache is full"))
+        self.cache.check_invariants()
+        piece.tell(page, value, None)
+
+    # ---- eviction ----
+
+    def _make_room(self, then: Callable[[], object], size_bytes: int) -> None:
+        """One at a time, as everywhere; who comes meanwhile reads past the cache."""
+        if self._is_making_room:
+            return
+        self._is_making_room = True
+        keys, asked_s = self.cache.candidates(), self.process.now_s
+
+        def answered(answer: object) -> None:
+            self._is_making_room = False
+            if not isinstance(answer, c.Permitted):
+                return
+            until_s = asked_s + answer.valid_for_s
+            for key, allowed in zip(keys, answer.allowed, strict=True):
+                if not allowed:
+                    self.cache.order.defer(key)
+                elif self.cache.free_bytes < size_bytes:
+                    self._evict(key, until_s)
+            then()
+            self.cache.check_invariants()
+
+        if not keys:
+            self._is_making_room = False
+            return
+        request = c.PermitEviction(NAMESPACE, keys)
+        self.call(master.URL, request, answered, limit_s=PERMISSION_WAIT_S)
+
+    def _evict(self, key: bytes, until_s: float) -> None:
+        if key in self.cache.users or self.process.now_s >= until_s:
+            return
+        self.world.evicts(self, key)
+        self.cache.drop(key)
+        self.cache.evicted += 1
+
+    # ---- server ----
+
+    def serve(self, request: object, reply: Reply) -> None:
+        match request:
+            case GetData():
+                self._serve_data(request, reply)
+            case c.Have(contents):
+                bits = [self.cache.bits(key) for key in contents]
+                reply(c.Had([one.to_bytes(256, "little") for one in bits]))
+            case c.Offer():
+                reply(self._offered(request))
+            case Doubt(key, page):
+                if (key, page) in self.host.disk.flipped and key not in self.cache.users:
+                    self.cache.drop(key)
+                reply(Done())
+            case _:
+                raise AssertionError(f"not for a worker: {request}")
+
+    def _serve_data(self, data: GetData, reply: Reply) -> None:
+        body = self._here(data)
+        if body or data.way is Way.HAVE:
+            answer = Data(Answer.HAS, body) if body else Data(Answer.HAS_NOT)
+            self.process.after(DISK_S, lambda: reply(answer))
+        elif data.epoch > self.view.epoch:
+            self.refresh_view(lambda: self._provide(data, reply))
+        else:
+            self._provide(data, reply)
+
+    def _here(self, data: GetData) -> tuple[tuple[Page, Page], ...]:
+        body, page = [], data.first
+        while page < data.end and self.cache.has(data.key, page):
+            body.append((self.cache.read(data.key, page), (data.key, page)))
+            page += 1
+        if body:
+            self.cache.use(data.key, self.process.now_s)
+        return tuple(body)
+
+    def _provide(self, data: GetData, reply: Reply) -> None:
+        """Only the first owner brings things for whoever has another view."""
+        rank = self.ring.rank(data.ino, data.first // mv.BLOCK_PAGES)
+        most = self.ring.replicas - (data.way is not Way.NEXT)
+        if rank != 0 and not (0 < rank <= most and data.epoch == self.view.epoch):
+            return reply(Data(Answer.NOT_OWNER))
+        file = self.world.origin.by_key[data.key]
+
+        def got(found: Bytes | CacheFSError) -> None:
+            if isinstance(found, CacheFSError):
+                return reply(Data(Answer.ORIGIN_FAILED))
+            pages = range(data.first, data.end)
+            reply(Data(Answer.HAS, tuple((found[p], (data.key, p)) for p in pages), False))
+
+        self.get(file, data.first, data.end, Purpose.SERVE, got)
+
+    # ---- migration ----
+
+    def migrate(self, event: mv.Event) -> None:
+        for action in self._decide(event):
+            self._act(action)
+
+    def _decide(self, event: mv.Event) -> list[mv.Action]:
+        actions = self.migration.handle(event, self.process.now_s)
+        self.migration.check_invariants()
+        if self.migration.is_at_work and not self._is_ticking:
+            self._is_ticking = True
+            self.process.after(MIGRATION_TICK_S, self._tick)
+        return actions
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        self.migrate(mv.Tick())
+
+    def _offered(self, offer: c.Offer) -> object:
+        answer, *rest = self._decide(mv.OfferCame(offer))
+        for action in rest:
+            self._act(action)
+        assert isinstance(answer, mv.Answer)
+        if answer.failure is None:
+            giver = Member(offer.worker, offer.url, 0.0)
+            for key, block in offer.blocks:
+                self.holders.add(key, block, giver)
+        return answer.failure or Done()
+
+    def _act(self, action: mv.Action) -> None:
+        match action:
+            case mv.Scan(epoch, after, limit):
+                self.process.after(DISK_S, lambda: self._scan(epoch, after, limit))
+            case mv.AskHave(epoch, peer, contents):
+                self._have(
+                    peer.url,
+                    contents,
+                    lambda pages: self.migrate(mv.HaveCame(epoch, peer.id, pages)),
+                )
+            case mv.SendOffer(epoch, peer, blocks):
+                offer = c.Offer(self.host.id, self.host.url, epoch, [*blocks])
+                self.call(
+                    peer.url,
+                    offer,
+                    lambda answer: self.migrate(mv.OfferAnswered(epoch, peer.id, failed(answer))),
+                )
+            case mv.LookAt(epoch, giver, url, contents):
+                self._have(url, contents, lambda pages: self._looked(epoch, giver, pages))
+            case mv.Bring():
+                self._bring(action)
+            case mv.RefreshView():
+                self.refresh_view(lambda: None)
+
+    def _scan(self, epoch: int, after: bytes, limit: int) -> None:
+        found = self.cache.holdings(after, limit)
+        rest = found[-1].key if len(found) == limit else b""
+        self.migrate(mv.Scanned(epoch, found, rest))
+
+    def _have(
+        self,
+        url: str,
+        contents: tuple[bytes, ...],
+        then: Callable[[dict[bytes, int] | None], None],
+    ) -> None:
+        def answered(answer: object) -> None:
+            if not isinstance(answer, c.Had):
+                return then(None)
+            bits = [int.from_bytes(data, "little") for data in answer.pages]
+            then(dict(zip(contents, bits, strict=True)))
+
+        self.call(url, c.Have([*contents]), answered)
+
+    def _looked(self, epoch: int, giver: str, pages: dict[bytes, int] | None) -> None:
+        if pages is not None:
+            pages = {key: bits & ~self.cache.bits(key) for key, bits in pages.items()}
+        self.migrate(mv.LookedAt(epoch, giver, pages))
+
+    def _bring(self, bring: mv.Bring) -> None:
+        file = self.world.origin.by_key[bring.key]
+
+        def got(found: Bytes | CacheFSError) -> None:
+            pages = range(bring.first, bring.end)
+            here = sum(self.cache.has(bring.key, page) for page in pages)
+            size_bytes = sum(file.page_bytes(p) for p in pages if self.cache.has(bring.key, p))
+            error: CacheFSError | None = None
+            if here < len(pages):
+                need_bytes = sum(file.page_bytes(page) for page in pages)
+                full = self.cache.free_bytes < need_bytes
+                error = NoSpace("full") if full else NotFound("the pages did not come")
+            self.migrate(mv.Brought(bring, size_bytes, error))
+
+        self.get(file, bring.first, bring.end, Purpose.MIGRATE, got)
+
+
+def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for page in pages:
+        if runs and runs[-1][1] == page:
+            runs[-1] = runs[-1][0], page + 1
+        else:
+            runs.append((page, page + 1))
+    return runs
