@@ -1,24 +1,28 @@
 """A connector whose source is found when the first request needs it: the master is asked which
-source a key names, and the adapter is made, by the thread that reads.
+source a key names, and the adapter is made, by the thread that reads. Where the origin refuses the
+access it is found anew: an operator may have added the source again, with other options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, Unreachable
+from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, Unreachable
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Capabilities, Connector, Entry, Page
 
 FAILURE_KEPT_S: Final = 2.0
+AGAIN_S: Final = 5.0  # after it was found, where the origin refuses the access
 
 
 class LateConnector:
-    """`find` blocks, and may raise the typed errors; its failure counts for `FAILURE_KEPT_S`.
-    Thread-safe; no method belongs in an event loop but `close`."""
+    """`find` blocks, and may raise the typed errors; its failure counts for `FAILURE_KEPT_S`. It
+    may be asked again, and answers the same connector or another; who made them closes all but the
+    last. Thread-safe; no method belongs in an event loop but `close`."""
 
     def __init__(
         self, find: Callable[[], Connector], clock: Callable[[], float] = time.monotonic
@@ -28,25 +32,33 @@ class LateConnector:
         self._lock = threading.Lock()
         self._inner: Connector | None = None
         self._failure: CacheFSError | None = None
-        self._failed_at = 0.0
+        self._looked_at = 0.0
+        self._refused = False  # by the origin, since it was looked for
         self._closed = False
 
     def _found(self) -> Connector:
         inner = self._inner
-        if inner is not None:
+        if inner is not None and not self._refused:
             return inner
         with self._lock:  # one asks, the others wait for its answer
-            return self._inner or self._look()
+            if self._inner is None:
+                return self._look()
+            if self._refused and self._clock() - self._looked_at >= AGAIN_S:
+                self._refused = False
+                with contextlib.suppress(CacheFSError):  # what was found before goes on
+                    self._look()
+            return self._inner
 
     def _look(self) -> Connector:
         if self._closed:
             raise Unreachable("this node is ending")
-        if self._failure is not None and self._clock() - self._failed_at < FAILURE_KEPT_S:
+        if self._failure is not None and self._clock() - self._looked_at < FAILURE_KEPT_S:
             raise self._failure
+        self._looked_at = self._clock()
         try:
             found = self._find()
         except CacheFSError as err:
-            self._failure, self._failed_at = err, self._clock()
+            self._failure = err
             raise
         if self._closed:
             found.close()
@@ -58,11 +70,22 @@ class LateConnector:
     def capabilities(self) -> Capabilities:
         return self._found().capabilities
 
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Connector]:
+        found = self._found()
+        try:
+            yield found
+        except (AccessDenied, CredentialsMissing):  # of all of it, or of this object alone
+            self._refused = True
+            raise
+
     def check(self) -> None:
-        self._found().check()
+        with self._using() as found:
+            found.check()
 
     def stat(self, path: bytes) -> Entry:
-        return self._found().stat(path)
+        with self._using() as found:
+            return found.stat(path)
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
         return self._found().list_dir(path, after)
@@ -71,10 +94,12 @@ class LateConnector:
         return self._found().list_tree(path)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
-        return self._found().read(path, offset, size, version)
+        with self._using() as found:
+            return found.read(path, offset, size, version)
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        return self._found().read_all(path, version)
+        with self._using() as found:
+            return found.read_all(path, version)
 
     def close(self) -> None:
         """Does not wait for a thread that is just looking."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CONNECTORS: Final = 1000
+MAX_RETIRED: Final = 16
 MAX_ATTACHED: Final = 1000
 PATIENCE_S: Final = 5.0  # with a master, where the path was attached before
 FIND_S: Final = 40.0  # for a thread that waits until a master says which source it is
@@ -51,6 +52,8 @@ class ClusterSources:
         self._current: RemoteNamespace | None = None
         self._greeting: asyncio.Task[RemoteNamespace] | None = None
         self._connectors: dict[tuple[NamespaceId, str], LateConnector] = {}
+        self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
+        self._retired: list[Connector] = []  # reads under way may use them
         self._meters: dict[str, Meter] = {}
         self._attached: Generations[bytes, m.Attached] = Generations(MAX_ATTACHED)
 
@@ -156,7 +159,22 @@ class ClusterSources:
         except TimeoutError as err:
             asked.cancel()
             raise Unreachable(f"the master does not say what {ufs} is") from err
-        return self._open_connector(spec, self._meters.setdefault(ufs, Meter()))
+        return self._make(namespace.namespace, ufs, spec)
+
+    def _make(self, namespace: NamespaceId, ufs: str, spec: UfsSpec) -> Connector:
+        """The connector of a source, another one where its options are others now. In a thread;
+        there is one at a time for each source."""
+        former = self._made.get((namespace, ufs))
+        if former is not None and former[0] == spec:
+            return former[1]
+        connector = self._open_connector(spec, self._meters.setdefault(ufs, Meter()))
+        self._made[namespace, ufs] = spec, connector
+        if former is not None:
+            log.info("source %s has other options now", spec.url)
+            self._retired.append(former[1])
+            if len(self._retired) > MAX_RETIRED:
+                self._retired.pop(0).close()
+        return connector
 
     def status(self) -> list[dict[str, Any]]:
         """Plain values: one row per namespace."""
@@ -179,9 +197,10 @@ class ClusterSources:
             await asyncio.gather(self._greeting, return_exceptions=True)
         for namespace in self._namespaces.values():
             await namespace.close()
-        for connector in self._connectors.values():
+        for connector in [*self._connectors.values(), *self._retired]:
             connector.close()
         self._connectors.clear()
+        self._retired.clear()
 
 
 if TYPE_CHECKING:

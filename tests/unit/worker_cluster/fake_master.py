@@ -55,6 +55,7 @@ class FakeMaster:
         self.tree: dict[tuple[int, bytes], Inode] = {}
         self.root = directory(ROOT_INO)
         self.namespace = NAMESPACE
+        self.source = SOURCE
         self.valid_for_s = 60.0
         self.down = False
         self.asked: list[Any] = []
@@ -143,7 +144,7 @@ class FakeMaster:
             case c.GetUfs():
                 if body.key != SOURCE.key:
                     raise NotFound("no such source")
-                return c.UfsFound(SOURCE)
+                return c.UfsFound(self.source)
             case c.GetEvents():
                 return await self._poll(body)
         raise AssertionError(f"not scripted: {body}")

@@ -13,6 +13,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import (
+    AccessDenied,
     BadConfig,
     CredentialsMissing,
     InUse,
@@ -32,7 +33,7 @@ from tests.unit.worker_cluster.fake_master import (
     run,
     until,
 )
-from worker.cluster.late_connector import FAILURE_KEPT_S, LateConnector
+from worker.cluster.late_connector import AGAIN_S, FAILURE_KEPT_S, LateConnector
 from worker.cluster.sources import ClusterSources
 
 VERSION = Fingerprint(Kind.FILE, 4)
@@ -44,6 +45,8 @@ class FakeConnector:
         self.closed = False
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        if path == b"secret" and "profile" not in self.spec.options:
+            raise AccessDenied("no")
         return memoryview(b"%s of %s" % (path, self.spec.url.encode()))
 
     def close(self) -> None:
@@ -184,6 +187,36 @@ def test_a_source_that_is_not_there_fails_the_read() -> None:
     play(script)
 
 
+def test_a_source_that_refuses_the_access_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.cluster.late_connector.AGAIN_S", 0.0)
+
+    async def script(it: ClusterSources, rig: Rig) -> None:
+        await it.attach(attach("cachefs://fake:1/data"))
+        late = it.connector(NAMESPACE, SOURCE.key)
+
+        async def read(path: bytes) -> bytes:
+            return bytes(await asyncio.to_thread(late.read_all, path, VERSION))
+
+        for _ in range(2):  # an object that nobody may read spoils no other
+            with pytest.raises(AccessDenied):
+                await read(b"secret")
+            assert await read(b"x") == b"x of s3://bucket/data"
+        assert len(rig.opened) == 1
+        rig.master.source = UfsSpec(SOURCE.url, {"profile": "right"})
+        with pytest.raises(AccessDenied):
+            await read(b"secret")
+        assert await read(b"secret") == b"secret of s3://bucket/data"
+        assert [connector.closed for connector in rig.opened] == [False, False]
+        asked = rig.master.count(c.GetUfs)
+        await read(b"secret")
+        assert rig.master.count(c.GetUfs) == asked
+
+    rig = play(script)
+    assert [connector.closed for connector in rig.opened] == [True, True]
+
+
 def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
@@ -254,6 +287,21 @@ def test_a_failure_is_kept_for_a_moment() -> None:
     finder.error = None
     now[0] += FAILURE_KEPT_S
     assert bytes(late.read_all(b"x", VERSION)) == b"x of s3://bucket/data"
+    assert finder.calls == 2
+
+
+def test_a_refusal_is_looked_into_now_and_then_and_what_was_found_goes_on() -> None:
+    now = [0.0]
+    finder = Finder()
+    late = LateConnector(finder, clock=lambda: now[0])
+    for _ in range(3):
+        with pytest.raises(AccessDenied):
+            late.read_all(b"secret", VERSION)
+    assert finder.calls == 1
+    now[0] += AGAIN_S
+    finder.error = Unreachable("no master")
+    for _ in range(3):
+        assert bytes(late.read_all(b"x", VERSION)) == b"x of s3://bucket/data"
     assert finder.calls == 2
 
 
