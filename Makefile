@@ -9,7 +9,7 @@ UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --pyth
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
 
-demo: ## a bucket mounted, read cold and warm, killed and mounted again (needs root and /dev/fuse)
+demo: ## a bucket mounted, read cold and warm, killed and mounted again; a cluster (needs root and /dev/fuse)
 	@scripts/bootstrap $$(scripts/versitygw --cached && echo run || echo dev) --fuse "make demo"
 	@$(PY) -m demo.demo
 

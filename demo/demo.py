@@ -1,4 +1,5 @@
-"""The demo: what a person does with CacheFS, on a bucket of its own, in half a minute.
+"""The demo: what a person does with CacheFS, on a bucket of its own, in half a minute: on one
+node, then with a cluster.
 
 It uses the command line only, as a user would; it leaves nothing behind, however it ends.
 """
@@ -12,54 +13,20 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from demo import readers
+from demo import cluster, readers
+from demo.console import DemoFailed, cachefs, expect, header, row, say
 from demo.dataset import Dataset, make_dataset
-from demo.readers import Rates, WrongBytes
-from demo.sandbox import END_LIMIT_S, MARK, Sandbox, is_running, wait_until
+from demo.readers import WrongBytes
+from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
 from demo.servers import BUCKET, PREFIX, SOURCE, find_versitygw, s3_server, upload
 from demo.survival import Survival
 from tests.services.s3_server import S3Server
 
-COMMAND_LIMIT_S = 60.0
 DEMO_LIMIT_S = 170
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
-CACHEFS = str(Path(sys.executable).parent / "cachefs")
-WIDTH = 42
 KILLS = 3
-
-
-class DemoFailed(Exception):
-    """Something was not as promised; the text says what."""
-
-
-def say(text: str = "") -> None:
-    print(text, flush=True)
-
-
-def short(text: str) -> str:
-    """Shows the demo's own folder as $D."""
-    return text.replace(os.environ[MARK], "$D")
-
-
-def cachefs(*arguments: str, quiet: bool = False) -> str:
-    """Runs one command, shown as it is typed, and shows its answer."""
-    if not quiet:
-        say(short(f"\n$ cachefs {' '.join(arguments)}"))
-    done = subprocess.run(
-        [CACHEFS, *arguments],
-        text=True,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=COMMAND_LIMIT_S,
-    )
-    if done.returncode:
-        raise DemoFailed(f"cachefs {arguments[0]}: {done.stderr.strip() or done.stdout.strip()}")
-    if not quiet:
-        say(short((done.stdout + done.stderr).rstrip()))
-    return done.stdout
 
 
 class Demo:
@@ -85,37 +52,26 @@ class Demo:
         cachefs("mount", SOURCE, self.mountpoint, *flags, "--cache-size", "1GiB")
         say(f"  ({time.monotonic() - started:.1f} s)")
 
-    def row(self, name: str, rates: Rates, origin_bytes: int | None = None) -> None:
-        """One line of the table."""
-        origin = "" if origin_bytes is None else f"{origin_bytes / 1e6:10.1f} MB"
-        say(
-            f"{name:{WIDTH}}{rates.files_per_s:9,.0f} /s {rates.small_bytes_per_s / 1e6:8,.0f} MB/s"
-            f" {rates.shard_bytes_per_s / 1e6:9,.0f} MB/s {origin}"
-        )
-
-    def header(self) -> None:
-        say(f"{'':{WIDTH}}{'images':>12} {'images':>13} {'shard':>14} {'from origin':>13}")
-
     def read_mount(self, name: str) -> int:
         """One pass through the mount; its line; the bytes that came from the origin for it."""
         before = origin_bytes(self.status())
         rates = readers.from_directory(self.dataset, self.box.mountpoint)
         fetched = origin_bytes(self.status()) - before
-        self.row(name, rates, fetched)
+        row(name, rates, fetched)
         return fetched
 
     def compare(self) -> None:
         """Cold and warm through the mount, beside the same bytes without it."""
-        self.header()
+        header()
         fetched = self.read_mount("cachefs, cold")
         expect(fetched == self.dataset.total_bytes, f"{fetched} bytes fetched for a cold pass")
         readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
         expect(self.read_mount("cachefs, warm") == 0, "a warm pass asked the origin")
-        self.row(
+        row(
             "plain GETs from the server, 16 threads",
             readers.from_bucket(self.dataset, object_store(self.server), PREFIX),
         )
-        self.row(
+        row(
             "the same files in a local directory",
             readers.from_directory(self.dataset, self.dataset.root),
         )
@@ -153,23 +109,18 @@ class Demo:
 
     def remount(self) -> None:
         self.mount()
-        self.header()
+        header()
         fetched = self.read_mount("cachefs, after kill -9 and a new mount")
         expect(fetched == 0, f"the cache was not warm: {fetched} bytes fetched")
 
     def umount(self) -> None:
         """Ends as a user would, and looks for what must not be there any more."""
         cachefs("umount", self.mountpoint)
-        expect(not self.box.is_mounted(), "still mounted after umount")
+        expect(not self.box.mounts(), "still mounted after umount")
         ended = wait_until(lambda: not any(map(is_running, self.seen)), END_LIMIT_S)
         left = [pid for pid in self.box.processes() if pid != self.server.pid]
         expect(ended and not left, f"processes left after umount: {left or self.seen}")
         say("Nothing is mounted, nothing is running.")
-
-
-def expect(holds: bool, failure: str) -> None:
-    if not holds:
-        raise DemoFailed(failure)
 
 
 def origin_bytes(status: dict[str, Any]) -> int:
@@ -210,6 +161,10 @@ def play(box: Sandbox, real_server: bool) -> None:
         demo.kill_everything()
         demo.remount()
         demo.umount()
+        say("\nMany nodes, one cache: the same bucket, three workers.")
+        cluster.play(box, dataset, server.endpoint_url)
+        left = [pid for pid in box.processes() if pid != server.pid]
+        expect(not left, f"processes left at the end: {left}")
 
 
 def stop_on_signals(box: Sandbox) -> None:

@@ -60,10 +60,12 @@ class Sandbox:
         for name in [n for n in os.environ if n.startswith("AWS_") and not n.endswith("_FILE")]:
             del os.environ[name]
 
-    def is_mounted(self) -> bool:
-        """Read from the kernel's table: never touches the mount, which may be dead."""
+    def mounts(self) -> list[str]:
+        """What is mounted below the folder. Read from the kernel's table: never touches a mount,
+        which may be dead."""
         table = Path("/proc/self/mountinfo").read_text()
-        return any(line.split()[4] == str(self.mountpoint) for line in table.splitlines())
+        points = [line.split()[4] for line in table.splitlines()]
+        return [point for point in points if point.startswith(f"{self.folder}/")]
 
     def processes(self) -> list[int]:
         """The processes that came from this demo, itself left out."""
@@ -77,15 +79,17 @@ class Sandbox:
         return [pid for pid in found if is_running(pid)]
 
     def kill(self, pids: list[int]) -> None:
-        """SIGKILL, and waits until they are gone."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL to all at once (nobody is left a moment to start another), and waits until they
+        are gone."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         wait_until(lambda: not any(map(is_running, pids)), END_LIMIT_S)
 
     def close(self) -> None:
         """Takes everything away, whatever state it is in."""
         self.kill(self.processes())
-        while self.is_mounted():
-            subprocess.run(["fusermount3", "-uz", str(self.mountpoint)], check=True)
+        for point in self.mounts():
+            subprocess.run(["fusermount3", "-uz", point], check=True)
         shutil.rmtree(self.folder)
