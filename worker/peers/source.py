@@ -120,11 +120,17 @@ class ClusterSource:
     # ---- what others tell ----
 
     def on_view(self, view: View) -> None:
-        """The members changed: peers that are gone are forgotten."""
+        """The members changed: what is known of peers that are gone, or elsewhere now, is
+        forgotten."""
+        before = {one.id: one.url for one in (*self._ring.view.members, *self._ring.view.before)}
         self._ring.update(view)
-        members = {member.id for member in (*view.members, *view.before)}
+        same = {
+            one.id
+            for one in (*view.members, *view.before)
+            if before.get(one.id, one.url) == one.url
+        }
         with self._shared.lock:
-            self._shared.peers.keep(members)
+            self._shared.peers.keep(same)
         self._shared.connections.keep({one.url for one in (*view.members, *view.before)})
 
     def add_holder(self, key: bytes, block: int, member: Member) -> None:

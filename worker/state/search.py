@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cachefs.core.placement import Member, Placement
@@ -179,7 +179,7 @@ class Search:
         self._probe_at_s = NEVER_S
         self._hedge_at_s = NEVER_S
         self._taken: Candidate | None = None
-        self._given_up: set[str] = set()
+        self._given_up: set[tuple[str, str]] = set()  # (peer, url)
         self._has_hedged = self._has_refreshed = self._has_ended = False
 
     @property
@@ -198,7 +198,7 @@ class Search:
             case Broke(wrong):
                 return self._broke(now, wrong=wrong)
             case Refreshed(found):
-                self._left = deque(one for one in found if one.peer not in self._given_up)
+                self._left = self._without_given_up(found)
                 return self._next(now)
             case Tick():
                 return self._tick(now)
@@ -232,12 +232,16 @@ class Search:
         """It, and what else was asked of the same peer."""
         del self._asked[candidate]
         self._peers.failed(candidate.peer, now)
-        self._given_up.add(candidate.peer)
+        self._given_up.add((candidate.peer, candidate.url))
         closed: list[Action] = []
         for other in [*self._asked]:
             if other.peer == candidate.peer:
                 del self._asked[other]
                 closed += [Close(other)]
+        has_refreshed = self._has_refreshed or not self._peers.has_just_failed(candidate.peer)
+        if not has_refreshed and not self._asked:
+            self._has_refreshed, self._probe = True, None
+            return [*closed, Refresh()]  # it may be elsewhere by now
         return [*closed, *self._lost(candidate, now)]
 
     def _lost(self, candidate: Candidate, now: float) -> list[Action]:
@@ -254,13 +258,16 @@ class Search:
     def _broke(self, now: float, *, wrong: bool) -> list[Action]:
         taken, self._taken = self._taken, None
         if taken is not None:
-            self._given_up.add(taken.peer)
+            self._given_up.add((taken.peer, taken.url))
             if wrong:
                 self._peers.wrong(taken.peer, self._content, now)
             else:
                 self._peers.failed(taken.peer, now)
-        self._left = deque(one for one in self._left if one.peer not in self._given_up)
+        self._left = self._without_given_up(self._left)
         return self._next(now)
+
+    def _without_given_up(self, found: Iterable[Candidate]) -> deque[Candidate]:
+        return deque(one for one in found if (one.peer, one.url) not in self._given_up)
 
     # ---- questions ----
 

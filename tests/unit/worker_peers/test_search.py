@@ -114,9 +114,20 @@ def test_an_answer_is_taken() -> None:
 
 def test_one_that_fails_is_followed_by_the_next_then_by_the_origin() -> None:
     search, _ = begun(OWNER, STAND_IN, OLD)
-    assert search.handle(Failed(OWNER), 0.1) == [Ask(STAND_IN)]
+    assert search.handle(Failed(OWNER), 0.1) == [Refresh()]
+    assert search.handle(Refreshed([OWNER, STAND_IN, OLD]), 0.1) == [Ask(STAND_IN)]
     assert search.handle(Answered(STAND_IN, Answer.HAS_NOT), 0.2) == [Ask(OLD)]
     assert search.handle(Answered(OLD, Answer.HAS_NOT), 0.3) == [UseOrigin()]
+
+
+def test_one_that_is_elsewhere_by_now_is_asked_there() -> None:
+    """The view that told of it there forgot what was known of it."""
+    peers = Peers()
+    search, _ = begun(OWNER, STAND_IN, peers=peers)
+    assert search.handle(Failed(OWNER), 0.1) == [Refresh()]
+    moved = OWNER._replace(url="http://elsewhere")
+    peers.keep(())
+    assert search.handle(Refreshed([moved, STAND_IN]), 0.1) == [Ask(moved)]
 
 
 def test_who_failed_is_not_asked_by_the_next_search() -> None:
@@ -151,7 +162,9 @@ def test_a_slow_replica_is_hedged_by_another_and_never_by_the_origin() -> None:
     assert search.wake_at_s < TIMES.probe_after_s
     assert search.handle(Tick(), search.wake_at_s) == [Ask(hedge)]
     assert search.handle(Answered(hedge, Answer.HAS_NOT), 0.5) == []
-    assert search.handle(Failed(OWNER), 0.6) == [Ask(REPLICA)], "it brings what it has not"
+    assert search.handle(Failed(OWNER), 0.6) == [Refresh()]
+    found = [OWNER, REPLICA]
+    assert search.handle(Refreshed(found), 0.6) == [Ask(REPLICA)], "it brings what it has not"
     search, _ = begun(OWNER, REPLICA)
     search.handle(Tick(), search.wake_at_s)
     assert search.handle(Answered(hedge, Answer.HAS), 0.5) == [Close(OWNER), Take(hedge)]
@@ -185,7 +198,9 @@ def test_an_owner_that_is_stopped_is_given_up() -> None:
         actions = search.handle(Tick(), search.wake_at_s)
     actions = search.handle(Tick(), search.wake_at_s)
     assert {Close(probe), Close(OWNER)} <= set(actions)
-    assert actions[-1] == Ask(STAND_IN)
+    assert actions[-1] == Refresh()
+    actions = search.handle(Refreshed([OWNER, STAND_IN]), search.wake_at_s)
+    assert actions == [Ask(STAND_IN)]
 
 
 def test_what_an_owner_has_meanwhile_is_taken_from_its_second_answer() -> None:
