@@ -172,14 +172,27 @@ class Cluster:
 
     def mount(self, number: int, path: str, *options: str) -> Path:
         """Mounts a path of the namespace on a worker's machine."""
-        address = self.master.url.removeprefix("http://")
-        return self.workers[number].mount(f"cachefs://{address}{path}", *options)
+        return self.workers[number].mount(self.path(path), *options)
+
+    def path(self, path: str) -> str:
+        """A path of the namespace as a source of mounts."""
+        return f"cachefs://{self.master.url.removeprefix('http://')}{path}"
 
     def worker_rows(self) -> list[dict[str, Any]]:
         """What `cachefs workers` says."""
         found = self.master.json("workers", "--master", self.master.url)
         rows: list[dict[str, Any]] = found["workers"] if isinstance(found, dict) else found
         return rows
+
+    def epoch(self, limit_s: float = 30.0) -> int:
+        """The one epoch that all workers say they know, once they do."""
+
+        def known() -> set[int]:
+            found = {row["epoch"] for row in self.worker_rows()}
+            return found if len(found) == 1 and 0 not in found else set()
+
+        (epoch,) = wait_for(known, "all workers know one epoch", limit_s)
+        return int(epoch)
 
     def wait_for_states(self, *states: str, limit_s: float = 30.0) -> None:
         """Until the workers are in these states, in any order."""
