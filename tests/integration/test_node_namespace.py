@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,73 @@ def test_a_token_is_presented_and_its_limits_are_the_masters(tmp_path: Path) -> 
     play(tmp_path / "2", limited, tokens, "limited-to-one-place")
     with pytest.raises(AccessDenied):
         play(tmp_path / "3", everything, tokens, "wrong-token-of-nobody")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_any_history_a_node_answers_as_its_master(tmp_path: Path, seed: int) -> None:
+    """Objects that change and vanish, sources that come and go, while names are asked for all the
+    time: once the node has heard of all, every answer is its master's, from its cache or not."""
+    rng = random.Random(seed)
+
+    async def script(one: Cluster) -> None:
+        origin = MemoryConnector({b"%s/%s" % (d, f): b"0" for d in (b"d", b"g") for f in FILES})
+        root = await one.add(b"/data", origin, 3600.0)
+        inos, now = await inos_of(one), [*await inos_of(one)]
+        added: list[bytes] = []
+        questions: set[asyncio.Future[Any]] = set()
+        for _ in range(60):
+            for _ in range(rng.randrange(8)):
+                ino = rng.choice(now if rng.random() < 0.9 else [*inos])
+                question = asyncio.ensure_future(result(_any_question(one.node, rng, ino)))
+                questions.add(question)
+                question.add_done_callback(questions.discard)
+            await asyncio.sleep(rng.random() * 0.004)
+            await _any_change(one, rng, origin, added)
+            now = [*await inos_of(one, root.ino)]
+            inos.update(now)
+        await asyncio.gather(*questions)
+        await one.heard()
+        await same(one, inos, {b"d", b"g", b"m", *FILES})
+        counters = one.node.status()["names"]
+        assert counters["hits"] > 0, f"seed {seed}: the cache had its part"
+
+    play(tmp_path, script)
+
+
+FILES = [b"a", b"b", b"c"]
+
+
+async def _any_question(node: RemoteNamespace, rng: random.Random, ino: int) -> Any:
+    match rng.randrange(4):
+        case 0:
+            return await node.getattr(ino)
+        case 1:
+            return await node.list_dir(ino, b"", 1000)
+        case 2:
+            return await node.locate(ino)
+    return await node.lookup(ino, rng.choice([b"d", b"g", b"m", *FILES]))
+
+
+async def _any_change(
+    one: Cluster, rng: random.Random, origin: MemoryConnector, added: list[bytes]
+) -> None:
+    path = rng.choice([b"d", b"g"]) + b"/" + rng.choice(FILES)
+    match rng.randrange(4):
+        case 0 | 1:
+            await _report(one, path, lambda: origin.put(path, rng.randbytes(9)))
+        case 2:
+            await _report(one, path, lambda: origin.delete(path))
+        case 3 if not added:
+            added.append(rng.choice([b"/data/m", b"/data/d/m", b"/data/g"]))
+            await one.add(added[0], MemoryConnector({b"a": b"1", b"d/b": b"2"}), 3600.0)
+        case 4 if added:
+            await one.master.remove_ufs(added.pop())
+
+
+async def _report(one: Cluster, path: bytes, change: Callable[[], object]) -> None:
+    """An object changes, and somebody notices."""
+    found = (await one.master.resolve(b"/data/" + path)).inode
+    with contextlib.suppress(KeyError):  # it is gone already
+        change()
+    if found is not None:
+        await one.node.report_changed(found.ino)
