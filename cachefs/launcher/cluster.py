@@ -40,7 +40,7 @@ MASTER_MODULE: Final = "cachefs.launcher.masterd"
 NODE_MODULE: Final = "cachefs.launcher.node"
 CLUSTER_MODULES: Final = ("aiohttp", "prometheus_client")  # of the extra "cluster"
 MOUNTS_NODE: Final = "mounts"  # the worker that mounts start
-RETURN_S: Final = 3.0  # for a worker that is being started again by whoever watches it
+RETURN_S: Final = 2.0  # for a worker that is being started again by whoever watches it
 _POLL_S: Final = 0.1
 
 

@@ -47,6 +47,7 @@ class FakeMaster:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = 1 << 16  # one write: no small packet waits for another one
 
             def setup(self) -> None:
                 super().setup()

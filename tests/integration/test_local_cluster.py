@@ -1,0 +1,190 @@
+"""`cachefs up` and `down`, tokens and TLS: real processes on loopback, by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.dataset import body
+from tests.services.cluster import ClusterFailed, Machine, wait_for
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """One machine; what was started on it is ended."""
+    made = Machine("machine", tmp_path / "machine", {})
+    pids: set[int] = set()
+    try:
+        yield made
+    finally:
+        made.close()
+        for path in (made.root / ".cache" / "cachefs").glob("**/*.json"):
+            found = json.loads(path.read_text())
+            pids |= {one["pid"] for one in [found, *found.get("processes", [])] if "pid" in one}
+        for pid in pids:
+            if b"cachefs" in _title(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _title(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    files = {"a": b"a few bytes", "sub/b": body(1, MIB + 5), "sub/cold": body(2, 3 * MIB)}
+    for name, data in files.items():
+        path = tmp_path / "origin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "origin"
+
+
+def up(machine: Machine, workers: int) -> dict[str, Any]:
+    found: dict[str, Any] = machine.json("up", "--workers", str(workers), "--cache-size", "64MiB")
+    return found
+
+
+def used_worker(machine: Machine, mountpoint: Path) -> int:
+    """The pid of the worker that a mount uses."""
+    processes = machine.json("status", str(mountpoint))["processes"]
+    (pid,) = [one["pid"] for one in processes if one["role"] == "server"]
+    return int(pid)
+
+
+def same(mountpoint: Path, origin: Path, name: str) -> bool:
+    return (mountpoint / name).read_bytes() == (origin / name).read_bytes()
+
+
+def test_a_cluster_on_this_machine(machine: Machine, origin: Path) -> None:
+    """Up, a source, a mount; its worker is killed under it; up again; down; and up once more."""
+    cluster = up(machine, 2)
+    assert [one["name"] for one in cluster["processes"]] == ["master", "worker-1", "worker-2"]
+    machine.run("ufs", "add", f"file://{origin}", "/data")
+    mountpoint = machine.mount(cluster["mount"] + "data")
+    assert sorted(os.listdir(mountpoint)) == ["a", "sub"]
+    assert os.stat(mountpoint).st_ino == 1, "whatever the ino of the directory that is mounted"
+    assert same(mountpoint, origin, "a")
+    assert same(mountpoint, origin, "sub/b")
+    listed = machine.run("ls", "-l", str(mountpoint / "sub"))
+    assert [line.split()[-2] for line in listed.splitlines()] == ["100%", "0%"]
+
+    with (mountpoint / "sub/b").open("rb") as warm:
+        first = used_worker(machine, mountpoint)
+        os.kill(first, signal.SIGKILL)
+        assert same(mountpoint, origin, "sub/cold"), "another worker of this machine is used"
+        assert warm.read() == (origin / "sub/b").read_bytes()
+    assert used_worker(machine, mountpoint) != first
+    again = up(machine, 2)
+    assert all(_title(one["pid"]) for one in again["processes"])
+    assert again["mount"] == cluster["mount"]
+
+    text = machine.run("down")
+    assert f"{mountpoint} is unmounted" in text
+    assert not os.path.ismount(mountpoint)
+    assert not any(_title(one["pid"]) for one in again["processes"])
+    shutil.rmtree(origin / "sub")
+    assert up(machine, 2)["mount"] == cluster["mount"], "the port is the same"
+    assert json.loads(machine.run("ufs", "ls", "--json"))[0]["path"] == "/data"
+    machine.run("down")
+    assert machine.run("down") == "OK, nothing of it was running\n"
+
+
+def test_down_without_up(machine: Machine) -> None:
+    with pytest.raises(ClusterFailed, match="no cluster was started here; `cachefs up` starts one"):
+        machine.run("down")
+
+
+# ---- access --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secured(machine: Machine, tmp_path: Path, origin: Path) -> Iterator[Machine]:
+    """A master on every address, with tokens and TLS, a worker, and two sources."""
+    cert, key = _certificate(tmp_path)
+    shared, limited = "s" * 40, "l" * 40
+    _secret(tmp_path / "shared", shared)
+    _secret(tmp_path / "limited", limited)
+    _secret(tmp_path / "accepted", f"{shared}\n{limited} name=team path=/data read-only\n")
+    trusts = {"CACHEFS_TLS_CA": str(cert)}
+    tls = ["--tls-cert", str(cert), "--tls-key", str(key)]
+    master = Machine("master", tmp_path / "master", dict(trusts))
+    master.command = ["master", "--listen", "0.0.0.0:0", *tls]
+    with pytest.raises(ClusterFailed, match="without a token"):
+        master.start()
+    master.command += ["--token-file", str(tmp_path / "accepted")]
+    master.start()
+    trusts["CACHEFS_MASTER"] = master.url.removeprefix("https://")
+    machine.environment |= trusts
+    worker = Machine("worker", tmp_path / "worker", dict(trusts))
+    worker.command = ["worker", "--tier", f"ssd:{tmp_path / 'tier'}:64MiB", *tls]
+    try:
+        with pytest.raises(ClusterFailed, match="a token is needed"):
+            worker.start()
+        worker.command += ["--token-file", str(tmp_path / "shared")]
+        worker.start()
+        for path in ("/data", "/other"):
+            machine.run("ufs", "add", f"file://{origin}", path, "--token-file", tmp_path / "shared")
+        yield machine
+    finally:
+        for path in machine.mounts:  # while there is somebody to answer
+            subprocess.run(["umount", "-l", path], check=False, timeout=60, capture_output=True)
+        worker.close()
+        master.close()
+
+
+def _secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
+def _certificate(directory: Path) -> tuple[Path, Path]:
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+        "-days", "2", "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1",
+        "-keyout", str(key), "-out", str(cert),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return cert, key
+
+
+def test_tokens_and_tls(secured: Machine, tmp_path: Path, origin: Path) -> None:
+    """Nobody without a token; one that is limited sees its path alone, and changes nothing."""
+    shared, limited = str(tmp_path / "shared"), str(tmp_path / "limited")
+    with pytest.raises(ClusterFailed, match="a token is needed"):
+        secured.run("workers")
+    assert len(secured.json("workers", "--token-file", shared)["workers"]) == 1
+    with pytest.raises(ClusterFailed, match="'team' is for reading only"):
+        secured.run("ufs", "rm", "/data", "--token-file", limited)
+
+    address = secured.environment["CACHEFS_MASTER"]
+    with pytest.raises(ClusterFailed, match="the master"):
+        secured.run("workers", "--master", f"http://{address}", "--token-file", shared)
+    with pytest.raises(ClusterFailed, match="'team' is limited to /data"):
+        secured.mount(f"cachefs://{address}/other", "--token-file", limited)
+    mountpoint = secured.mount(f"cachefs://{address}/data", "--token-file", limited)
+    assert same(mountpoint, origin, "sub/b")
+    secured.umount(mountpoint)
+    mountpoint = secured.mount(f"cachefs://{address}/", "--token-file", shared)
+    assert same(mountpoint / "other", origin, "sub/b")
+    rows = secured.json("workers", "--token-file", shared)["workers"]
+    assert sorted(one["weight"] > 0 for one in rows) == [False, True]
+    secured.umount(mountpoint)
+    wait_for(
+        lambda: len(secured.json("workers", "--token-file", shared)["workers"]) == 1,
+        "the worker of the mounts leaves with the last one",
+    )
