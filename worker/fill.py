@@ -217,7 +217,7 @@ class Filler:
     async def _reserved(self, piece: Piece) -> bool:
         if piece.room_bytes:
             return True
-        if await self._space.reserve(piece.need_bytes):
+        if await self._space.reserve(piece.need_bytes, piece.entry):
             piece.room_bytes = piece.need_bytes
         return bool(piece.room_bytes) or not piece.need_bytes
 

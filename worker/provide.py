@@ -91,7 +91,7 @@ class Provider:
         have room for."""
         memory = self._parts.memory
         streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
-        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES)):
+        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry):
             return memory.window(MOST_WINDOW_BYTES, streams)
         return memory.window(self._segments.window_bytes(self.streaming_handles), streams)
 
@@ -133,7 +133,7 @@ class Provider:
     def _piece_pages(self, entry: Entry) -> int:
         left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
         most = PIECE_PAGES
-        if entry.detached or not self._space.may_fit(allocation(left_bytes)):
+        if entry.detached or not self._space.may_fit(allocation(left_bytes), entry):
             most = self._segments.piece_pages(self.streaming_handles)
         return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
@@ -304,7 +304,7 @@ class Provider:
         count = entry.page_count
         missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
-        if missing and not await self._space.reserve(need_bytes):
+        if missing and not await self._space.reserve(need_bytes, entry):
             raise NoSpace("the cache has no room for the file", remedy="give a larger --cache-size")
         room = _Room(self._space, need_bytes)
         try:

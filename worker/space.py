@@ -16,6 +16,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.model import ContentId, NamespaceId
 from worker.catalog import Catalog
+from worker.entry import Entry
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.state.admission import Verdict, judge
@@ -48,18 +49,18 @@ class Space:
         self._nothing_until_s = float("-inf")
         self.order_loaded = asyncio.Event()
 
-    async def reserve(self, size_bytes: int) -> bool:
-        """Promises room in the cache; False when admission refuses it, nothing can go, or the disk
-        is degraded. Cancelled: nothing is reserved."""
+    async def reserve(self, size_bytes: int, entry: Entry | None = None) -> bool:
+        """Promises room in the cache (for this entry); False when admission refuses it, nothing can
+        go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
-        verdict = self._judge(size_bytes)
+        verdict = self._judge(size_bytes, entry)
         if verdict is Verdict.ADMIT:
             return self._parts.ledger.reserve(size_bytes)
         if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
-            return await self._reserve_by_evicting(size_bytes)
+            return await self._reserve_by_evicting(size_bytes, entry)
 
     def reserve_nowait(self, size_bytes: int) -> bool:
         """As `reserve` where there is room; False where somebody has to decide or to make some."""
@@ -71,23 +72,24 @@ class Space:
         self._parts.ledger.reserved_bytes -= size_bytes
         self._parts.room_changed.notify()
 
-    def may_fit(self, size_bytes: int) -> bool:
+    def may_fit(self, size_bytes: int, entry: Entry | None = None) -> bool:
         """Would `reserve` try to admit that now? Promises nothing."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
-        return self._judge(size_bytes) is not Verdict.REFUSE
+        return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
-    async def _reserve_by_evicting(self, size_bytes: int) -> bool:
+    async def _reserve_by_evicting(self, size_bytes: int, entry: Entry | None) -> bool:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
-        verdict = self._judge(size_bytes)
-        if verdict in (Verdict.MAKE_ROOM, Verdict.MAKE_ROOM_FROM_IDLE):
+        verdict = self._judge(size_bytes, entry)
+        if verdict not in (Verdict.ADMIT, Verdict.REFUSE):
             if self._parts.clocks.monotonic() < self._nothing_until_s:
                 return self._refuse()
             from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
             idle_s = self._parts.config.idle_after_s if from_idle else None
-            await self._make_room(size_bytes, idle_s)
+            from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
+            await self._make_room(size_bytes, idle_s, only_copies=from_copies)
         if self._parts.ledger.reserve(size_bytes):
             return True
         if verdict is not Verdict.REFUSE:
@@ -98,7 +100,7 @@ class Space:
         self._parts.counters.refused += 1
         return False
 
-    def _judge(self, size_bytes: int) -> Verdict:
+    def _judge(self, size_bytes: int, entry: Entry | None) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
         if self._oldest_use_s + config.idle_after_s <= now_s:
@@ -111,7 +113,14 @@ class Space:
             oldest_use_s=self._oldest_use_s,
             idle_after_s=config.idle_after_s,
             now_s=now_s,
+            takes_copies=lambda: entry is not None and self._takes_copies(entry),
         )
+
+    def _takes_copies(self, entry: Entry) -> bool:
+        parts = self._parts
+        if parts.is_owned is None or not parts.order.copy_count:
+            return False
+        return parts.is_owned(entry.key, entry.size)
 
     def _look_for_the_oldest(self) -> None:
         """Last uses only grow and what comes is used now, so an old answer stays a lower bound."""
@@ -144,8 +153,11 @@ class Space:
                 batch = self._not_live(keys[start : start + BATCH_FILES])
                 await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
 
-    async def _make_room(self, need_bytes: int, idle_s: float | None) -> None:
-        """`idle_s`: only from what nobody used for so long; None: from anything."""
+    async def _make_room(
+        self, need_bytes: int, idle_s: float | None, *, only_copies: bool = False
+    ) -> None:
+        """`idle_s`: only from what nobody used for so long; None: from anything, or from copies of
+        what others own alone."""
         parts = self._parts
         idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
         spare_bytes = min(parts.ledger.limit_bytes // 128, 32 << 20)
@@ -153,13 +165,16 @@ class Space:
             short_bytes = need_bytes - parts.ledger.free_for_files
             if short_bytes <= 0:
                 return
-            keys = self._candidates(idle_before_s)
+            if only_copies:
+                keys = parts.order.copies(BATCH_FILES)
+            else:
+                keys = self._candidates(idle_before_s)
             if not keys:
                 return
             allowed, until_s = await self._permitted(self._not_live(keys))
             for key in set(keys) - set(allowed):
                 parts.order.defer(key)
-            reason = "space" if idle_s is None else "idle"
+            reason = "copy" if only_copies else "space" if idle_s is None else "idle"
             short_bytes += spare_bytes
             await self._offer_below(self._not_live(allowed), short_bytes)
             await self._evict(self._not_live(allowed), short_bytes, until_s, reason)

@@ -260,7 +260,11 @@ class Worker:
 
     async def _make_file(self, entry: Entry) -> None:
         """A big file that the cache would take has its sparse cache file from the start."""
-        if entry.fd >= 0 or entry.detached or not self._space.may_fit(allocation(PAGE_BYTES)):
+        if (
+            entry.fd >= 0
+            or entry.detached
+            or not self._space.may_fit(allocation(PAGE_BYTES), entry)
+        ):
             return
         entry.users += 1  # for the thread, which goes on when we are cancelled
         making = self._parts.disk.run(self._filler.make_file, entry)

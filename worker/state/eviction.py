@@ -53,6 +53,13 @@ class EvictionOrder(Protocol):
         """A file that this node does not own goes before all that it owns. An unknown key is
         ignored, and so is this where nobody asked for the difference."""
 
+    @property
+    def copy_count(self) -> int:
+        """How many this node does not own."""
+
+    def copies(self, count: int) -> list[bytes]:
+        """As `candidates`, of those that this node does not own."""
+
     def keys(self) -> Iterator[bytes]:
         """All, in no order. Nothing may be inserted or removed meanwhile."""
 
@@ -87,6 +94,13 @@ class _Slots:
 
     def set_owned(self, key: bytes, *, owned: bool) -> None:
         pass
+
+    @property
+    def copy_count(self) -> int:
+        return 0
+
+    def copies(self, count: int) -> list[bytes]:
+        return []
 
     def keys(self) -> Iterator[bytes]:
         return iter(self._slot)
@@ -284,6 +298,13 @@ class OwnedLast:
         target.insert(key, last_use_s)
         if used:
             target.hit(key, last_use_s)
+
+    @property
+    def copy_count(self) -> int:
+        return len(self._copies)
+
+    def copies(self, count: int) -> list[bytes]:
+        return self._copies.candidates(count)
 
     def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
         found = self._copies.candidates(count, idle_before_s)

@@ -16,7 +16,10 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.services import Permission
 from connectors.memory import MemoryConnector
+from worker.machine import available_memory
+from worker.parts import Shared
 from worker.source import Source
+from worker.state.memory import MemoryBudget, budget
 from worker.worker import Clocks, Grant, Worker, WorkerConfig
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -107,11 +110,19 @@ class Rig:
         return self.space
 
     @contextlib.asynccontextmanager
-    async def worker(self, source: Source | None = None, **changes: Any) -> AsyncIterator[Worker]:
+    async def worker(
+        self,
+        source: Source | None = None,
+        is_owned: Callable[[bytes, int], bool] | None = None,
+        **changes: Any,
+    ) -> AsyncIterator[Worker]:
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
+        shared = None
+        if is_owned is not None:
+            shared = Shared(MemoryBudget(budget(0, available_memory())), is_owned)
         worker = await Worker.start(
-            config, self._service, lambda ns, key: self.origin, clocks, source
+            config, self._service, lambda ns, key: self.origin, clocks, source, shared
         )
         await asyncio.wait_for(worker._space.order_loaded.wait(), LIMIT_S)
         try:

@@ -51,6 +51,9 @@ class Node:
     def set_view(self, view: View) -> None:
         self.source.on_view(view)
 
+    def is_owned(self, key: bytes, size: int) -> bool:
+        return self.ring.owns_content(key)
+
     async def take_offer(self, offer: c.Offer) -> None:
         self.offers.append(offer)
 
@@ -106,7 +109,7 @@ class Cluster:
             times=self.times,
         )
         tier = str(self._directory / str(node.number) / "tier")
-        async with self.rig.worker(source=node.source, cache_dir=tier) as worker:
+        async with self.rig.worker(node.source, node.is_owned, cache_dir=tier) as worker:
             node.worker = worker
             handlers = Handlers(node.drop, worker.status, node.take_offer)
             node.server = PeerServer(
