@@ -97,7 +97,7 @@ class Client:
         spec = self.spec
         attach = m.Attach(spec.source, spec.sync_interval_s, spec.read_only)
         attached = await conn.attach(attach)
-        vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs)
+        vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
         conn.on_reconnected = vfs.on_reconnected
         conn.on_event = lambda event: self._event(vfs, event)
         try:

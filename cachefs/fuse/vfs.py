@@ -31,6 +31,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import (
     MAX_INO,
     MAX_NAME_BYTES,
+    ROOT_INO,
     Inode,
     Kind,
     NamespaceId,
@@ -53,7 +54,7 @@ from cachefs.fuse.directories import (
 from cachefs.fuse.files import Bytes, Files
 from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.names_ahead import PAGES, NamesAhead
-from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node
+from cachefs.fuse.node import MUST_WAIT, Caller, MustWait, Node, Reply
 from cachefs.fuse.root import Root
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
 
 
 class Vfs:
-    """See the module. `clock` gives seconds; `waits` is how reads wait for a thread;
+    """See the module. `clock` gives seconds; `waits` is how reads wait for a thread; `attach` finds
+    the directory that is mounted again, should another one take its place;
     `on_invalidated(entries, everything)` is called for what the kernel must forget; with
     `everything`, `entries` are the names known here."""
 
@@ -82,6 +84,7 @@ class Vfs:
         clock: Callable[[], float] = trio.current_time,
         max_inodes: int = DEFAULT_INODES,
         waits: Waits | None = None,
+        attach: m.Attach | None = None,
     ) -> None:
         self.namespace: NamespaceId = attached.namespace
         self.defaults = defaults
@@ -95,6 +98,7 @@ class Vfs:
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
+        self._attach = attach
         self._put(self._root.shown(attached.root), clock())
 
     # ---- names and attributes ----
@@ -110,8 +114,9 @@ class Vfs:
         """As `lookup_nowait`, asking the server."""
         directory = parent & MAX_INO
         asked_at = self._cache.noted.position
-        asked = m.Lookup(self.namespace, self._root.real(directory), name)
-        found = await self._node.ask(asked, m.Found)
+        found = await self._ask_about(
+            directory, lambda ino: m.Lookup(self.namespace, ino, name), m.Found
+        )
         valid_for_s = kernel_time(found.valid_for_s)
         if self._cache.noted.is_outdated(asked_at, directory, name):
             valid_for_s = 0.0  # it changed while the answer was under way
@@ -132,8 +137,7 @@ class Vfs:
         gone, except while it is open: an open file keeps its attributes."""
         ino = nodeid & MAX_INO
         try:
-            asked = m.GetAttr(self.namespace, self._root.real(ino))
-            found = await self._node.ask(asked, m.Found)
+            found = await self._ask_about(ino, lambda ino: m.GetAttr(self.namespace, ino), m.Found)
             if found.inode is None:
                 raise Stale("the file is gone")
         except Stale:
@@ -301,8 +305,9 @@ class Vfs:
 
     async def _page(self, ino: int, mark: Mark) -> Page:
         asked_at = self._cache.noted.position
-        asked = m.ListDir(self.namespace, self._root.real(ino), mark.after)
-        listing = await self._node.ask(asked, m.Listing)
+        listing = await self._ask_about(
+            ino, lambda ino: m.ListDir(self.namespace, ino, mark.after), m.Listing
+        )
         expires_at = self._clock() + kernel_time(listing.valid_for_s)
         rows = [self._row(ino, entry, expires_at, asked_at) for entry in listing.entries]
         return Page(mark.start, rows, listing.next, expires_at, asked_at)
@@ -363,7 +368,11 @@ class Vfs:
     def on_reconnected(self, attached: m.Attached) -> None:
         """In a new session, after events may have been missed."""
         self._files.trust_all_tiers()
-        self._root = Root(attached.root)  # another where its source was put there anew
+        self._adopt_root(attached)
+
+    def _adopt_root(self, attached: m.Attached) -> None:
+        """The directory that is mounted: another one where its source was put there anew."""
+        self._root = Root(attached.root)
         if attached.namespace != self.namespace:
             log.error("the server lost this source's namespace: open files end, mount again")
             self.namespace = self._files.namespace = attached.namespace
@@ -374,6 +383,33 @@ class Vfs:
         names = self._cache.names()
         self._cache.invalidate_everything()
         self.on_invalidated(names, True)
+
+    async def _ask_about(
+        self, ino: int, question: Callable[[int], m.Message], expected: type[Reply]
+    ) -> Reply:
+        """Asks about an ino as it is shown; about the mount's root once more where that is another
+        directory by now."""
+        try:
+            return await self._node.ask(question(self._root.real(ino)), expected)
+        except Stale:
+            if ino != ROOT_INO or not await self._root_moved():
+                raise
+        return await self._node.ask(question(self._root.real(ino)), expected)
+
+    async def _root_moved(self) -> bool:
+        """The source at the mounted path was taken away: is there another one now?"""
+        if self._attach is None:
+            return False
+        try:
+            attached = await self._node.ask(self._attach, m.Attached)
+        except CacheFSError as err:
+            log.info("the mounted directory is gone: %s", err.one_line())
+            return False
+        if (attached.namespace, attached.root.ino) == (self.namespace, self._root.ino):
+            return False
+        log.info("the mounted directory is another one now")
+        self._adopt_root(attached)
+        return True
 
     async def report_uses(self) -> None:
         """Reports warm opens every second, until cancelled."""

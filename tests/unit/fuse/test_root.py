@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import trio
 
 from cachefs.client.connection import Connection
 from cachefs.core import messages as m
+from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.directories import Entry
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.root import Root
 from cachefs.fuse.vfs import Vfs
-from tests.unit.fuse.fake_node import NAMESPACE, FakeNode
+from tests.unit.fuse.fake_node import NAMESPACE, Answer, FakeNode
 
 LIMIT_S = 20.0
 
@@ -38,26 +40,39 @@ def test_the_namespaces_root_is_itself() -> None:
 
 
 def test_a_file_system_of_a_directory(tmp_path: Path) -> None:
+    mounted = [0]
+
+    def attach_there(_: m.Message) -> Answer:
+        if mounted[0] not in node.inodes:
+            raise NotFound("no such directory in the cluster")
+        return m.Attached(NAMESPACE, node.inodes[mounted[0]]), None
+
     async def main() -> None:
         with trio.fail_after(LIMIT_S):
             hello = m.Hello(role="fuse", pid=os.getpid())
             conn = await Connection.connect(str(tmp_path / "node.sock"), hello)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(conn.run)
-                attached = await conn.attach(m.Attach(UfsSpec("cachefs://m:1/d")))
-                vfs = Vfs(conn, attached, Defaults(0, 0))
+                attach = m.Attach(UfsSpec("cachefs://m:1/d"))
+                vfs = Vfs(conn, await conn.attach(attach), Defaults(0, 0), attach=attach)
                 try:
                     await _look_around(vfs, node)
+                    node.remove("d/sub")
+                    node.remove("d")
+                    with pytest.raises(Stale):
+                        await vfs.getattr(ROOT_INO)
+                    mounted[0] = node.add_dir("e")
+                    node.add_dir("e/new")
+                    await _look_again(vfs, node)
                 finally:
                     vfs.close()
                 nursery.cancel_scope.cancel()
 
     with FakeNode(tmp_path / "node") as node:
-        directory = node.add_dir("d")
+        mounted[0] = node.add_dir("d")
         node.add_dir("d/sub")
         node.add_file("d/sub/file", b"bytes")
-        attached = m.Attached(NAMESPACE, node.inodes[directory])
-        node.scripts[m.Attach] = lambda _: (attached, None)
+        node.scripts[m.Attach] = attach_there
         node.listen(tmp_path / "node.sock")
         trio.run(main)
 
@@ -78,6 +93,13 @@ async def _look_around(vfs: Vfs, node: FakeNode) -> None:
     vfs.on_event(m.Invalidate(NAMESPACE, 1, [(ROOT_INO, b"sub"), (directory, b"sub")]))
     assert told == [(ROOT_INO, b"sub")], "what changed above the mount is not the mount's"
     assert vfs.lookup_nowait(ROOT_INO, b"sub") is MUST_WAIT
+
+
+async def _look_again(vfs: Vfs, node: FakeNode) -> None:
+    """Another directory is at the mounted path now."""
+    shown = Inode(ROOT_INO, Kind.DIRECTORY, nonce=node.find("e") * 7919)
+    assert (await vfs.getattr(ROOT_INO)).inode == shown
+    assert [entry.name for entry in await _list(vfs, ROOT_INO)] == [b".", b"..", b"new"]
 
 
 async def _list(vfs: Vfs, ino: int) -> list[Entry]:
