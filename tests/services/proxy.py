@@ -92,10 +92,12 @@ class FaultProxy:
         *,
         rate_bytes_per_s: float | None = None,
         latency_s: float = 0.0,
+        host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         url = urlsplit(upstream_url)
         self.upstream = (url.hostname or "127.0.0.1", url.port or 80)
+        self.host = host
         self.port = port
         self.latency_s = latency_s
         self.stopping = threading.Event()
@@ -111,7 +113,7 @@ class FaultProxy:
     @property
     def endpoint_url(self) -> str:
         """Of the proxy; the same after `offline` and `online`."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -136,7 +138,7 @@ class FaultProxy:
         """Listens (again), on the same port."""
         if self._listener is not None:
             return
-        listener = socket.create_server(("127.0.0.1", self.port), backlog=512)
+        listener = socket.create_server((self.host, self.port), backlog=512)
         self.port = listener.getsockname()[1]
         self._listener = listener
         self._acceptor = threading.Thread(target=self._accept, args=(listener,), name="proxy")
