@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import xxhash
 
-from cachefs.core.errors import CacheFSError, NoSpace, Stale
-from cachefs.core.model import PAGE_BYTES, NamespaceId
+from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.fill import Filler
@@ -62,12 +62,10 @@ class PeerCache(Protocol):
         """What is cached of the pages [first, end) from the first one on; None when that one is
         not. Nobody else is asked, not even the master."""
 
-    async def provide(
-        self, namespace: NamespaceId, ino: int, key: bytes, first: int, end: int
-    ) -> Pages:
+    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
         """The same, brought from the origin (or from peers that have it) where need be. Raises
-        Stale for another content than the ino has, NoSpace, and the error of the fill. Cancelled:
-        the fill goes on."""
+        NoSpace, and the error of the fill: Stale for another version there. Cancelled: the fill
+        goes on."""
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
@@ -195,11 +193,9 @@ class Serving:
 
     # ---- what is brought ----
 
-    async def provide(
-        self, namespace: NamespaceId, ino: int, key: bytes, first: int, end: int
-    ) -> Pages:
+    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
         """See `PeerCache`."""
-        entry = await self._open(namespace, ino, key)
+        entry = await self._catalog.open(origin, origin.content.key)
         try:
             end = min(end, entry.page_count)
             for _ in range(ATTEMPTS):
@@ -213,18 +209,12 @@ class Serving:
             self._catalog.leave(entry)
         raise NoSpace("there is not enough scratch room to serve this file")
 
-    async def _open(self, namespace: NamespaceId, ino: int, key: bytes | None) -> Entry:
-        """Held for the caller."""
-        origin = await self._parts.metadata(namespace).locate(ino)
-        if key not in (None, origin.content.key):
-            raise Stale("the file has other contents now")
-        return await self._catalog.open(origin, origin.content.key)
-
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
     ) -> int:
         """See `PeerCache`."""
-        entry = await self._open(namespace, ino, None)
+        origin = await self._parts.metadata(namespace).locate(ino)
+        entry = await self._catalog.open(origin, origin.content.key)
         try:
             end = min(end, entry.page_count)
             purpose = Purpose.MIGRATE if peers_only else Purpose.READ

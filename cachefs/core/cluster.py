@@ -38,13 +38,15 @@ BATCH_LIMIT: Final = 1000  # items of any list in a call
 # GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1] answers pages
 # [first, end) of a content, all of one block and at most MAX_DATA_PAGES, as a raw body. `have=1`:
 # only what is here, ask nobody else. `next=1`: the asker gets no answer from the block's owners,
-# the receiver is the next in rank and may bring it in their place.
+# the receiver is the next in rank and may bring it in their place. ORIGIN_HEADER says where the
+# bytes come from (not with `have`), so that who brings them needs no master for it.
 # 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more; 404: not here
 # (have=1); 409: the receiver does not own the block in its view, body `Failure`, EPOCH_HEADER says
 # which; 410: Stale; 502: the origin failed; 503: too many requests; 507: no room; all with a body
 # `Failure`. A receiver with an older view than the asker's asks the master first.
 DATA_PATH: Final = "/v1/data"
 CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
+ORIGIN_HEADER: Final = "X-CacheFS-Origin"  # base64 of msgpack of an `Origin`
 EPOCH_HEADER: Final = "X-CacheFS-Epoch"
 SOURCE_HEADER: Final = "X-CacheFS-Source"  # "cache" or "origin": where the bytes came from
 MAX_DATA_PAGES: Final = 8

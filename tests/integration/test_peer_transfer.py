@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import ssl
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cachefs.core import access
@@ -290,6 +292,7 @@ def test_questions_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     async def script() -> None:
         cluster = Cluster(tmp_path, 1)
         cluster.rig.put(1, SIZE)
+        cluster.rig.put(2, SIZE)
         async with cluster.running() as nodes:
             name = cluster.rig.name(1)
             for question in (
@@ -303,9 +306,17 @@ def test_questions_that_mean_nothing_are_refused(tmp_path: Path) -> None:
             ):
                 status, _ = await get(nodes[0], f"{c.DATA_PATH}/{question}")
                 assert status == 400, question
-            other = cluster.rig.content(1)
-            gone = f"{type(other)(other.namespace, 1, 5, 5).name}?first=0&end=1"
-            assert (await get(nodes[0], f"{c.DATA_PATH}/{gone}"))[0] == 410
+            whole = f"{c.DATA_PATH}/{name}?first=0&end=1"
+            other = msgspec.structs.replace(cluster.rig.space.origins[1], size=5)
+            other = msgspec.structs.replace(other, content=cluster.rig.content(2))
+            for header in (
+                "",
+                "?",
+                "AAAA",
+                base64.b64encode(msgspec.msgpack.encode(other)).decode(),
+            ):
+                headers = {c.ORIGIN_HEADER: header} if header else {}
+                assert (await get(nodes[0], whole, **headers))[0] == 400, header
             assert (await get(nodes[0], f"{c.DATA_PATH}/{name}?first=0&end=1&have=1"))[0] == 404
             assert (await get(nodes[0], "/healthz"))[0] == 200
 

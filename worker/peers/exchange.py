@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
 import xxhash
 
 from cachefs.core import cluster as c
@@ -57,6 +59,7 @@ class Exchange:
         self._connection: http.client.HTTPConnection | None = None
         self._is_reused = False
         self._path = ""
+        self._origin_header = ""
         self._size_bytes = 0
         self._pages = (0, 0)
         self._response: http.client.HTTPResponse | None = None
@@ -72,6 +75,8 @@ class Exchange:
             f"{c.DATA_PATH}/{content.name}?ino={content.ino}&first={first}&end={end}"
             f"&epoch={epoch}{_WAYS[self.candidate.way]}"
         )
+        if self.candidate.way is not Way.HAVE:
+            self._origin_header = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
         try:
             self._send(fresh=False)
         except Refused:
@@ -86,6 +91,8 @@ class Exchange:
         connection.putrequest("GET", self._path, skip_accept_encoding=True)
         for name, value in self._headers.items():
             connection.putheader(name, value)
+        if self._origin_header:
+            connection.putheader(c.ORIGIN_HEADER, self._origin_header)
         connection.endheaders()
 
     def fileno(self) -> int:

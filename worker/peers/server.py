@@ -8,6 +8,7 @@ and so are the requests in flight, in all and of one address.
 from __future__ import annotations
 
 import asyncio
+import base64
 import collections
 import contextlib
 import logging
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from cachefs.core import access
@@ -31,7 +33,7 @@ from cachefs.core.errors import (
     Throttled,
 )
 from cachefs.core.messages import Done, failure_of
-from cachefs.core.model import PAGE_BYTES, ContentId
+from cachefs.core.model import PAGE_BYTES, ContentId, Origin
 from cachefs.core.placement import BLOCK_BYTES
 from worker.peers.ring import Ring
 from worker.peers.sending import PagesResponse
@@ -46,6 +48,8 @@ MOST_OF_ONE: Final = 256  # address
 PROVIDE_S: Final = 40.0
 STOP_S: Final = 2.0
 MSGPACK: Final = "application/msgpack"
+
+_origins: Final = msgspec.msgpack.Decoder(Origin)
 
 _STATUS: Final[dict[type[CacheFSError], int]] = {
     ProtocolError: 400,
@@ -77,7 +81,7 @@ class Asked(NamedTuple):
     """A question for pages."""
 
     content: ContentId
-    ino: int
+    origin: Origin | None  # None with `have`
     first: int
     end: int
     epoch: int
@@ -212,9 +216,10 @@ class PeerServer:
             return found, True
         if asked.have:
             raise NotFound("not here")
+        if asked.origin is None:
+            raise ProtocolError(f"{c.ORIGIN_HEADER} is missing")
         await self._check_owner(asked)
-        content = asked.content
-        work = self._cache.provide(content.namespace, content.ino, key, asked.first, asked.end)
+        work = self._cache.provide(asked.origin, asked.first, asked.end)
         try:
             return await asyncio.wait_for(work, PROVIDE_S), False
         except TimeoutError as err:
@@ -231,7 +236,7 @@ class PeerServer:
         if asked.epoch > ring.epoch:
             with contextlib.suppress(CacheFSError):
                 await self._refresh()
-        rank = ring.rank(asked.ino, asked.block)
+        rank = ring.rank(asked.content.ino, asked.block)
         most = ring.replicas if asked.next else ring.replicas - 1
         if rank != 0 and not (0 < rank <= most and asked.epoch == ring.epoch):
             raise NotOwner(f"not the owner in epoch {ring.epoch}")
@@ -274,7 +279,7 @@ class PeerServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._caller(request)
+            access.permit_metrics(self._caller(request))
         except CacheFSError as err:
             return self._refusal(err)
         if self._handlers.metrics is None:
@@ -332,12 +337,29 @@ def _asked(request: web.Request) -> Asked:
     except (KeyError, ValueError) as err:
         raise ProtocolError(f"not a question for pages: {err}") from err
     have, stands_in = query.get("have") == "1", query.get("next") == "1"
-    asked = Asked(content, content.ino, first, end, epoch, have, stands_in)
+    origin = _origin(request, content, first)
+    asked = Asked(content, origin, first, end, epoch, have, stands_in)
     if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
         raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
     if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
         raise ProtocolError(f"pages {first} to {end} are of two blocks")
     return asked
+
+
+def _origin(request: web.Request, content: ContentId, first: int) -> Origin | None:
+    """Raises ProtocolError."""
+    header = request.headers.get(c.ORIGIN_HEADER)
+    if header is None:
+        return None
+    try:
+        origin = _origins.decode(base64.b64decode(header, validate=True))
+    except (ValueError, msgspec.DecodeError) as err:
+        raise ProtocolError(f"{c.ORIGIN_HEADER}: {err}") from err
+    if first * PAGE_BYTES >= origin.size:
+        raise ProtocolError(f"page {first} is beyond the file")
+    if origin.content != content:
+        raise ProtocolError(f"{c.ORIGIN_HEADER} is that of another content")
+    return origin
 
 
 def _bounded(items: list[Any]) -> None:

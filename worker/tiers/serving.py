@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from cachefs.core.errors import Stale
 from cachefs.core.model import NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from worker.serving import Pages
@@ -42,15 +41,10 @@ class TiersServing:
                 return found
         return None
 
-    async def provide(
-        self, namespace: NamespaceId, ino: int, key: bytes, first: int, end: int
-    ) -> Pages:
+    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
         """See `PeerCache`."""
-        origin = await self._metadata(namespace).locate(ino)
-        if origin.content.key != key:
-            raise Stale("the file has other contents now")
         one = await self._chosen(origin)
-        return await one.worker.serving.provide(namespace, ino, key, first, end)
+        return await one.worker.serving.provide(origin, first, end)
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
