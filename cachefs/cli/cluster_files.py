@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import click
+
 from cachefs.cli import clusters, settings
 from cachefs.cli.mounts import locate, read_mounts
 from cachefs.cli.session import find_target
@@ -22,6 +24,7 @@ from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
+SHOWN_ID: Final = 8  # digits of a worker's id
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
 
 
@@ -140,6 +143,23 @@ class Cluster:
         except CacheFSError as err:
             self.silent[worker] = err
             return []
+
+    def drop(self, files: Sequence[File]) -> Iterator[c.Dropped]:
+        """Frees these on every worker that answers; one answer of each."""
+        for start in range(0, len(files), c.BATCH_LIMIT):
+            call = c.Drop([file.content.key for file in files[start : start + c.BATCH_LIMIT]])
+            for worker in self.answering():
+                try:
+                    yield self.worker(worker).call(call, c.Dropped)
+                except CacheFSError as err:
+                    self.silent[worker] = err
+
+    def warn_of_silent(self) -> None:
+        """A line for each worker that did not answer. Those of mounts alone, which nobody else need
+        reach, are passed over."""
+        for id, err in self.silent.items():
+            if self.rows[id].weight > 0:
+                click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
 
     def worker(self, id: str) -> HttpClient:
         """A client of a worker. Raises as `HttpClient`."""

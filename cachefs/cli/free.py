@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.session import attached, find_target
+from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli.session import Target, attached, find_target
 from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster
 from cachefs.core.units import format_size
 
 
@@ -18,15 +20,36 @@ from cachefs.core.units import format_size
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Drop what is cached of PATH and everything below it. Nothing is deleted at the origin."""
-    target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
-    with attached(target.record) as session:
-        freed = session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
+    """Drop what is cached of PATH and everything below it; of a cluster's path, on all its workers.
+    Nothing is deleted at the origin."""
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    if is_cluster(path) or is_cluster(find_target(path, home).record.source.url):
+        freed = _free_everywhere(path, flags, config_file)
+    else:
+        freed = _free_here(find_target(path, home))
     if as_json:
         facts = {"files": freed.files, "bytes": freed.bytes, "busy_files": freed.busy_files}
         output.print_json(facts)
     else:
         click.echo(_line(freed))
+
+
+def _free_here(target: Target) -> m.Freed:
+    with attached(target.record) as session:
+        return session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
+
+
+def _free_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> m.Freed:
+    """A file that several workers have counts once for each."""
+    files = size_bytes = busy = 0
+    cluster, inside = open_cluster(path, flags, config_file)
+    with cluster:
+        for batch in cluster.files(inside):
+            for dropped in cluster.drop(batch):
+                files, size_bytes = files + dropped.files, size_bytes + dropped.bytes
+                busy += dropped.busy_files
+        cluster.warn_of_silent()
+    return m.Freed(files, size_bytes, busy)
 
 
 def _line(freed: m.Freed) -> str:

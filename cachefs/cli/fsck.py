@@ -13,13 +13,13 @@ import xxhash
 from cachefs.cli import output, settings
 from cachefs.cli.cluster_files import (
     BLOCK_PAGES,
+    SHOWN_ID,
     Block,
     Cluster,
     File,
     blocks_of,
     open_cluster,
 )
-from cachefs.cli.workers import SHOWN_ID
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import address_of
@@ -77,8 +77,7 @@ def command(
         check = Check(cluster, verify=not no_verify)
         findings = check.run(inside)
         found = _print_json(check, findings) if as_json else _print(check, findings)
-        for id, err in cluster.silent.items():
-            click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
+        cluster.warn_of_silent()
     return FAILED if found & {MISSING, WRONG} else 0
 
 

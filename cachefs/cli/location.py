@@ -9,8 +9,7 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import Block, Cluster, File, blocks_of, open_cluster
-from cachefs.cli.workers import SHOWN_ID
+from cachefs.cli.cluster_files import SHOWN_ID, Block, Cluster, File, blocks_of, open_cluster
 from cachefs.core.addresses import address_of
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.units import format_size
@@ -35,8 +34,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     with cluster:
         pages = _pages(cluster, inside)
         _print_json(pages) if as_json else _print(cluster, pages)
-        for id, err in cluster.silent.items():
-            click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
+        cluster.warn_of_silent()
 
 
 def _pages(cluster: Cluster, path: bytes) -> Iterator[list[dict[str, Any]]]:

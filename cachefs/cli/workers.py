@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, output, settings
+from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -17,7 +18,6 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.units import format_duration, format_size
 
-SHOWN_ID: Final = 8  # digits of an id
 POLL_S: Final = 0.5
 _HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "WEIGHT", "USED", "CAPACITY", "SEEN"]
 

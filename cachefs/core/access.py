@@ -162,7 +162,7 @@ def _token(words: list[str], where: str) -> Token:
 # ---- what a call needs ---------------------------------------------------------------------------
 
 _OF_WORKERS: Final = (c.Register, c.Heartbeat, c.Leave, c.Have, c.Offer, c.Drop)
-_OF_OPERATORS: Final = (c.Drain, c.RemoveWorker)
+_OF_OPERATORS: Final = (c.AddUfs, c.RemoveUfs, c.Drain, c.RemoveWorker)
 _OF_EVERYTHING: Final = (c.ListUfs, c.ListWorkers, c.MasterStatus, c.WorkerStatus)
 
 
@@ -173,11 +173,19 @@ def permit(caller: Caller, call: Message) -> None:
         return
     if isinstance(call, _OF_WORKERS) and not caller.may_join:
         raise _denied(caller, "is not a worker's")
-    if isinstance(call, (c.AddUfs, c.RemoveUfs, *_OF_OPERATORS)) and not caller.may_write:
+    if isinstance(call, _OF_OPERATORS) and not caller.may_write:
         raise _denied(caller, "is for reading only")
+    # A source is read with the credentials of the cluster's machines: who adds one reads all that
+    # these may read, wherever it is put.
     if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if isinstance(call, (Resolve, c.AddUfs, c.RemoveUfs)) and not caller.sees(call.path):
+    if isinstance(call, Resolve) and not caller.sees(call.path):
+        raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
+
+
+def permit_metrics(caller: Caller) -> None:
+    """Raises AccessDenied: they name all sources."""
+    if caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
 
 

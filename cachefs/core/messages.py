@@ -14,6 +14,7 @@ import msgspec
 
 from cachefs.core import errors
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
+from cachefs.core.policies import Policy
 
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
@@ -166,12 +167,14 @@ class Resolve(Message, frozen=True):
 
 class Invalidate(Message, frozen=True):
     """Event: these dentries (parent ino, name) changed; `seq` is the position after them.
-    `everything` tells the client to drop all that it knows of the namespace."""
+    `everything` tells the client to drop all that it knows of the namespace. `policies`: some
+    changed, workers ask again for those of what they have."""
 
     namespace: NamespaceId
     seq: int
     entries: list[tuple[int, bytes]] = []
     everything: bool = False
+    policies: bool = False
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -325,12 +328,53 @@ class Freed(Message, frozen=True):
     busy_files: int  # open or mapped: freed by the kernel when the last user closes
 
 
+class SetPolicy(Message, frozen=True):
+    """Say this at a path, and leave the fields `unset` open again. Answered by PolicySet once it is
+    durable and, where it protects something, no worker may evict that any more (10 s at most).
+    Raises NotFound for a path where nothing is, unless it only leaves things open; BadConfig."""
+
+    namespace: NamespaceId
+    path: bytes
+    policy: Policy
+    unset: list[str] = []
+
+
+class PolicySet(Message, frozen=True):
+    """What is said at the path now."""
+
+    policy: Policy
+
+
+class GetPolicies(Message, frozen=True):
+    """What holds at a path, and what is said below it? Answered by PoliciesAt."""
+
+    namespace: NamespaceId
+    path: bytes
+
+
+class PolicySaid(msgspec.Struct, frozen=True):
+    path: bytes
+    policy: Policy
+
+
+class PoliciesAt(Message, frozen=True):
+    """`policy`: what holds; `where`: field -> who says so; `said`: what is said at this very path.
+    `below` is cut; there are `below_count`."""
+
+    policy: Policy
+    where: dict[str, str]
+    said: Policy
+    below: list[PolicySaid] = []
+    below_count: int = 0
+
+
 Body = (
     Hello | Welcome | Attach | Attached | Detach | Leaving | MountFacts | Cancel | Done | Failure
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
     | Open | Opened | Ensure | Ensured | TierState | PublishedDirectory | Release | Used
     | Status | StatusReply | CacheState | CacheStateReply
     | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
+    | SetPolicy | PolicySet | GetPolicies | PoliciesAt
 )  # fmt: skip
 
 

@@ -5,12 +5,13 @@ a cluster passes an HTTP client. All methods belong to one event loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from cachefs.core.messages import Found, Invalidate, Listing
+from cachefs.core.messages import Found, Invalidate, Listing, PoliciesAt
 from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
+from cachefs.core.policies import Policy, Rule
 
 
 class Permission(msgspec.Struct, frozen=True):
@@ -68,3 +69,23 @@ class MetadataService(Protocol):
         PositionGone when that is too old."""
 
     def status(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class PolicyService(Protocol):
+    """The policies of one namespace: what a metadata service that has them is, too."""
+
+    @property
+    def policy_version(self) -> int:
+        """Changes whenever a policy did, as far as that is known here."""
+
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+        """Says more at a path, and leaves the fields `unset` open again; what is said there then.
+        Durable, and with pin: no worker may evict anything there any more. Raises NotFound,
+        BadConfig. Cancelled: it may have happened."""
+
+    async def policies_at(self, path: bytes) -> PoliciesAt:
+        """Raises BadConfig."""
+
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
+        """What a worker needs to know of each, in order."""

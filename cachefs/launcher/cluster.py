@@ -7,6 +7,7 @@ started; it starts one (of weight 0, which ends with the last mount) where none 
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import os
 import time
@@ -115,9 +116,11 @@ def _wait_for_return(used: str) -> None:
 
 
 def _answering(home: StateHome, address: str, used: str) -> Pointer | None:
-    """The best of those that answer: the one in use, then those that stay."""
+    """The best of those that answer: the one in use, then those that stay, those with few mounts
+    first."""
     found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
-    for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays)):
+    mounts = collections.Counter(record.socket for record in home.mount_records())
+    for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays, mounts[p.socket])):
         if is_ours(pointer.pid) and answers(pointer):
             return pointer
     return None

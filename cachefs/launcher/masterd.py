@@ -29,6 +29,7 @@ from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
 from master.server.app import MasterServer
+from worker.machine import allow_many_descriptors
 
 log = logging.getLogger("cachefs.master")
 
@@ -99,6 +100,7 @@ def main() -> int:
     """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MasterSpec)
     ready = ReadyPipe()
+    allow_many_descriptors()  # each worker has connections here
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)
     try:
         asyncio.run(Process(spec).run(ready))

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +33,10 @@ from cachefs.core import messages as m
 from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
-from cachefs.core.placement import View, block_count
+from cachefs.core.placement import Member, View, block_count
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
+from cachefs.core.units import format_size
 from cachefs.launcher import worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
@@ -49,6 +51,7 @@ from cachefs.launcher.state import (
     remove_pointer,
     write_pointer,
 )
+from cachefs.launcher.weighing import Weighing, weight_of
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -71,9 +74,7 @@ from worker.tiers.tiers import Tiers
 
 log = logging.getLogger("cachefs.node")
 
-GIB: Final = 1 << 30
 DRAIN_S: Final = 10.0
-FOLLOW_S: Final = 20.0  # of a wait for the next view, where this node is no member
 
 
 class Node:
@@ -98,6 +99,7 @@ class Node:
         self._source: ClusterSource
         self._server: NodeServer
         self._members: Membership
+        self._weighing: Weighing
         self._migration: Migration | None = None  # none before this node has joined
 
     async def run(self, ready: ReadyPipe) -> None:
@@ -200,6 +202,8 @@ class Node:
     async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> None:
         """Becomes a member. Raises as `Membership.start`."""
         spec = self._spec
+        capacity_bytes = self._capacity_bytes()
+        self._weighing = Weighing(capacity_bytes, time.monotonic())
         calls = PeerCalls(self._token, self._peers_ssl)
         stack.push_async_callback(calls.close)
         self._members = Membership(
@@ -209,7 +213,7 @@ class Node:
                 url,
                 self._weight(),
                 host=socket.gethostname(),
-                capacity_bytes=self._capacity_bytes(),
+                capacity_bytes=capacity_bytes,
                 version=cachefs.__version__,
             ),
             condition=self._condition,
@@ -289,15 +293,19 @@ class Node:
         if self._migration is None:
             raise Unavailable("this worker is just joining")
         self._migration.offered(offer)
+        giver = Member(offer.worker, offer.url, 0.0)
+        for key, block in offer.blocks:
+            self._source.add_holder(key, block, giver)
 
     # ---- what it says of itself ------------------------------------------------------------------
 
     def _weight(self) -> float:
         given = self._spec.weight
-        return given if given >= 0 else round(self._capacity_bytes() / GIB, 3)
+        return given if given >= 0 else weight_of(self._capacity_bytes())
 
     def _capacity_bytes(self) -> int:
-        return sum(tier.limit_bytes for tier in self._tiers)
+        """Of the tiers that are there; those in memory as far as its limit lets them."""
+        return int(self._cache.status()["limit_bytes"])
 
     def _free_bytes(self) -> int:
         status = self._cache.status()
@@ -309,7 +317,17 @@ class Node:
         facts: dict[str, Any] = {name: status[name] for name in names}
         facts["tiers"] = [_tier_facts(tier) for tier in status["tiers"]]
         settled = 0 if self._migration is None else self._migration.settled
-        return Condition(settled, self._capacity_bytes(), int(status["used_bytes"]), facts)
+        capacity_bytes = int(status["limit_bytes"])
+        if self._spec.weight < 0 and self._weighing.handle(capacity_bytes, time.monotonic()):
+            self._tasks.start(self._reweigh(capacity_bytes))
+        return Condition(settled, capacity_bytes, int(status["used_bytes"]), facts)
+
+    async def _reweigh(self, capacity_bytes: int) -> None:
+        log.info("the capacity is %s now", format_size(capacity_bytes))
+        try:
+            await self._members.reweigh(weight_of(capacity_bytes), capacity_bytes)
+        except CacheFSError as err:
+            log.warning("the master does not hear of the capacity: %s", err.one_line())
 
     def _more_status(self) -> dict[str, Any]:
         """This node's part in the cluster, beside what every server says; plain values."""

@@ -96,7 +96,12 @@ class Cluster:
             self.dropped.append(id)
             return m.Done()
 
-        return {c.Have: have, c.Doubt: doubt}
+        def drop(body: m.Message) -> m.Message:
+            assert isinstance(body, c.Drop)
+            had = [self.bits[id].pop(ContentId.parse(key.hex()).ino, 0) for key in body.contents]
+            return c.Dropped(sum(map(bool, had)), sum(n.bit_count() * MIB for n in had), 0)
+
+        return {c.Have: have, c.Doubt: doubt, c.Drop: drop}
 
 
 @pytest.fixture
@@ -254,6 +259,12 @@ def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None
     assert out.startswith("misplaced  /imagenet/small  pages 0 to 2  at aaaaaaaa")
     cluster.before = (Member(ALICE, "u", 1.0),)
     assert "misplaced" not in ok(run("fsck", "/imagenet/small", "--no-verify")), "it is moving"
+
+
+def test_free_is_on_every_worker(cluster: Cluster, run: Run) -> None:
+    url = f"cachefs://{cluster.master.url[7:]}/imagenet"
+    assert ok(run("free", url)) == "freed 4 MiB of 2 files\n"
+    assert json.loads(ok(run("free", url, "--json")))["files"] == 0
 
 
 def test_runs_of_a_bitmap() -> None:

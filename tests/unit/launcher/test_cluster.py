@@ -19,7 +19,7 @@ from cachefs.core.specs import WorkerSpec
 from cachefs.core.tiers import parse_tier
 from cachefs.launcher import cluster, state
 from cachefs.launcher.processes import Server, Watch
-from cachefs.launcher.state import StateHome, read_pointer
+from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 
 SCRIPT = str(Path(__file__).with_name("fake_cachefs_node.py"))
 COMMAND = (sys.executable, SCRIPT)
@@ -80,6 +80,17 @@ def test_workers_that_stay_go_first_and_the_one_in_use_before_all(machine: Machi
     assert machine.ensure().socket == machine.socket("z")
     used = machine.socket(cluster.MOUNTS_NODE)
     assert machine.ensure(used).socket == used
+
+
+def test_mounts_are_spread_over_the_workers(machine: Machine) -> None:
+    machine.start("a")
+    machine.start("b")
+    source = UfsSpec("cachefs://127.0.0.1:19998/x")
+    machine.home.write_mount(MountRecord("/mnt/1", source, os.getpid(), machine.socket("a")))
+    assert machine.ensure().socket == machine.socket("b")
+    machine.home.write_mount(MountRecord("/mnt/2", source, os.getpid(), machine.socket("b")))
+    machine.home.write_mount(MountRecord("/mnt/3", source, os.getpid(), machine.socket("b")))
+    assert machine.ensure().socket == machine.socket("a")
 
 
 def test_one_that_died_is_replaced_by_another(machine: Machine) -> None:

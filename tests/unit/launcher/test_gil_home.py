@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 
@@ -30,6 +31,7 @@ def test_threads_of_this_process_follow() -> None:
             done.set()
             other.join()
             for tid in map(int, os.listdir("/proc/self/task")):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.sched_setaffinity(tid, allowed)
 
     other, loop = asyncio.run(run())

@@ -1,0 +1,239 @@
+"""Policies by path: what an operator asked of the files at and below a path of the namespace. Pure.
+
+A policy says some things and leaves the others open. A path inherits from the paths above it: for
+each thing the nearest path that says it wins; a named profile says what its own path leaves open.
+Quotas are no such thing: each one holds for all that is below its own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core.errors import BadConfig
+from cachefs.core.units import FOREVER_S, format_duration, format_size, parse_duration, parse_size
+
+MIN_TTL_S: Final = 1.0
+TTL_LATE_S: Final = 10.0  # what is older than its TTL is gone at most so much later
+PERMISSION_S: Final = 8.0  # how long a worker may use a permission to evict
+# How long `pin` waits: no permission that was given before is of use any more, and what was begun
+# in its last moment has ended.
+PERMISSION_WINDOW_S: Final = 10.0
+FREE: Final = "free"
+ADMISSIONS: Final = ("fill", "always")
+
+
+class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is asked at one path; None: nothing is said of that. `ttl_s`: since the last fill,
+    FOREVER_S: kept for ever. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never again."""
+
+    pin: bool | None = None
+    ttl_s: float | None = None
+    ttl_action: str | None = None
+    quota_bytes: int | None = None
+    admission: str | None = None
+    sync_interval_s: float | None = None
+    profile: str | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        return self == _NOTHING
+
+
+_NOTHING: Final = Policy()
+DEFAULTS: Final = Policy(pin=False, ttl_s=FOREVER_S, ttl_action=FREE, quota_bytes=0)
+PROFILES: Final[Mapping[str, Policy]] = {
+    "train-read": Policy(admission="fill", sync_interval_s=3600.0),
+    "checkpoint-write": Policy(admission="always", sync_interval_s=5.0),
+    "interactive": Policy(admission="always", sync_interval_s=10.0),
+}
+DEFAULT: Final = "default"
+
+
+class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a worker needs to know of a content's policies. `admission` "": as the worker is set.
+    `quotas`: (path, bytes) of each quota that it counts against. Trailing fields may be added."""
+
+    pinned: bool = False
+    ttl_s: float = FOREVER_S
+    admission: str = ""
+    quotas: tuple[tuple[bytes, int], ...] = ()
+
+
+NO_RULE: Final = Rule()
+
+
+class Effective(msgspec.Struct, frozen=True):
+    """What holds at a path. `policy`: None where neither a path nor a default says anything (the
+    source's own interval, the worker's own admission). `where`: field -> who says so."""
+
+    policy: Policy
+    where: dict[str, str]
+    quotas: tuple[tuple[bytes, int], ...] = ()
+
+    @property
+    def rule(self) -> Rule:
+        """For workers."""
+        policy = self.policy
+        ttl_s = FOREVER_S if policy.ttl_s is None else policy.ttl_s
+        return Rule(bool(policy.pin), ttl_s, policy.admission or "", self.quotas)
+
+
+def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
+    """What holds below a chain of (path, policy), the outermost first."""
+    values: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    for policy, whose in _sayings(chain):
+        for name in FIELDS:
+            value = getattr(policy, name)
+            if value is not None:
+                values[name], where[name] = value, whose
+    quotas = tuple((path, policy.quota_bytes) for path, policy in chain if policy.quota_bytes)
+    return Effective(Policy(**values), where, quotas)
+
+
+def _sayings(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:
+    """Who says what, the weakest first."""
+    yield DEFAULTS, DEFAULT
+    for path, policy in chain:
+        if policy.profile is not None:
+            yield PROFILES.get(policy.profile, _NOTHING), f"{shown(path)} ({policy.profile})"
+        yield policy, shown(path)
+
+
+def merged(old: Policy, change: Policy, unset: Iterable[str] = ()) -> Policy:
+    """The policy of a path after a change of some things, and with others left open again."""
+    values = {name: getattr(change, name) for name in FIELDS}
+    said = {name: value for name, value in values.items() if value is not None}
+    return msgspec.structs.replace(old, **{**dict.fromkeys(unset), **said})
+
+
+def shown(path: bytes) -> str:
+    """A path of the namespace for people."""
+    return "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
+
+
+def normal(path: bytes) -> bytes:
+    """A path of the namespace as policies are kept: without empty parts. Raises BadConfig."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b".." in parts:
+        raise BadConfig("a path of the namespace has no '..'", path=shown(path))
+    return b"/".join(parts)
+
+
+def above(path: bytes) -> Iterable[bytes]:
+    """The path itself and all above it, the innermost first; b"" is the root."""
+    while path:
+        yield path
+        path = path.rpartition(b"/")[0]
+    yield b""
+
+
+# ---- as people write them ------------------------------------------------------------------------
+
+_YES: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+
+
+def _pin(text: str) -> bool:
+    if text not in _YES:
+        raise BadConfig(f"bad pin {text!r}", remedy="write yes or no")
+    return _YES[text]
+
+
+def _ttl(text: str) -> float:
+    ttl_s = FOREVER_S if text == "never" else parse_duration(text)
+    if ttl_s != FOREVER_S and ttl_s < MIN_TTL_S:
+        raise BadConfig(f"bad ttl {text!r}: at least 1s", remedy="write it as 12h, 7d or never")
+    return ttl_s
+
+
+def _ttl_action(text: str) -> str:
+    if text != FREE:
+        raise BadConfig(f"bad ttl_action {text!r}", remedy="write free")
+    return text
+
+
+def _quota(text: str) -> int:
+    return 0 if text == "none" else parse_size(text)
+
+
+def _one_of(name: str, allowed: Iterable[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise BadConfig(f"bad {name} {text!r}", remedy=f"write {' or '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _interval(text: str) -> float:
+    return FOREVER_S if text == "never" else parse_duration(text)
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 86400 and seconds % 86400 == 0:
+        return f"{seconds / 86400:g}d"
+    return format_duration(seconds)
+
+
+_KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]]] = {
+    "pin": ("pin", _pin, lambda value: "yes" if value else "no"),
+    "ttl": ("ttl_s", _ttl, _duration),
+    "ttl_action": ("ttl_action", _ttl_action, str),
+    "quota": ("quota_bytes", _quota, lambda value: format_size(value) if value else "none"),
+    "admission": ("admission", _one_of("admission", ADMISSIONS), str),
+    "sync_interval": ("sync_interval_s", _interval, _duration),
+    "profile": ("profile", _one_of("profile", tuple(PROFILES)), str),
+}
+KEYS: Final = tuple(_KEYS)
+FIELDS: Final = tuple(field for field, _, _ in _KEYS.values())
+
+
+def parse(words: Iterable[str]) -> Policy:
+    """`key=value` words as a policy. Raises BadConfig for what means nothing."""
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise BadConfig(f"not key=value: {word!r}", remedy=f"keys are {', '.join(KEYS)}")
+        field = field_of(key)
+        values[field] = _KEYS[key][1](text.strip())
+    return Policy(**values)
+
+
+def field_of(key: str) -> str:
+    """The field of a key. Raises BadConfig."""
+    if key not in _KEYS:
+        raise BadConfig(f"no such policy: {key!r}", remedy=f"keys are {', '.join(KEYS)}")
+    return _KEYS[key][0]
+
+
+def check(policy: Policy) -> None:
+    """Raises BadConfig for a policy that means nothing: it came over a wire."""
+    wrong = {
+        "ttl": not _is_span(policy.ttl_s, MIN_TTL_S),
+        "ttl_action": policy.ttl_action not in (None, FREE),
+        "quota": policy.quota_bytes is not None and policy.quota_bytes < 0,
+        "admission": policy.admission not in (None, *ADMISSIONS),
+        "sync_interval": not _is_span(policy.sync_interval_s, 0.0),
+        "profile": policy.profile not in (None, *PROFILES),
+    }
+    for key, is_wrong in wrong.items():
+        if is_wrong:
+            raise BadConfig(f"bad {key}: {getattr(policy, _KEYS[key][0])!r}")
+
+
+def _is_span(seconds: float | None, least_s: float) -> bool:
+    return seconds is None or seconds == FOREVER_S or least_s <= seconds < float("inf")
+
+
+def formatted(policy: Policy) -> dict[str, str]:
+    """What a policy says, by key, as text."""
+    found = {}
+    for key, (field, _, text_of) in _KEYS.items():
+        value = getattr(policy, field)
+        if value is not None:
+            found[key] = text_of(value)
+    return found

@@ -1,0 +1,27 @@
+"""A capacity counts once it has stayed for a while."""
+
+from __future__ import annotations
+
+from cachefs.launcher.weighing import STAYS_S, Weighing, weight_of
+
+
+def test_a_tier_that_is_away_for_a_moment_changes_nothing() -> None:
+    weighing = Weighing(100, 0.0)
+    assert not weighing.handle(40, 10.0)
+    assert not weighing.handle(40, 10.0 + STAYS_S / 2)
+    assert not weighing.handle(100, 10.0 + STAYS_S)
+    assert not weighing.handle(40, 20.0 + STAYS_S), "it was there in between"
+
+
+def test_one_that_is_lost_is_told_once() -> None:
+    weighing = Weighing(100, 0.0)
+    assert not weighing.handle(40, 1.0)
+    assert weighing.handle(40, 1.0 + STAYS_S)
+    assert not weighing.handle(40, 2.0 + 2 * STAYS_S)
+    assert not weighing.handle(100, 3.0 + 2 * STAYS_S)
+    assert weighing.handle(100, 3.0 + 3 * STAYS_S), "and so is its return"
+
+
+def test_weights_are_capacities() -> None:
+    assert weight_of(3 << 30) == 3.0
+    assert weight_of(1 << 29) == 0.5
