@@ -32,7 +32,7 @@ def test_threads_of_this_process_follow() -> None:
             other.join()
             for tid in map(int, os.listdir("/proc/self/task")):
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.sched_setaffinity(tid, allowed)
+                    os.sched_setaffinity(tid, allowed)
 
     other, loop = asyncio.run(run())
     assert len(other) == 1
