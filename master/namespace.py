@@ -22,10 +22,11 @@ from cachefs.core.errors import (
     CacheFSError,
     IsADirectory,
     NotADirectory,
+    NotFound,
     Stale,
     Unsupported,
 )
-from cachefs.core.messages import Found, Invalidate, Listing, failure_of
+from cachefs.core.messages import Found, Invalidate, Listing, PoliciesAt, failure_of
 from cachefs.core.model import (
     ROOT_INO,
     ContentId,
@@ -35,13 +36,15 @@ from cachefs.core.model import (
     Origin,
     UfsSpec,
 )
-from cachefs.core.services import MetadataService, Permission
+from cachefs.core.policies import Policy, Rule, shown
+from cachefs.core.services import MetadataService, Permission, PolicyService
 from connectors.base import Connector
 from master import walk
 from master.answers import Answers
 from master.directories import Directories
 from master.events import EventStream
 from master.mounts import VOID_INTERVAL_S, MountTable
+from master.policies import Policies
 from master.state.freshness import MAX_VALID_S
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
@@ -56,8 +59,14 @@ class Master:
     """One namespace: a store, its mount table, and the origins below it."""
 
     def __init__(
-        self, store: Store, sync_interval_s: float, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        sync_interval_s: float,
+        clock: Callable[[], float] = time.time,
+        *,
+        others_gave: bool = False,
     ) -> None:
+        """`others_gave`: workers may have permissions of an earlier process of this store."""
         self._store = store
         self._clock = clock
         self._interval_s = sync_interval_s
@@ -68,6 +77,10 @@ class Master:
         self._answers = Answers(store, self._tree, self._sync, clock)
         self._directories = Directories(store, self._tree, self._sync, clock)
         self._mounts = MountTable(store, self._tree, self._sync, self._answers.lookup, clock)
+        self._policies = Policies(
+            store, self._tree, self._meta.namespace, time.monotonic, others_gave=others_gave
+        )
+        self._policies.on_change = self._events.wake
         self._directory: Path | None = None
         self._closed = False
 
@@ -102,7 +115,7 @@ class Master:
         `attach_recorded`. Blocks for some milliseconds. Raises as `open` does."""
         store = LmdbStore(Path(directory))
         try:
-            master = cls(store, VOID_INTERVAL_S, clock)
+            master = cls(store, VOID_INTERVAL_S, clock, others_gave=True)
         except CacheFSError:
             store.close()
             raise
@@ -325,8 +338,27 @@ class Master:
             yield batch
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
-        """All of them: no policy protects anything yet."""
-        return Permission(frozenset(content.name for content in contents))
+        """See MetadataService. What is pinned stays."""
+        return self._policies.permit(contents)
+
+    # ---- policies (see PolicyService) ------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        return self._policies.table.version
+
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+        if not policy.says_nothing and (await self.resolve(path)).inode is None:
+            raise NotFound("no such file or directory", path=shown(path))
+        return await self._policies.change(path, policy, unset)
+
+    async def policies_at(self, path: bytes) -> PoliciesAt:
+        return self._policies.at(path)
+
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
+        return self._policies.rules(contents)
+
+    # ---- events, status --------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
         """See MetadataService. Ends when the master closes."""
@@ -363,4 +395,7 @@ def _mount_status(mount: Mount) -> dict[str, Any]:
 if TYPE_CHECKING:
 
     def _is_the_service(master: Master) -> MetadataService:
+        return master
+
+    def _has_policies(master: Master) -> PolicyService:
         return master

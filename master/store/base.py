@@ -32,6 +32,7 @@ class Table(enum.IntEnum):
     ORPHANS = 6
     MEMBERS = 7
     HELD = 8
+    POLICIES = 9
 
 
 class Reader(Protocol):

@@ -9,6 +9,7 @@
     ORPHANS      ino (8 BE)                   -> b"" (a removed directory with children left)
     MEMBERS      as `master.state.membership` says; nothing here reads it
     HELD         parent ino (8 BE) order_key  -> ino (8 BE): a dentry of the mount table
+    POLICIES     `policy_key` of a path       -> msgpack array of the path, a map `Policy`
 
 `order_key` is the name, with a '/' behind it for a directory. `checked_at` is the wall time (s) at
 which the origin last showed the name as it stands. It lies behind the inode, outside its array, so
@@ -16,11 +17,14 @@ that the inode's bytes go to clients as they are and `Inode` can grow at its end
 The root of the namespace is the dentry (0, b"/"). Inos are never reused.
 Held dentries are the roots of the mount table and the directories above them: no origin's listing
 removes or replaces one. `MountRecord.path` never changes, since held directories are not renamed.
-An event entry `EVERYTHING` says that whatever is known of the namespace may be wrong.
+An event entry `EVERYTHING` says that whatever is known of the namespace may be wrong, an entry
+`POLICIES` that policies changed.
+Policies belong to paths, whatever is there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from typing import Final, NamedTuple
 
@@ -28,12 +32,14 @@ import msgspec
 
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
+from cachefs.core.policies import Policy
 
 FORMAT: Final = 1
 META_KEY: Final = b"meta"
 NO_PARENT: Final = 0
 ROOT_KEY: Final = b"/"
 EVERYTHING: Final = (NO_PARENT, b"/")  # no name has a '/'
+POLICIES: Final = (NO_PARENT, b"policies/")
 ORDER_END: Final = b"\xff" * 256  # above every order key: no name is longer than 255 bytes
 
 _INO = struct.Struct(">Q")
@@ -92,6 +98,11 @@ def split_dentry_key(key: bytes) -> tuple[int, bytes]:
     return _INO.unpack_from(key)[0], key[8:]
 
 
+def policy_key(path: bytes) -> bytes:
+    """A path as it is, a long one by its digest: keys are at most 511 bytes."""
+    return b"p" + path if len(path) <= 500 else b"h" + hashlib.sha256(path).digest()
+
+
 def name_of(order_key: bytes) -> bytes:
     return order_key[:-1] if order_key.endswith(b"/") else order_key
 
@@ -109,13 +120,14 @@ def inode_bytes(value: bytes) -> bytes:
     return value[:-8]
 
 
-def encode(record: msgspec.Struct | list[tuple[int, bytes]]) -> bytes:
+def encode(record: msgspec.Struct | list[tuple[int, bytes]] | tuple[bytes, Policy]) -> bytes:
     return _encoder.encode(record)
 
 
 _meta_decoder = msgspec.msgpack.Decoder(Meta)
 decode_directory = msgspec.msgpack.Decoder(DirectoryState).decode
 decode_mount = msgspec.msgpack.Decoder(MountRecord).decode
+decode_policy = msgspec.msgpack.Decoder(tuple[bytes, Policy]).decode
 decode_event = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from cachefs.core.errors import Stale
 from cachefs.core.model import ROOT_INO, Inode
+from cachefs.core.policies import Policy
 from master.store.base import Reader, Table
 from master.store.records import (
     META_KEY,
@@ -19,6 +20,7 @@ from master.store.records import (
     decode_event,
     decode_meta,
     decode_mount,
+    decode_policy,
     dentry_key,
     ino_key,
     split_dentry_key,
@@ -26,6 +28,7 @@ from master.store.records import (
 
 LAST_INO_KEY: Final = b"\xff" * 8
 ABOVE_ALL: Final = b"\xff" * 9
+MAX_POLICIES: Final = 10_000
 MAX_HELD: Final = 1 << 20  # above what a mount table can have
 
 
@@ -116,6 +119,11 @@ class Names:
         """Every held dentry: (parent ino, order key, ino)."""
         found = self.reader.scan(Table.HELD, b"", ABOVE_ALL, MAX_HELD)
         return [(*split_dentry_key(key), int.from_bytes(value, "big")) for key, value in found]
+
+    def policies(self) -> dict[bytes, Policy]:
+        """All, by path."""
+        found = self.reader.scan(Table.POLICIES, b"", ABOVE_ALL, MAX_POLICIES)
+        return dict(decode_policy(value) for _, value in found)
 
     def source_of(self, directory: int) -> tuple[int, str]:
         """(root ino, UFS key) of the mount that a directory lies in; the key is "" where no source

@@ -15,6 +15,7 @@ import msgspec
 
 from cachefs.core.errors import BadConfig, Stale
 from cachefs.core.model import MAX_INO, ROOT_INO, Fingerprint, Inode, Kind, NamespaceId
+from cachefs.core.policies import Policy
 from connectors.base import Entry, order_key
 from master.state import merge
 from master.state.merge import Action, Batch, Change
@@ -23,6 +24,7 @@ from master.store.records import (
     FORMAT,
     META_KEY,
     NO_PARENT,
+    POLICIES,
     ROOT_KEY,
     DirectoryState,
     Meta,
@@ -33,6 +35,7 @@ from master.store.records import (
     encode_dentry,
     ino_key,
     name_of,
+    policy_key,
 )
 from master.store.snapshot import Names
 
@@ -355,6 +358,16 @@ class Transaction(Names):
         stored = self.dentry(parent, key)
         if stored is not None:
             self.put_dentry(parent, key, stored._replace(checked_at=0.0))
+
+    # ---- policies --------------------------------------------------------------------------------
+
+    def put_policy(self, path: bytes, policy: Policy) -> None:
+        """One that says nothing is deleted. Workers hear that policies changed."""
+        if policy.says_nothing:
+            self.writer.delete(Table.POLICIES, [policy_key(path)])
+        else:
+            self.writer.put(Table.POLICIES, [(policy_key(path), encode((path, policy)))])
+        self.announce(*POLICIES)
 
     # ---- bookkeeping -----------------------------------------------------------------------------
 

@@ -1,0 +1,143 @@
+"""The policies of one namespace: kept in its store by path, changed by operators, asked by workers.
+
+A policy is one record, however much lies below its path. What is decided for a content is decided
+by the path at which it is at that moment. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachefs.core.errors import BadConfig, CacheFSError
+from cachefs.core.messages import PoliciesAt, PolicySaid
+from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import (
+    FIELDS,
+    NO_RULE,
+    PERMISSION_S,
+    Policy,
+    Rule,
+    check,
+    merged,
+    normal,
+    shown,
+)
+from cachefs.core.services import Permission
+from master.state.policies import PermissionWindow, PolicyTable
+from master.store.base import Store
+from master.store.records import name_of
+from master.store.snapshot import MAX_POLICIES, Names
+from master.store.transaction import transact
+from master.tree import Tree
+
+MOST_SHOWN: Final = 500  # policies below a path, of one answer
+
+
+class Policies:
+    """See the module. `on_change` is called, in the loop, after each committed change."""
+
+    def __init__(
+        self,
+        store: Store,
+        tree: Tree,
+        namespace: NamespaceId,
+        monotonic: Callable[[], float],
+        *,
+        others_gave: bool,
+    ) -> None:
+        """`others_gave`: a process before this one may have given permissions that are of use."""
+        self._store = store
+        self._tree = tree
+        self._namespace = namespace
+        self._monotonic = monotonic
+        with store.snapshot() as reader:
+            self.table = PolicyTable(Names(reader).policies())
+        self._window = PermissionWindow(monotonic() if others_gave else float("-inf"))
+        self._one_at_a_time = asyncio.Lock()
+        self.on_change: Callable[[], None] = lambda: None
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    async def change(self, path: bytes, change: Policy, unset: Sequence[str]) -> Policy:
+        """Says more, or other things, at a path, and leaves others open again; what is said there
+        then. Durable when it returns, and then no worker can evict any more what it protects.
+        Raises BadConfig. Cancelled: it may have happened."""
+        path = normal(path)
+        check(change)
+        if unknown := set(unset) - set(FIELDS):
+            raise BadConfig(f"no such policy: {', '.join(sorted(unknown))}", path=shown(path))
+        async with self._one_at_a_time:
+            old = self.table.at(path)
+            policy = merged(old, change, unset)
+            if old.says_nothing and len(self.table) >= MAX_POLICIES:
+                raise BadConfig(f"there are {MAX_POLICIES} paths with policies, the limit")
+            await asyncio.wrap_future(
+                transact(self._store, lambda txn: txn.put_policy(path, policy))
+            )
+            self.table.put(path, policy)
+            self.on_change()
+        if self.table.is_pinned(path) and (change.pin or "pin" in unset):
+            await asyncio.sleep(self._evictable_s(path))
+        return policy
+
+    def _evictable_s(self, path: bytes) -> float:
+        """For how long a worker may still evict something at or below a path."""
+        head = path + b"/" if path else b""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+
+            def concerns(content: ContentId) -> bool:
+                where = self._path(names, content)
+                return where is not None and (where == path or where.startswith(head))
+
+            return self._window.left_s(self._monotonic(), concerns)
+
+    def at(self, path: bytes) -> PoliciesAt:
+        """What holds at a path, and what is said below it. Raises BadConfig."""
+        path = normal(path)
+        effective = self.table.effective(path)
+        below = [PolicySaid(*one) for one in self.table.below(path)]
+        return PoliciesAt(
+            effective.policy, effective.where, self.table.at(path), below[:MOST_SHOWN], len(below)
+        )
+
+    # ---- workers ---------------------------------------------------------------------------------
+
+    def permit(self, contents: Sequence[ContentId]) -> Permission:
+        """Which of these no policy protects now."""
+        allowed = [*contents]
+        if self.table.pins:
+            with self._store.snapshot() as reader:
+                names = Names(reader)
+                allowed = [one for one in contents if not self._is_pinned(names, one)]
+        self._window.give(allowed, self._monotonic())
+        return Permission(frozenset(one.name for one in allowed), PERMISSION_S)
+
+    def rules(self, contents: Sequence[ContentId]) -> list[Rule]:
+        """In order. What is at no path any more has none."""
+        if not len(self.table):
+            return [NO_RULE] * len(contents)
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            paths = [self._path(names, one) for one in contents]
+        return [NO_RULE if path is None else self.table.rule(path) for path in paths]
+
+    def _is_pinned(self, names: Names, content: ContentId) -> bool:
+        path = self._path(names, content)
+        return path is not None and self.table.is_pinned(path)
+
+    def _path(self, names: Names, content: ContentId) -> bytes | None:
+        """Where a content is in the namespace now; None when it is nowhere."""
+        at = names.place(content.ino)
+        stored = None if at is None else names.dentry(*at)
+        if at is None or stored is None or content.namespace != self._namespace:
+            return None
+        if ContentId.of(self._namespace, stored.inode) != content:
+            return None
+        try:
+            place = self._tree.directory(names, at[0])
+        except CacheFSError:
+            return None
+        return place.mount.in_namespace(place.of(name_of(at[1])))

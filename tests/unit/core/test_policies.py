@@ -1,0 +1,105 @@
+"""Policies by path: what is inherited, who says what, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachefs.core.errors import BadConfig
+from cachefs.core.policies import (
+    DEFAULT,
+    KEYS,
+    PROFILES,
+    Policy,
+    above,
+    check,
+    formatted,
+    merged,
+    normal,
+    parse,
+    resolve,
+)
+
+
+def test_the_nearest_path_that_says_something_wins() -> None:
+    chain = [
+        (b"", Policy(ttl_s=60.0, admission="fill")),
+        (b"a", Policy(pin=True)),
+        (b"a/b", Policy(ttl_s=600.0, pin=False)),
+    ]
+    found = resolve(chain)
+    assert (found.policy.pin, found.policy.ttl_s) == (False, 600.0)
+    assert found.policy.admission == "fill"
+    assert found.where == {
+        "pin": "/a/b", "ttl_s": "/a/b", "admission": "/", "ttl_action": DEFAULT,
+        "quota_bytes": DEFAULT,
+    }  # fmt: skip
+
+
+def test_a_profile_says_what_its_own_path_leaves_open() -> None:
+    outer = (b"", Policy(admission="fill", sync_interval_s=7.0))
+    found = resolve([outer, (b"w", Policy(profile="interactive", sync_interval_s=1.0))])
+    assert found.policy.admission == PROFILES["interactive"].admission == "always"
+    assert found.where["admission"] == "/w (interactive)"
+    assert (found.policy.sync_interval_s, found.where["sync_interval_s"]) == (1.0, "/w")
+
+
+def test_every_quota_above_counts() -> None:
+    chain = [(b"", Policy(quota_bytes=100)), (b"a", Policy()), (b"a/b", Policy(quota_bytes=10))]
+    assert resolve(chain).rule.quotas == ((b"", 100), (b"a/b", 10))
+    lifted = [*chain[:2], (b"a/b", Policy(quota_bytes=0))]
+    assert resolve(lifted).rule.quotas == ((b"", 100),)
+
+
+def test_nothing_said_is_the_default() -> None:
+    found = resolve([])
+    assert found.rule == type(found.rule)()
+    assert set(found.where.values()) == {DEFAULT}
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["pin=yes", "ttl=7d", "ttl=never", "ttl_action=free", "quota=20GiB", "quota=none",
+     "admission=always", "sync_interval=90s", "sync_interval=never", "profile=train-read"],
+)  # fmt: skip
+def test_what_is_shown_can_be_given_again(word: str) -> None:
+    policy = parse([word])
+    check(policy)
+    key, _, _ = word.partition("=")
+    assert parse([f"{key}={formatted(policy)[key]}"]) == policy
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["pin=maybe", "ttl=0", "ttl=0.5s", "ttl=soon", "ttl_action=delete", "quota=-1", "pin",
+     "admission=never", "profile=none-such", "colour=red", "sync_interval=-2", "=3"],
+)  # fmt: skip
+def test_what_means_nothing_is_refused(word: str) -> None:
+    with pytest.raises(BadConfig):
+        parse([word])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(ttl_s=0.1), Policy(ttl_s=float("nan")), Policy(ttl_s=float("inf")),
+     Policy(quota_bytes=-1), Policy(admission="x"), Policy(sync_interval_s=-3.0),
+     Policy(profile="x"), Policy(ttl_action="delete")],
+)  # fmt: skip
+def test_so_it_is_when_it_comes_over_a_wire(policy: Policy) -> None:
+    with pytest.raises(BadConfig):
+        check(policy)
+
+
+def test_a_change_keeps_what_it_does_not_say() -> None:
+    old = Policy(pin=True, ttl_s=60.0)
+    assert merged(old, Policy(ttl_s=5.0)) == Policy(pin=True, ttl_s=5.0)
+    assert merged(old, Policy(), ["pin"]) == Policy(ttl_s=60.0)
+    assert merged(old, Policy(), ["pin", "ttl_s"]).says_nothing
+    assert formatted(Policy()) == {}
+    assert len(KEYS) == 7
+
+
+def test_paths() -> None:
+    assert normal(b"//a/./b/") == b"a/b"
+    assert [*above(b"a/b")] == [b"a/b", b"a", b""]
+    with pytest.raises(BadConfig):
+        normal(b"a/../b")
