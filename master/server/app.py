@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +27,7 @@ from prometheus_client import (
 )
 
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, Access, Caller, check_listen
+from cachefs.core.access import HEADER, Access, Caller, check_listen, permit_metrics
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
@@ -161,7 +162,7 @@ class MasterServer:
 
     def _metrics(self, request: web.BaseRequest) -> web.Response:
         try:
-            self._authorize(request.headers.get(HEADER))
+            permit_metrics(self._authorize(request.headers.get(HEADER)))
         except CacheFSError as err:
             return web.Response(status=403, text=err.one_line() + "\n")
         return web.Response(
@@ -179,6 +180,8 @@ class MasterServer:
             body = self._encoder.encode(answer)
         except CacheFSError as err:
             return self._failed(err)
+        except struct.error as err:  # a number that no key of the store has
+            return self._failed(ProtocolError(f"a number is out of range: {err}"))
         except Exception as err:  # whatever it is, the caller gets an answer
             log.error("a call failed", exc_info=err)
             return self._failed(CacheFSError(f"internal error: {type(err).__name__}"))

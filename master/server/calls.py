@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from cachefs.core import messages as m
 from cachefs.core.access import Caller, inos_of, permit
 from cachefs.core.errors import (
     AccessDenied,
+    BadConfig,
     CacheFSError,
     NotFound,
     ProtocolError,
@@ -288,6 +290,8 @@ class Calls:
 
     async def _add_ufs(self, call: c.AddUfs, caller: Caller) -> m.Message:
         """Cancelled: the work goes on, and the connector gets its owner."""
+        if math.isnan(call.sync_interval_s):
+            raise BadConfig("the sync interval is no number")
         if len(self._additions) >= MAX_ADDITIONS:
             raise Throttled(f"{MAX_ADDITIONS} sources are being added")
         task = asyncio.ensure_future(self._add(call))

@@ -44,6 +44,8 @@ TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent
 FORGET_LOST_S: Final = 7 * 86400.0
 MAX_WORKERS: Final = 10_000
+MOST_TEXT: Final = 300
+MOST_AHEAD: Final = 1 << 40  # epochs, of a worker that knows a later state of the store
 RECORD_KEY: Final = b"members"
 
 
@@ -212,7 +214,7 @@ class Membership:
         self._heard(now)
         worker.seen_at = now
         worker.beat = event
-        if event.epoch > self._epoch:
+        if self._epoch < event.epoch <= self._epoch + MOST_AHEAD:
             changed = self._overtake(event)
         else:
             changed = event.worker in self._unsettled and self._settles(event)
@@ -416,8 +418,13 @@ def _check(event: Register) -> None:
             f"protocol {event.protocol} of the worker is too far from {PROTOCOL}",
             remedy="install the same version of cachefs on both",
         )
-    if not event.worker or not event.url or not 0 <= event.weight < math.inf:
+    if not event.worker or not 0 <= event.weight < math.inf:
         raise BadConfig("a worker registers with an id, a URL and a weight of 0 or more")
+    # Every worker gets what is said here, in every view.
+    if max(map(len, (event.worker, event.url, event.host, event.version))) > MOST_TEXT:
+        raise BadConfig(f"a worker's id, URL and host have at most {MOST_TEXT} characters")
+    if not event.url.startswith(("http://", "https://")) or not _address(event.url):
+        raise BadConfig(f"a worker cannot be reached at {event.url!r}")
 
 
 def _revived(kept: Kept, now: float) -> _Worker:

@@ -1,0 +1,196 @@
+"""Who gets in where: tokens against every call and page of a master and of a worker, callers that
+send what cannot be or take their time, certificates of somebody else."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
+from cachefs.core.model import ContentId, NamespaceId, UfsSpec
+from tests.integration.conftest import Bucket
+from tests.integration.dataset import digests, expected, images
+from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.http_master import cluster as master_over_http
+from tests.services.http_master import run
+
+ALL = "may-do-everything-there-is"
+READING = "may-only-read-everything"
+TEAM = "may-do-all-below-the-path"
+TEAM_READING = "may-only-read-below-path"
+TOKENS = f"""
+{ALL}
+{READING} read-only
+{TEAM} path=/data/train
+{TEAM_READING} path=/data read-only
+"""
+CONTENT = ContentId(NamespaceId(bytes(16)), 7, 0, 1)
+
+
+# ---- a master ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_a_protocol_error_and_no_failure_of_ours(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with master_over_http(tmp_path) as it:
+            for ino in (-1, -(2**62)):
+                for call in (
+                    m.GetAttr(it.namespace, ino),
+                    m.Lookup(it.namespace, ino, b"x"),
+                    m.ListDir(it.namespace, ino),
+                    c.Locate(it.namespace, [ino]),
+                    c.Batch([m.GetAttr(it.namespace, ino)]),
+                    c.Walk(it.namespace, ino),
+                    c.ReportChanged(it.namespace, ino),
+                ):
+                    with pytest.raises(ProtocolError):
+                        await it.ask(call, m.Message)
+            with pytest.raises(BadConfig):
+                await it.ask(c.AddUfs(b"/x", UfsSpec("s3://bucket/x"), math.nan), m.Message)
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        c.Register("w", "file:///etc", 1.0),
+        c.Register("w", "http://", 1.0),
+        c.Register("w" * 1000, "http://127.0.0.1:1", 1.0),
+        c.Register("w", "http://127.0.0.1:1", 1.0, host="h" * 1000),
+        c.Register("w", "http://127.0.0.1:1", math.nan),
+        c.Register("w", "http://127.0.0.1:1", -1.0),
+    ],
+)
+def test_a_worker_that_cannot_be_reached_is_none(registered: c.Register, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with master_over_http(tmp_path) as it:
+            with pytest.raises(BadConfig):
+                await it.ask(registered, m.Message)
+            assert not (await it.ask(c.GetView(), c.ViewReply)).view.members
+
+    run(work())
+
+
+def test_no_beat_carries_the_epoch_out_of_bounds(tmp_path: Path) -> None:
+    """A view of it would have no place in a message any more."""
+
+    async def work() -> None:
+        async with master_over_http(tmp_path) as it:
+            await it.ask(c.Register("w", "http://127.0.0.1:1", 1.0), c.Registered)
+            for epoch in (2**63, 2**64 - 1):
+                await it.ask(c.Heartbeat("w", epoch), c.Beaten)
+            assert (await it.ask(c.GetView(), c.ViewReply)).view.epoch == 1
+
+    run(work())
+
+
+def test_sources_are_the_business_of_those_who_see_everything(tmp_path: Path) -> None:
+    """Who adds a source reads with the credentials of the cluster, wherever it is put."""
+
+    async def work() -> None:
+        async with master_over_http(tmp_path, TOKENS) as it:
+            await it.add(b"/data", {b"train/f": b"1"}, ALL)
+            for token in (TEAM, TEAM_READING, READING):
+                for call in (
+                    c.AddUfs(b"/data/train/mine", UfsSpec("s3://bucket/data")),
+                    c.RemoveUfs(b"/data/train"),
+                    c.RemoveUfs(b"/data"),
+                ):
+                    with pytest.raises(AccessDenied):
+                        await it.ask(call, m.Message, token)
+            assert (await it.page("/metrics", TEAM))[0] == 403, "they name all sources"
+            assert (await it.page("/metrics", READING))[0] == 200
+
+    run(work())
+
+
+# ---- a worker ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
+    token_file = tmp_path / "tokens"
+    token_file.touch(0o600)
+    token_file.write_text(TOKENS)
+    environment = {**bucket.server.credentials(), "CACHEFS_TOKEN_FILE": str(token_file)}
+    with Cluster(tmp_path / "cluster", environment) as made:
+        made.start(1, size="64MiB")
+        yield made
+
+
+class Caller:
+    """Plain HTTP with one server, with or without a token."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        parts = urlsplit(url)
+        self._address = parts.hostname or "", parts.port or 0
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def page(self, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self._address, timeout=20)
+        try:
+            connection.request(method, path, body, self._headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def call(self, call: m.Message) -> m.Message:
+        answer = c.decode_answer(self.page(c.CALL_PATH, "POST", c.encode(call))[1])
+        if isinstance(answer, m.Failure):
+            raise m.error_of(answer)
+        return answer
+
+
+def test_tokens_at_a_workers_door(cluster: Cluster, bucket: Bucket) -> None:
+    files = images(2)
+    bucket.fill(files)
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    mount = cluster.mount(0, "/data")
+    assert digests(mount) == expected(files)
+    url = cluster.workers[0].url
+    for data in cluster.root.glob("node0/tier/files/*/*"):
+        path = f"{c.DATA_PATH}/{data.name}?first=0&end=1&have=1"
+        assert Caller(url, ALL).page(path)[0] == 200
+        for token in ("", "some-other-token-of-theirs", READING, TEAM, TEAM_READING):
+            status, body = Caller(url, token).page(path)
+            assert status == 403
+            assert len(body) < 1000, "no byte for who is no worker"
+    workers_only = (c.Have([CONTENT.key]), c.Doubt(CONTENT.key, [0]), c.Drop([CONTENT.key]))
+    offer = c.Offer("w", "http://127.0.0.1:1", 1, [])
+    for token in ("", "some-other-token-of-theirs", READING, TEAM, TEAM_READING):
+        for call in (*workers_only, offer):
+            with pytest.raises(AccessDenied):
+                Caller(url, token).call(call)
+    assert Caller(url, READING).call(c.WorkerStatus())
+    for token in ("", TEAM, TEAM_READING):
+        with pytest.raises(AccessDenied):
+            Caller(url, token).call(c.WorkerStatus())
+        assert Caller(url, token).page("/metrics")[0] == 403
+    assert Caller(url).page("/healthz") == (200, b"ok\n")
+    cluster.workers[0].umount(mount)
+
+
+def test_doors_that_stay_shut(cluster: Cluster) -> None:
+    """Sockets and pointers lie in directories of mode 0700, and nobody listens beyond loopback who
+    asks for no token."""
+    found = 0
+    for path in cluster.root.rglob("*"):
+        if stat.S_ISSOCK(path.lstat().st_mode) or path.name == "server.json":
+            assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in path.parents)
+            found += 1
+    assert found
+    worker = cluster.workers[0]
+    del worker.environment["CACHEFS_TOKEN_FILE"]
+    for what in (["master", "--listen", "0.0.0.0:0"], [*worker.command, "--listen", ":0"]):
+        with pytest.raises(ClusterFailed, match="without a token"):
+            worker.run(*what, "--background")
