@@ -13,6 +13,7 @@ from worker.state.admission import Verdict, judge
 from worker.state.eviction import NEVER_S, eviction_order
 from worker.state.moves import Holding
 
+DISK_S = 0.001
 BATCH_FILES = 8
 
 
@@ -23,6 +24,7 @@ class Disk:
         self.pages: dict[bytes, dict[int, Page]] = {}
         self.since: dict[Page, float] = {}
         self.flipped: set[Page] = set()  # whose bytes changed on the disk
+        self.answer_s = DISK_S
 
     def flip(self, key: bytes, page: int) -> None:
         self.pages[key][page] = BAD

@@ -99,8 +99,9 @@ class Fetch:
         self._until_s = node.process.now_s + ORIGIN_DEADLINE_S
         self._waking_s = float("inf")
         self._troubled: set[str] = set()  # peers with whom something went, or had gone, wrong
+        self._said_no: dict[str, int] = {}  # asked for which page a peer said so
         self._bodies: dict[Candidate, Data] = {}
-        self._origin_failed = False
+        self._origin_failed = self._is_refreshing = False
         self._search: Search
 
     def start(self) -> None:
@@ -135,7 +136,7 @@ class Fetch:
             self._node.process.after(delay_s, lambda: self._wake(search))
 
     def _wake(self, search: Search) -> None:
-        if search is not self._search or self._first == self._end:
+        if search is not self._search or self._first == self._end or self._is_refreshing:
             return
         self._waking_s = float("inf")
         if self._node.process.now_s >= search.wake_at_s:
@@ -156,7 +157,8 @@ class Fetch:
             case Take(candidate):
                 self._take(self._bodies.pop(candidate))
             case Refresh():
-                self._node.refresh_view(lambda: self._refreshed())
+                self._is_refreshing = True  # which is waited for, with nothing else
+                self._node.refresh_view(self._refreshed)
             case UseOrigin():
                 self._ask_origin()
             case GiveUp():
@@ -173,6 +175,8 @@ class Fetch:
         def answered(answer: object) -> None:
             if isinstance(answer, Data):
                 self._origin_failed |= answer.answer is Answer.ORIGIN_FAILED
+                if answer.answer is Answer.HAS_NOT:
+                    self._said_no[candidate.peer] = data.first
                 self._bodies[candidate] = answer
                 self._tell(Answered(candidate, answer.answer, answer.at_once))
             else:
@@ -182,6 +186,7 @@ class Fetch:
         self._calls[candidate] = node.call(candidate.url, data, answered, limit_s=CALL_S)
 
     def _refreshed(self) -> None:
+        self._is_refreshing = False
         self._candidates = self._find()
         self._tell(Refreshed(self._candidates))
 
@@ -211,9 +216,11 @@ class Fetch:
 
     def _ask_origin(self) -> None:
         node = self._node
+        elsewhere = {peer for peer, page in self._said_no.items() if page != self._first}
+        excused = self._troubled | elsewhere
         if not self._origin_failed:
             node.world.check_use_of_origin(
-                node, self._file, self._first, self._candidates, self._troubled, self._started_s
+                node, self._file, self._first, self._candidates, excused, self._started_s
             )
         up_to_date = node.view.epoch == node.world.master.view().epoch
         node.world.origin.read(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulator import master
-from tests.simulator.origin import PAGE_BYTES, File, make_file
+from tests.simulator.origin import ORIGIN_S, PAGE_BYTES, File, make_file
 from tests.simulator.worker import WorkerHost
 from tests.simulator.world import World
 
@@ -23,8 +23,9 @@ GIB = 1 << 30
 CALM_START_S = 10.0  # the first workers have found each other
 SETTLE_S = 30.0  # calm: for what is to be moved
 PAUSE_S = 12.0  # longer than a lost worker is not known to be lost
+LAST_READS_S = 15.0
 QUIET_S = 400.0  # rough: for who must be found lost, and for takers that are given up
-SIZES = (1, 110_000, 110_000, MIB, 3 * MIB + 7, 9 * MIB, 20 * MIB)
+SIZES = (1, 110_000, 110_000, MIB, 3 * MIB + 7, 12 * MIB)
 LARGE = 600 * PAGE_BYTES
 
 
@@ -46,6 +47,9 @@ def run(seed: int, *, tracing: bool = False) -> Outcome:
     history = History(seed, tracing=tracing)
     try:
         history.run()
+    except (LookupError, TypeError, ValueError) as err:
+        err.add_note(f"seed {seed}")
+        raise
     except AssertionError as err:
         story = "\n".join(history.world.counts.said[-40:])
         what = str(err) or traceback.format_exc(limit=-2)
@@ -66,12 +70,13 @@ class History:
         rate = self.random.choice([20, 200, 2000]) * MIB
         self.world = World(seed, files, calm=self.sort == "calm", migration_bytes_per_s=float(rate))
         self.world.tracing = tracing
+        self.world.replicas = self.random.choice([1, 1, 1, 2])
         self.files = files
-        self._workers = 0
-        self._until_s = CALM_START_S + self.random.uniform(10.0, 30.0)
+        self._workers = self._lost = 0
+        self._until_s = CALM_START_S + self.random.uniform(2.0, 20.0)
 
     def _files(self) -> list[File]:
-        sizes = [self.random.choice(SIZES) for _ in range(self.random.randint(5, 14))]
+        sizes = [self.random.choice(SIZES) for _ in range(self.random.randint(4, 10))]
         if self.random.random() < 0.2:
             sizes.append(LARGE)
         return [make_file(ino, size) for ino, size in enumerate(sizes, 2)]
@@ -93,7 +98,7 @@ class History:
         world.schedule.run(CALM_START_S if self.sort == "calm" else 1.0)
         while world.schedule.now_s < self._until_s:
             self._something()
-            pause_s = self.random.expovariate(4.0)
+            pause_s = self.random.expovariate(3.0)
             world.schedule.run(world.schedule.now_s + pause_s)
             world.check_reads()
         self._end()
@@ -112,10 +117,13 @@ class History:
         if self.sort != "calm":
             self._mend()
         limit_s = world.schedule.now_s + (SETTLE_S if self.sort == "calm" else QUIET_S)
+        world.schedule.run(world.schedule.now_s + PAUSE_S)
         while not world.is_quiet and world.schedule.now_s < limit_s:
             world.schedule.run(world.schedule.now_s + PAUSE_S)
             world.check_reads()
         world.check_end()
+        self._read_all()
+        assert not world.readings, "what is whole again cannot be read"
         if self.sort == "calm":
             world.check_places()
             world.check_read_once()
@@ -126,8 +134,16 @@ class History:
         weather = world.network.weather
         weather.loss = weather.twice = world.garbling = 0.0
         world.network.heal()
-        world.origin.down_until_s = 0.0
+        world.origin.down_until_s = min(world.origin.down_until_s, world.schedule.now_s)
+        world.origin.latency_s = ORIGIN_S
         world.master.start()
+
+    def _read_all(self) -> None:
+        """All that is up can read everything again."""
+        for file in self.files:
+            for host in [*self.world.hosts.values()]:
+                self.world.read(host, file, 0, 1)
+        self.world.schedule.run(self.world.schedule.now_s + LAST_READS_S)
 
     # ---- what happens ----
 
@@ -141,6 +157,7 @@ class History:
                 (0.8, self._crash), (1, self._restart), (0.6, self._stop), (0.6, self._cut),
                 (0.6, self._heal), (0.4, self._crash_master), (1, self._start_master),
                 (0.3, self._origin_down), (0.5, self._flip), (0.4, self._slow),
+                (0.3, self._slow_disk), (0.3, self._slow_origin), (0.2, self._lose_disk),
             ]  # fmt: skip
         weights = [weight for weight, _ in steps]
         self.random.choices([step for _, step in steps], weights)[0]()
@@ -156,7 +173,7 @@ class History:
 
     def _read_some(self, host: WorkerHost, file: File) -> None:
         first = self.random.randrange(file.pages)
-        end = min(file.pages, first + self.random.choice([1, 4, 40]))
+        end = min(file.pages, first + self.random.choice([1, 4, 12]))
         self.world.say(f"{host.id} reads pages {first} to {end} of ino {file.ino}")
         self.world.read(host, file, first, end)
 
@@ -164,7 +181,7 @@ class History:
         file = self.random.choice(self.files)
         for host in [*self.world.hosts.values()]:
             if host.is_up:
-                self.world.read(host, file, 0, min(file.pages, 32))
+                self.world.read(host, file, 0, min(file.pages, 12))
         self.world.say(f"all read ino {file.ino}")
 
     def _may_change(self) -> bool:
@@ -188,7 +205,8 @@ class History:
         if not self.world.master.is_up:
             return []
         members = self.world.master.view().members
-        return [self.world.hosts[one.id] for one in members]
+        hosts = self.world.hosts
+        return [hosts[one.id] for one in members if one.id in hosts]
 
     def _drain(self) -> None:
         owning = self._owning()
@@ -237,8 +255,11 @@ class History:
         others = [id for id in (*self.world.hosts, master.HOST) if id != host.id]
         cut = self.random.sample(others, self.random.randint(1, len(others)))
         self.world.fault(f"{host.id} is cut off from {', '.join(cut)}")
+        one_way = self.random.random() < 0.3
         for other in cut:
             self.world.network.cut(host.id, other)
+            if not one_way:
+                self.world.network.cut(other, host.id)
 
     def _heal(self) -> None:
         self.world.say("the network is whole")
@@ -249,6 +270,24 @@ class History:
         if host is not None:
             self.world.fault(f"{host.id} answers slowly")
             self.world.network.slow(host.id, self.random.choice([0.05, 0.5, 2.0]))
+
+    def _slow_disk(self) -> None:
+        host = self._host()
+        if host is not None:
+            self.world.fault(f"the disk of {host.id} is slow")
+            host.disk.answer_s = self.random.choice([0.05, 0.5, 4.0])
+
+    def _slow_origin(self) -> None:
+        self.world.fault("the origin is slow")
+        self.world.origin.latency_s = self.random.choice([0.2, 2.0])
+
+    def _lose_disk(self) -> None:
+        """The machine comes back with an empty disk, and so as somebody else."""
+        host = self._host()
+        if host is not None:
+            self._lost += 1
+            self.world.fault(f"{host.id} loses its disk")
+            self.world.replace(host, f"{host.id}.{self._lost}")
 
     def _crash_master(self) -> None:
         self.world.fault("the master dies")
@@ -262,7 +301,7 @@ class History:
     def _origin_down(self) -> None:
         for_s = self.random.choice([1.0, 10.0])
         self.world.fault(f"the origin is down for {for_s} s")
-        self.world.origin.go_down(self.world.schedule.now_s + for_s)
+        self.world.origin.down_until_s = self.world.schedule.now_s + for_s
 
     def _flip(self) -> None:
         """A page that nobody reads just now has other bytes on the disk."""

@@ -68,7 +68,7 @@ class Network:
         self.sent = 0
         self._schedule = schedule
         self._random = random
-        self._cut: set[frozenset[str]] = set()
+        self._cut: set[tuple[str, str]] = set()  # (from, to)
         self._slow_s: dict[str, float] = {}
         self._pending: dict[Process, list[Done]] = {}
 
@@ -78,8 +78,9 @@ class Network:
 
     # ---- faults ----
 
-    def cut(self, one: str, other: str) -> None:
-        self._cut.add(frozenset((one, other)))
+    def cut(self, source: str, target: str) -> None:
+        """Nothing arrives any more, in this direction."""
+        self._cut.add((source, target))
 
     def heal(self) -> None:
         self._cut.clear()
@@ -88,9 +89,6 @@ class Network:
     def slow(self, host: str, more_s: float) -> None:
         """All that this host sends takes so much longer."""
         self._slow_s[host] = more_s
-
-    def is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cut
 
     def died(self, process: Process) -> None:
         """What it was asked is broken off."""
@@ -139,7 +137,7 @@ class Network:
 
     def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         self.sent += 1
-        lost = self.is_cut(source, target) or self._random.random() < self.weather.loss
+        lost = (source, target) in self._cut or self._random.random() < self.weather.loss
         if lost and source != target:
             return
         delay_s = self.weather.least_s + self._random.random() * 2 * self.weather.spread_s

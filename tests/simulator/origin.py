@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
@@ -13,6 +14,7 @@ from worker.state.pages import page_count, range_bytes
 
 NAMESPACE = NamespaceId(b"n" * 16)
 Page = tuple[bytes, int]  # the right bytes of a page are what names it: content key, number
+ORIGIN_S = 0.02  # an answer takes half of it to one and a half, and some for each page
 BAD: Page = (b"", -1)  # any other bytes
 
 
@@ -34,26 +36,29 @@ def make_file(ino: int, size_bytes: int) -> File:
     return File(ino, size_bytes, key, page_count(size_bytes))
 
 
+class Read(NamedTuple):
+    """Of one page. `up_to_date`: the reader had the master's view. `asked_for`: others were asked
+    for just this page before; they say what they have from the first page of a question on."""
+
+    began_s: float
+    ended_s: float
+    up_to_date: bool
+    asked_for: bool
+
+
 class Origin:
-    """`down_until_s`: it answers errors. `reads`: of each page, from when to
-    when it was read, and whether the reader had the master's view and asked the others for
-    just this page before (they say what they have from the first page asked for on)."""
+    """`down_until_s`: it answers errors."""
 
     def __init__(self, random: random.Random, files: list[File]) -> None:
         self.by_ino = {file.ino: file for file in files}
         self.by_key = {file.key: file for file in files}
-        self.reads: dict[Page, list[tuple[float, float, bool]]] = {}
-        self.latency_s = 0.02
+        self.reads: dict[Page, list[Read]] = {}
+        self.latency_s = ORIGIN_S
         self.down_until_s = 0.0
-        self.was_down = False
         self._random = random
 
     def is_down(self, now_s: float) -> bool:
         return now_s < self.down_until_s
-
-    def go_down(self, until_s: float) -> None:
-        self.down_until_s = until_s
-        self.was_down = True
 
     def read(
         self,
@@ -73,8 +78,8 @@ class Origin:
                 return done(Unavailable("the origin is down"))
             found = [(file.key, page) for page in range(first, end)]
             for page in found:
-                asked_for = up_to_date and page[1] == first
-                self.reads.setdefault(page, []).append((began_s, process.now_s, asked_for))
+                read = Read(began_s, process.now_s, up_to_date, page[1] == first)
+                self.reads.setdefault(page, []).append(read)
             done(found)
 
         process.after(delay_s, answer)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 CALL_S = 5.0
-DISK_S = 0.001
 MIGRATION_TICK_S = 0.5
 PERMISSION_WAIT_S = 5.0
 Bytes = dict[int, Page]
@@ -44,11 +43,18 @@ class WorkerHost:
     """A machine with a worker: what outlives the process."""
 
     def __init__(
-        self, world: World, id: str, weight: float, limit_bytes: int, admission: str
+        self,
+        world: World,
+        id: str,
+        weight: float,
+        limit_bytes: int,
+        admission: str,
+        *,
+        url: str = "",
     ) -> None:
         self.world = world
         self.id = id
-        self.url = f"http://{id}:1"
+        self.url = url or f"http://{id}:1"
         self.weight = weight
         self.limit_bytes = limit_bytes
         self.admission = admission
@@ -100,10 +106,12 @@ class WorkerServer:
         self.world = world
         self.process = Process(world.schedule, host.id)
         self.view = View(-1)
-        self.ring = Ring(host.id)
+        self.ring = Ring(host.id, replicas=world.replicas)
         self.holders = Holders()
         self.peers = Peers()
-        self.migration = Migration(host.id, bytes_per_s=world.migration_bytes_per_s)
+        self.migration = Migration(
+            host.id, bytes_per_s=world.migration_bytes_per_s, replicas=world.replicas
+        )
         self.cache = Cache(
             host.disk, world.origin, host.limit_bytes, self._owns_first, admission=host.admission
         )
@@ -217,7 +225,7 @@ class WorkerServer:
 
         cache.use(key, self.process.now_s)
         if not missing:
-            self.process.after(DISK_S, finish)
+            self.process.after(self.host.disk.answer_s, finish)
             return
         self._wait_for({*missing}, file, purpose, heard)
 
@@ -340,7 +348,7 @@ class WorkerServer:
         body = self._here(data)
         if body or data.way is Way.HAVE:
             answer = Data(Answer.HAS, body) if body else Data(Answer.HAS_NOT)
-            self.process.after(DISK_S, lambda: reply(answer))
+            self.process.after(self.host.disk.answer_s, lambda: reply(answer))
         elif data.epoch > self.view.epoch:
             self.refresh_view(lambda: self._provide(data, reply))
         else:
@@ -403,7 +411,7 @@ class WorkerServer:
     def _act(self, action: mv.Action) -> None:
         match action:
             case mv.Scan(epoch, after, limit):
-                self.process.after(DISK_S, lambda: self._scan(epoch, after, limit))
+                self.process.after(self.host.disk.answer_s, lambda: self._scan(epoch, after, limit))
             case mv.AskHave(epoch, peer, contents):
                 self._have(
                     peer.url,

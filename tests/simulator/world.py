@@ -63,6 +63,7 @@ class World:
         self.random = random.Random(seed)
         self.calm = calm
         self.migration_bytes_per_s = migration_bytes_per_s
+        self.replicas = 1
         self.schedule = Schedule()
         self.network = Network(self.schedule, self.random)
         self.origin = Origin(self.random, files)
@@ -80,6 +81,14 @@ class World:
         host = self.hosts[id] = WorkerHost(self, id, weight, limit_bytes, admission)
         host.start()
         return host
+
+    def replace(self, host: WorkerHost, id: str) -> None:
+        """The same machine and address, another worker."""
+        host.crash()
+        del self.hosts[host.id]
+        new = WorkerHost(self, id, host.weight, host.limit_bytes, host.admission, url=host.url)
+        self.hosts[id] = new
+        new.start()
 
     def say(self, what: str) -> None:
         line = f"{self.schedule.now_s:8.3f} {what}"
@@ -100,7 +109,7 @@ class World:
 
     def read(self, host: WorkerHost, file: File, first: int, end: int) -> None:
         """Pages [first, end) as a mount of that host reads them, a piece after the other."""
-        if host.served is not None and host.is_up:
+        if host.served is not None and host.is_up and host.served.view.epoch >= 0:
             self._read_next(host.served, file, [*split(first, end, PIECE_PAGES)])
 
     def _read_next(self, server: WorkerServer, file: File, pieces: list[tuple[int, int]]) -> None:
@@ -123,7 +132,8 @@ class World:
         self._check_deadline(reading)
         if isinstance(found, CacheFSError):
             self.counts.failed += 1
-            assert self.origin.was_down, f"a read failed, but the origin was there: {found}"
+            was_down = self.origin.down_until_s >= reading.since_s
+            assert was_down, f"a read failed, but the origin was there: {found}"
             return
         key, (first, end) = reading.file.key, reading.pages
         assert found.keys() == set(range(first, end)), "other pages than were asked for"
@@ -178,13 +188,14 @@ class World:
         file: File,
         page: int,
         asked: Sequence[Candidate],
-        troubled: Collection[str],
+        excused: Collection[str],
         since_s: float,
     ) -> None:
-        """`troubled`: peers with whom something went wrong in this search, which began then."""
+        """`excused`: peers with whom something went wrong in this search, which began then, or
+        who were asked for another page."""
         for candidate in asked:
-            peer = self.hosts[candidate.peer]
-            if candidate.way is Way.NEXT or candidate.peer in troubled:
+            peer = self.hosts.get(candidate.peer)
+            if peer is None or candidate.way is Way.NEXT or candidate.peer in excused:
                 continue
             if not peer.is_up or peer.served is None or peer.served.process.resumes_s > since_s:
                 continue
@@ -222,27 +233,32 @@ class World:
         return {id: served.migration.status() for id, served in up.items() if served}
 
     def check_places(self) -> None:
-        """Whatever somebody has, its owner has: for histories in which everything fits."""
+        """Whatever somebody has, its owner has: for histories in which everything fits. What was on
+        its way to a worker while it heard of a change may stay there as a copy."""
         placement = Placement(self.master.view().members)
         up = [host for host in self.hosts.values() if host.is_up]
         for host in up:
             for key, pages in host.disk.pages.items():
                 ino = self.origin.by_key[key].ino
                 for page in pages:
-                    (owner,) = placement.owners(ino, page // BLOCK_PAGES)
-                    there = self.hosts[owner.id].disk.pages.get(key, {})
-                    assert page in there, (
-                        f"{host.id} has page {page} of ino {ino}, its owner {owner.id} has not"
+                    if not all(read.up_to_date for read in self.origin.reads[key, page]):
+                        continue
+                    owners = placement.owners(ino, page // BLOCK_PAGES, self.replicas)
+                    disks = [self.hosts[owner.id].disk.pages for owner in owners]
+                    assert any(page in disk.get(key, {}) for disk in disks), (
+                        f"{host.id} has page {page} of ino {ino}, its owner {owners[0].id} has not"
                     )
 
     def check_read_once(self) -> None:
         """No byte comes from the origin again once somebody has it, but to who does not know yet
         that it is somebody else's."""
         for (key, page), reads in self.origin.reads.items():
-            for began_s, _, asked_for in reads:
-                again = asked_for and any(end_s < began_s for _, end_s, _ in reads)
+            for one in reads:
+                again = any(other.ended_s < one.began_s for other in reads)
                 ino = self.origin.by_key[key].ino
-                assert not again, f"page {page} of ino {ino} was read again at {began_s:.3f} s"
+                assert not (again and one.up_to_date and one.asked_for), (
+                    f"page {page} of ino {ino} was read again at {one.began_s:.3f} s"
+                )
 
     def drain(self, id: str) -> None:
         served = self.master.served

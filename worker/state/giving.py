@@ -1,9 +1,9 @@
 """Which blocks this worker hands over after a change of members, to whom, and when that is done.
 Pure.
 
-After each new view all that is cached here is looked through, a batch at a time. A block that got
-an owner which it did not have is offered to it, by who had it and no longer owns it (and, where
-several own it, by the first of those who did before). First the new owner is asked what it has:
+After each new view all that is cached here is looked through, a batch at a time. A block whose
+owners are not those that it had is offered to them, by who has it and does not own it (and, where
+several own it, by the first of those who did before). First an owner is asked what it has:
 what it lacks is offered, in batches and at a bounded rate, and it is asked again until it has it
 all. So nobody needs to remember anything: a taker that starts again, a lost offer and a lost
 answer are all the same. Who makes no progress for long, or has no room, is given up: its blocks
@@ -212,11 +212,13 @@ class Giver:
         before: set[str] = set()
         if self._base is not None:
             before = {one.id for one in self._base.owners(ino, block, self._replicas)}
+        if before == {one.id for one in owners}:
+            return []
         if any(one.id == self._worker for one in owners):
             first = next((one for one in owners if one.id in before), owners[0])
             if first.id != self._worker:
                 return []
-        return [one for one in owners if one.id not in before and one.id != self._worker]
+        return [one for one in owners if one.id != self._worker]
 
     def _begin(self, heir: Member, block: Block, move: _Move, now_s: float) -> None:
         taker = self._takers.get(heir.id)
