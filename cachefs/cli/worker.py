@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from cachefs.cli import clusters, output, serving, settings
-from cachefs.core.access import join_address, parse_address
+from cachefs.core.access import is_loopback, join_address, parse_address
 from cachefs.core.addresses import address_of
+from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.specs import WorkerSpec
@@ -53,14 +54,17 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
     master = clusters.master_of(chosen, home)
     tiers = chosen.items("tier") or (_default_tier(master, home),)
     first, *_ = parse_tiers(tiers)
+    weight, advertise = weight_of(chosen.text("weight")), _advertised(chosen)
+    if weight != 0:
+        check_reach(master, chosen.text("worker_listen"), advertise)
     return WorkerSpec(
         home=str(home.path),
         master=master,
         name=node_name(first.path),
         tiers=tiers,
         listen=chosen.text("worker_listen"),
-        advertise=_advertised(chosen),
-        weight=weight_of(chosen.text("weight")),
+        advertise=advertise,
+        weight=weight,
         security=clusters.security(chosen),
         migration_bytes_s=chosen.integer("migration_rate"),
         log_to_stderr=not background,
@@ -70,6 +74,17 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
 
 def _default_tier(master: str, home: StateHome) -> str:
     return tier_of(home.cluster_dir(address_of(master)) / CACHE_NAME, 0)
+
+
+def check_reach(master: str, listen: str, advertise: str) -> None:
+    """Raises BadConfig for a worker that owns data and tells the machines of a master that is
+    elsewhere an address of loopback: each would look for it in itself."""
+    host, _ = parse_address(address_of(advertise or f"http://{listen}"), 0)
+    if is_loopback(host) and not is_loopback(parse_address(address_of(master), DEFAULT_PORT)[0]):
+        raise BadConfig(
+            f"a worker at {host} is reached from no other machine, and the master is at {master}",
+            remedy="give --listen 0.0.0.0:PORT and --advertise HOST",
+        )
 
 
 def weight_of(text: str) -> float:

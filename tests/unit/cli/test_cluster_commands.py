@@ -314,6 +314,16 @@ def test_the_plan_of_a_worker(home: StateHome) -> None:
             worker.plan(chosen(**bad), home, background=True)
 
 
+def test_a_worker_that_owns_data_is_reached_from_other_machines(home: StateHome) -> None:
+    tier = ("ssd:/var/c:10GiB",)
+    for bad in ({}, {"advertise": "localhost:7"}):
+        with pytest.raises(errors.BadConfig, match="from no other machine"):
+            worker.plan(chosen(master="node1", tier=tier, **bad), home, background=True)
+    for good in ({"weight": "0"}, {"advertise": "node7"}, {"worker_listen": "0.0.0.0:7"}):
+        assert worker.plan(chosen(master="node1", tier=tier, **good), home, background=True)
+    assert worker.plan(chosen(master="localhost", tier=tier), home, background=True)
+
+
 def test_a_workers_default_tier(home: StateHome) -> None:
     spec = worker.plan(chosen(), home, background=True)
     assert str(home.path) in spec.tiers[0]
