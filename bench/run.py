@@ -33,6 +33,7 @@ BENCHES = (
     "mount_time",
     "memory",
     "master_calls",
+    "node_names",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
 

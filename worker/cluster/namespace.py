@@ -52,7 +52,7 @@ LISTING_S: Final = 150.0  # an origin's listing may make no progress for 120 s
 LOCATE_S: Final = 15.0  # never asks an origin
 PERMISSION_S: Final = 5.0
 PERMISSION_SPARE_S: Final = 5.0
-MOST_LOOKUP_CALLS: Final = 4  # of one directory
+MOST_LOOKUP_CALLS: Final = 4  # of one origin
 MOST_LOCATE_CALLS: Final = 4
 MOST_NAMES_AT_ONCE: Final = 200  # small answers are heard sooner
 
@@ -82,7 +82,7 @@ class RemoteNamespace:
         self._log = EventLog()
         self._stream = Stream(master, self._namespace, greeted.seq, self._take, self._gap)
         self._specs: dict[str, UfsSpec] = {}
-        self._lookups: dict[int, Gather[tuple[int, bytes], Found]] = {}
+        self._lookups: dict[str | int, Gather[tuple[int, bytes], Found]] = {}
         self._locates: Gather[int, Origin] = Gather(
             self._ask_places, most_items=c.BATCH_LIMIT, most_calls=MOST_LOCATE_CALLS
         )
@@ -293,8 +293,7 @@ class RemoteNamespace:
                 self._forget_everything()
             for parent, name in event.entries:
                 self._cache.invalidate(parent, name)
-                gather = self._lookups.get(parent)
-                if gather is not None:
+                for gather in self._lookups.values():
                     gather.forget((parent, name))
             self._locates.forget_all()
         self._log.publish(events)
@@ -329,19 +328,20 @@ class RemoteNamespace:
         return await self._master.ask(body, kind, **limits)
 
     def _gather(self, parent: int) -> Gather[tuple[int, bytes], Found]:
-        """Questions about one directory go together: they wait for the same origin."""
-        gather = self._lookups.get(parent)
+        """Questions go together that may have to wait for the same origin."""
+        key = self._cache.neighbourhood(parent)
+        gather = self._lookups.get(key)
         if gather is None:
-            gather = self._lookups[parent] = Gather(
+            gather = self._lookups[key] = Gather(
                 self._ask_names,
                 most_items=MOST_NAMES_AT_ONCE,
                 most_calls=MOST_LOOKUP_CALLS,
-                on_idle=functools.partial(self._idle, parent),
+                on_idle=functools.partial(self._idle, key),
             )
         return gather
 
-    def _idle(self, parent: int) -> None:
-        self._lookups.pop(parent, None)
+    def _idle(self, key: str | int) -> None:
+        self._lookups.pop(key, None)
 
     async def _ask_names(self, names: Sequence[tuple[int, bytes]]) -> list[Found | CacheFSError]:
         asked = self._cache.asked(self._clock())

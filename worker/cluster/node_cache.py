@@ -18,11 +18,11 @@ import msgspec
 
 from cachefs.core.generations import Generations
 from cachefs.core.messages import Found, Listing
-from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, Origin
+from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin
 from cachefs.core.noted import Noted
 from worker.cluster.pages import DEFAULT_BYTES, Pages
 
-DEFAULT_NAMES: Final = 128_000  # about 60 MB
+DEFAULT_NAMES: Final = 200_000  # about 70 MB; the half of them are kept for sure
 MAX_DIRECTORIES: Final = 20_000
 MAX_NAMELESS: Final = 10_000
 FOREVER_S: Final = 86400.0
@@ -124,6 +124,16 @@ class NodeCache:
             inode.size,
             inode.mtime_ns,
         )
+
+    def neighbourhood(self, directory: int) -> str | int:
+        """What directories have in common that most likely have one origin: its key, the directory
+        above them, or nothing but themselves."""
+        known = self._directories.get(directory)
+        if known is not None:
+            return known.ufs
+        key = self._keys.get(directory)
+        above = _parent_of(key) if key is not None else ROOT_INO
+        return above if above != ROOT_INO else directory
 
     def page(self, ino: int, after: bytes, limit: int, now: float) -> Listing | None:
         known = self._pages.get(ino, after, limit)

@@ -92,6 +92,22 @@ def test_names_that_are_asked_together_go_together() -> None:
     play(script)
 
 
+def test_names_of_many_directories_go_together_where_they_have_one_source() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        for ino in (20, 21, 22):
+            master.put(ROOT_INO, b"d%d" % ino, directory(ino))
+            master.put(ino, b"a", file(ino * 10))
+            master.put(ino, b"b", file(ino * 10 + 1))
+        await asyncio.gather(*(it.lookup(ino, b"a") for ino in (20, 21, 22)))
+        assert (master.count(m.Lookup), master.count(c.Batch)) == (3, 0)
+        await asyncio.gather(*(it.locate(ino * 10) for ino in (20, 21, 22)))
+        found = await asyncio.gather(*(it.lookup(ino, b"b") for ino in (20, 21, 22)))
+        assert [one.inode for one in found] == [file(ino * 10 + 1) for ino in (20, 21, 22)]
+        assert (master.count(m.Lookup), master.count(c.Batch)) == (3, 1)
+
+    play(script)
+
+
 def test_a_listing_answers_for_its_names() -> None:
     async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
         page = await it.list_dir(2, b"", 1)

@@ -91,6 +91,19 @@ def test_files_at_the_root_of_a_source_are_located_too() -> None:
     assert it.origin(6) == origin(file(6), b"b")
 
 
+def test_directories_of_one_origin_are_neighbours() -> None:
+    it = cache()
+    assert it.neighbourhood(20) == 20
+    put(it, 1, b"top", directory(20))
+    assert it.neighbourhood(20) == 20, "at the root there may be a source in every directory"
+    put(it, 20, b"x", directory(21))
+    put(it, 20, b"y", directory(22))
+    assert it.neighbourhood(21) == it.neighbourhood(22) == 20
+    put(it, 22, b"a", file(5))
+    it.put_origin(5, origin(file(5), b"y/a"), it.asked(0.0))
+    assert it.neighbourhood(22) == "s3://b"
+
+
 def test_a_directory_has_no_bytes() -> None:
     it = cache()
     put(it, 1, b"a", file(5))
