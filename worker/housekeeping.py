@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from worker.catalog import Catalog
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 SCAN_FILES: Final = 20_000  # of one call of a thread
 LOAD_FILES: Final = 2_000  # into the order in one step of the loop
 TICK_S: Final = 1.0
+RETRY_S: Final = 5.0
 MOST_TOUCHED: Final = 100_000  # last uses kept between two writes; more are forgotten
 TOUCHES_PER_WRITE: Final = 2_000
 
@@ -52,11 +53,20 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self.load_order()
-        await self.sweep()
+        await self._until_done(self.load_order)
+        await self._until_done(self.sweep)
         while True:
             await asyncio.sleep(TICK_S)
             await self.tick()
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """A disk that fails may be well again later: evictions need the order."""
+        while True:
+            try:
+                return await step()
+            except OSError as err:
+                self._catalog.disk_fault(err)
+            await asyncio.sleep(RETRY_S)
 
     async def tick(self) -> None:
         """What is due now."""

@@ -159,12 +159,10 @@ class Moves:
 
         wanted = []
         for key in keys:
-            if need_bytes <= 0:
-                break
-            record = await one.parts.ask_disk(one.parts.tier.index.get, key)
-            if record is not None and record.complete:
+            held = await one.held(key, 0) if need_bytes > 0 else None
+            if held is not None and held.complete:
                 wanted.append(key)
-                need_bytes -= record.allocated_bytes
+                need_bytes -= held.cached_bytes
         await asyncio.gather(*map(copy, wanted))
 
     async def _copy_below(self, one: Running, key: bytes) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import xxhash
 
@@ -80,7 +81,7 @@ class TierSource:
 
     def pages(
         self, parts: Parts, origin: Origin, first: int, sums: Sequence[int]
-    ) -> Iterator[tuple[memoryview, int]]:
+    ) -> Generator[tuple[memoryview, int], None, None]:
         """Right pages, as far as there are such."""
         key = origin.content.key
         try:
@@ -127,6 +128,8 @@ class _Body(TierBody):
         self._end = offset + size
         self._sums = sums
         self._purpose = purpose
+        self._pages: Generator[tuple[memoryview, int], None, None] | None = None
+        self._thread = 0  # which reads it
         self._rest: SourceBody | None = None
         self._closed = False
 
@@ -141,7 +144,9 @@ class _Body(TierBody):
     def __iter__(self) -> Iterator[memoryview]:
         self.from_tier = True
         first = self._at // PAGE_BYTES
-        for page, checksum in self._source.pages(self._parts, self._origin, first, self._sums):
+        self._thread = threading.get_ident()
+        self._pages = self._source.pages(self._parts, self._origin, first, self._sums)
+        for page, checksum in self._pages:
             if self._closed:
                 return
             self._checksum = checksum
@@ -154,8 +159,11 @@ class _Body(TierBody):
             yield from self._rest
 
     def close(self) -> None:
-        """See `SourceBody`."""
+        """See `SourceBody`. The file is closed by the thread that reads it, which comes here too:
+        nothing else may close a descriptor that is being read from."""
         self._closed = True
+        if self._pages is not None and self._thread == threading.get_ident():
+            self._pages.close()
         if self._rest is not None:
             self._rest.close()
 

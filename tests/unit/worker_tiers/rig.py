@@ -16,6 +16,7 @@ from worker.config import Clocks
 from worker.parts import Shared
 from worker.source import OriginSource, Source
 from worker.state.memory import MemoryBudget
+from worker.tiers.running import Running
 from worker.tiers.tiers import Tiers
 from worker.worker import Worker
 
@@ -70,6 +71,22 @@ class TiersRig(Rig):
             yield tiers
         finally:
             await tiers.close()
+
+
+def leave(one: Running) -> None:
+    """Its disk hangs, until `come_back`."""
+    watch = one.worker.inside.watch
+    watch._watch._leave()
+    watch._watch._next_probe_s = float("inf")
+    watch._leave()
+
+
+def come_back(one: Running) -> None:
+    """The disk answers again."""
+    watch = one.worker.inside.watch
+    watch._watch.in_service = True
+    watch._watch._next_probe_s = 0.0
+    watch._return()
 
 
 async def open_reader(tiers: Tiers, ino: int) -> Reader:

@@ -13,7 +13,7 @@ from cachefs.core.errors import BadConfig, InUse, ProtocolError
 from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
-from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
+from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.state.tiers import PROMOTE_USES
 from worker.tiers.tiers import Tiers
 
@@ -224,11 +224,11 @@ def test_a_tier_that_hangs_is_a_smaller_cache_and_comes_back(tmp_path: Path) -> 
                 assert (await read(tiers, ino))[1] == 0
             first = tiers._keeper.running[0]
             await until(lambda: rig.in_tier(0) == {1, 2})
-            first.worker._watch._leave()
+            leave(first)
             for ino, data in rig.data.items():
                 assert await read(tiers, ino) == (data, 1)
             await until(lambda: rig.in_tier(1) == {1, 2})
-            first.worker._watch._return()
+            come_back(first)
             assert told == [[False, True], [True, True]]
             await tiers._moves.tick()
             assert rig.in_tier(0) == {1, 2}
@@ -321,12 +321,12 @@ def test_all_tiers_out_of_service_reads_go_past_them(tmp_path: Path) -> None:
         async with rig.tiers() as tiers:
             await read(tiers, 1)
             for one in tiers._keeper.running:
-                one.worker._watch._leave()
+                leave(one)
             assert (await read(tiers, 1))[0] == rig.data[1]
             with pytest.raises(ProtocolError):
                 await tiers.ensure(7 * 256 + 99, 0, 1)
             for one in tiers._keeper.running:
-                one.worker._watch._return()
+                come_back(one)
 
     run(script())
 
