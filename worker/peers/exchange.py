@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import http.client
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
@@ -14,7 +12,7 @@ import xxhash
 
 from cachefs.core import cluster as c
 from cachefs.core.model import Origin
-from worker.peers.connections import Connections, Refused, shut
+from worker.peers.connections import BadAnswer, ClosedBefore, Connection, Connections, Head
 from worker.state.pages import PageRange, range_bytes
 from worker.state.search import Answer, Candidate, Way
 
@@ -28,6 +26,8 @@ _ANSWERS: Final = {
     502: Answer.ORIGIN_FAILED,
     504: Answer.ORIGIN_FAILED,
 }
+_CHECKSUMS: Final = c.CHECKSUMS_HEADER.lower()
+_SOURCE: Final = c.SOURCE_HEADER.lower()
 
 
 class WrongPage(OSError):
@@ -56,30 +56,30 @@ class Exchange:
         self.at_once = True  # the peer had the bytes
         self._connections = connections
         self._headers = headers
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
         self._is_reused = False
-        self._path = ""
-        self._origin_header = ""
+        self._target = ""
         self._size_bytes = 0
         self._pages = (0, 0)
-        self._response: http.client.HTTPResponse | None = None
+        self._head: Head | None = None
         self._sums: list[int] = []
 
     def start(self, wanted: Wanted, epoch: int) -> None:
-        """Raises `Refused`."""
+        """Raises OSError."""
         origin, (first, end) = wanted
         self._size_bytes = origin.size
         self._pages = wanted.pages
-        content = origin.content
-        self._path = (
+        content, way = origin.content, self.candidate.way
+        self._target = (
             f"{c.DATA_PATH}/{content.name}?ino={content.ino}&first={first}&end={end}"
-            f"&epoch={epoch}{_WAYS[self.candidate.way]}"
+            f"&epoch={epoch}{_WAYS[way]}"
         )
-        if self.candidate.way is not Way.HAVE:
-            self._origin_header = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
+        if way is not Way.HAVE:
+            facts = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
+            self._headers = {**self._headers, c.ORIGIN_HEADER: facts}
         try:
             self._send(fresh=False)
-        except Refused:
+        except OSError:
             if not self._is_reused:
                 raise
             self._send(fresh=True)
@@ -88,77 +88,83 @@ class Exchange:
         self.close()
         connection, self._is_reused = self._connections.take(self.candidate.url, fresh=fresh)
         self._connection = connection
-        connection.putrequest("GET", self._path, skip_accept_encoding=True)
-        for name, value in self._headers.items():
-            connection.putheader(name, value)
-        if self._origin_header:
-            connection.putheader(c.ORIGIN_HEADER, self._origin_header)
-        connection.endheaders()
+        connection.ask("GET", self._target, self._headers)
 
     def fileno(self) -> int:
         assert self._connection is not None
-        return self._connection.sock.fileno()
+        return self._connection.fileno()
 
     @property
     def is_over(self) -> bool:
         """No body is to be read (any more)."""
-        return self._response is None
+        return self._head is None
 
     def answer(self) -> Answer | None:
-        """None: it was asked again, on another connection; wait for that. Raises `Refused`."""
+        """None: it was asked again, on another connection; wait for that. Raises OSError."""
         assert self._connection is not None
         try:
-            response = self._connection.getresponse()
-        except (http.client.RemoteDisconnected, ConnectionError):
+            head = self._connection.head()
+        except (ClosedBefore, ConnectionResetError):
             if not self._is_reused:
                 raise
             self._send(fresh=True)
             return None
-        if response.status == 200:
-            self._begin(response)
+        if head.status == 200:
+            self._begin(head)
         else:
-            self._read_failure(response)
-        return _ANSWERS.get(response.status, Answer.HAS_NOT)
+            self._read_failure(head)
+        return _ANSWERS.get(head.status, Answer.HAS_NOT)
 
-    def _begin(self, response: http.client.HTTPResponse) -> None:
+    def _begin(self, head: Head) -> None:
         first, end = self._pages
-        sums = response.headers.get(c.CHECKSUMS_HEADER, "").split(",")
         try:
-            self._sums = [int(sum, 16) for sum in sums]
+            self._sums = [int(sum, 16) for sum in head.headers.get(_CHECKSUMS, "").split(",")]
         except ValueError as err:
-            raise http.client.HTTPException("an answer without checksums") from err
+            raise BadAnswer("an answer without checksums") from err
         length = range_bytes(self._size_bytes, first, first + len(self._sums))
-        if first + len(self._sums) > end or response.length != length:
-            raise http.client.HTTPException("an answer of another length")
-        self.at_once = response.headers.get(c.SOURCE_HEADER) != "origin"
-        self._response = response
+        if first + len(self._sums) > end or head.length != length:
+            raise BadAnswer("an answer of another length")
+        self.at_once = head.headers.get(_SOURCE) != "origin"
+        self._head = head
 
-    def _read_failure(self, response: http.client.HTTPResponse) -> None:
-        body = response.read(MOST_FAILURE_BYTES)
-        if response.status in (401, 403):
-            log.warning("%s refuses this worker: %s", self.candidate.url, response.status)
-        if response.status not in (404, 409):
-            log.debug("%s: %d %r", self.candidate.url, response.status, body[:200])
-        if response.isclosed() and not response.will_close:
-            self.finish()
+    def _read_failure(self, head: Head) -> None:
+        connection = self._connection
+        assert connection is not None
+        if head.status in (401, 403):
+            log.warning("%s refuses this worker: %s", self.candidate.url, head.status)
+        if head.length > MOST_FAILURE_BYTES:
+            return self.close()
+        body = bytearray(head.length)
+        connection.read_into(memoryview(body))
+        if head.status not in (404, 409):
+            log.debug("%s: %d %r", self.candidate.url, head.status, bytes(body[:200]))
+        self._end(head)
 
     def pages(self, buffer: memoryview) -> Iterator[tuple[memoryview, int]]:
         """The verified pages of the answer, in order, each in `buffer` and valid until the next
-        one, with its checksum. Raises `Refused`, WrongPage."""
-        response = self._response
-        assert response is not None
+        one, with its checksum. Raises OSError, of which WrongPage."""
+        connection = self._connection
+        if connection is None:
+            raise ConnectionResetError("the read was given up")
         for page, known in enumerate(self._sums, self._pages[0]):
             view = buffer[: range_bytes(self._size_bytes, page, page + 1)]
-            if response.readinto(view) != len(view):
-                raise ConnectionResetError("the body ended early")
+            connection.read_into(view)
             if xxhash.xxh3_64_intdigest(view) != known:
                 raise WrongPage(page)
             yield view, known
 
     def finish(self) -> None:
         """All of the answer was read."""
+        if self._head is not None:
+            self._end(self._head)
+
+    def _end(self, head: Head) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        if head.is_last:
+            connection.close()
+        else:
             self._connections.give(self.candidate.url, connection)
 
     def close(self) -> None:
@@ -171,5 +177,4 @@ class Exchange:
         """From any thread: reading ends soon."""
         connection = self._connection
         if connection is not None:
-            with contextlib.suppress(OSError, AttributeError):
-                shut(connection)
+            connection.shut()

@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.placement import BLOCK_BYTES, Member
-from worker.peers.connections import Connections, Refused
+from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, Wanted
 from worker.peers.ring import Ring
 from worker.source import NotHere, Purpose
@@ -156,7 +156,7 @@ class Hunt:
             self._exchanges[candidate] = exchange
             try:
                 exchange.start(self._wanted, self._shared.ring.epoch)
-            except Refused as err:
+            except OSError as err:
                 self._lost(candidate, err, events)
 
     def _refreshed(self) -> list[Candidate]:
@@ -192,7 +192,7 @@ class Hunt:
         candidate = exchange.candidate
         try:
             answer = exchange.answer()
-        except Refused as err:
+        except OSError as err:
             return self._lost(candidate, err, events)
         if answer is not None:
             events.append(Answered(candidate, answer, exchange.at_once))

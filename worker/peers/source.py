@@ -18,7 +18,7 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.placement import Member, View, block_of
-from worker.peers.connections import Connections, Refused
+from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
 from worker.peers.hunt import Hunt, Shared
 from worker.peers.ring import Ring
@@ -167,13 +167,11 @@ class ClusterSource:
         url = exchange.candidate.url
         log.warning("%s: page %d from %s is damaged", origin.content.name, page, url)
         doubt = c.encode(c.Doubt(origin.content.key, [page]))
-        with contextlib.suppress(*Refused):
+        with contextlib.suppress(OSError):
             connection, _ = self._shared.connections.take(url, fresh=True)
-            try:
-                connection.request("POST", c.CALL_PATH, doubt, dict(self._shared.headers))
-                connection.getresponse().read()
-            finally:
-                connection.close()
+            with contextlib.closing(connection):
+                connection.ask("POST", c.CALL_PATH, self._shared.headers, doubt)
+                connection.head()
 
 
 class PeerBody:
@@ -239,7 +237,7 @@ class PeerBody:
             except WrongPage as err:
                 self._source.tell_wrong(exchange, self._origin, err.page)
                 event = Broke(wrong=True)
-            except Refused as err:
+            except OSError as err:
                 log.debug("%s: %s", exchange.candidate.url, err)
                 event = Broke()
             finally:
