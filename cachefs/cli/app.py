@@ -17,6 +17,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "stat": ("stat", "Everything known about one path."),
     "load": ("load", "Bring files into the cache."),
     "free": ("free", "Drop cached bytes; names stay."),
+    "pin": ("pin", "Load what is at or below a path, and never evict it."),
+    "unpin": ("unpin", "Let what was pinned be evicted again."),
     "master": ("master", "Run the master of a cluster."),
     "worker": ("worker", "Run this node's worker, a member of a cluster."),
     "up": ("up", "Start a whole cluster on this machine."),

@@ -1,13 +1,14 @@
-"""Answers to operators: status, cache state, load, free. Called by sessions only."""
+"""Answers to operators: status, cache state, load, free, policies. Called by sessions only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound, ProtocolError, Stale
+from cachefs.core.errors import InUse, NotFound, ProtocolError, Stale, Unsupported
 from cachefs.core.model import ContentId, Kind
-from cachefs.core.services import MetadataService
+from cachefs.core.policies import shown
+from cachefs.core.services import MetadataService, PolicyService
 
 if TYPE_CHECKING:
     from worker.server.server import NodeServer
@@ -27,7 +28,19 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
             return server.loads.progress(body.load, body.failures_after)
         case m.Free():
             return await _free(server, body)
+        case m.SetPolicy():
+            policies = _policies(server.service(body.namespace))
+            return m.PolicySet(await policies.set_policy(body.path, body.policy, body.unset))
+        case m.GetPolicies():
+            return await _policies(server.service(body.namespace)).policies_at(body.path)
     raise ProtocolError(f"unexpected {type(body).__name__}")
+
+
+def _policies(service: MetadataService) -> PolicyService:
+    """Raises Unsupported."""
+    if not isinstance(service, PolicyService):
+        raise Unsupported("this namespace has no policies")
+    return service
 
 
 async def _cache_state(server: NodeServer, body: m.CacheState) -> m.CacheStateReply:
@@ -51,15 +64,34 @@ async def _free(server: NodeServer, body: m.Free) -> m.Freed:
     found = await service.resolve(body.path)
     if found.inode is None:
         raise NotFound("no such file or directory", path=body.path.decode(errors="replace"))
+    if isinstance(service, PolicyService):
+        await _check_free(service, body.path)
     files = freed_bytes = busy = 0
     async for batch in service.known_files(found.inode.ino):
         contents = [
             ContentId.of(service.namespace, inode) for _, inode in batch if inode.kind is Kind.FILE
         ]
-        freed = await server.worker.free(contents)
+        freed = await server.worker.free(await _not_pinned(service, contents))
         files, freed_bytes, busy = (
             files + freed.files,
             freed_bytes + freed.bytes,
             busy + freed.busy_files,
         )
     return m.Freed(files, freed_bytes, busy)
+
+
+async def _check_free(policies: PolicyService, path: bytes) -> None:
+    """Raises InUse for a path that is pinned."""
+    at = await policies.policies_at(path)
+    if at.policy.pin:
+        raise InUse(
+            f"pinned by {at.where['pin']}", path=shown(path), remedy="unpin it first: cachefs unpin"
+        )
+
+
+async def _not_pinned(service: MetadataService, contents: list[ContentId]) -> list[ContentId]:
+    """Those that no path below the one that is freed pins."""
+    if not isinstance(service, PolicyService) or not contents:
+        return contents
+    rules = await service.rules_of(contents)
+    return [one for one, rule in zip(contents, rules, strict=True) if not rule.pinned]

@@ -324,4 +324,6 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Load: Session._operate,
     m.LoadStatus: Session._operate,
     m.Free: Session._operate,
+    m.SetPolicy: Session._operate,
+    m.GetPolicies: Session._operate,
 }

@@ -1,0 +1,83 @@
+"""From a path that a person typed to who knows its policies: a mount's server, or a master."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, TypeVar
+
+from cachefs.cli import output, settings
+from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli.session import Session, Target, attached, find_target
+from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster
+from cachefs.core.model import NamespaceId
+from cachefs.core.policies import Policy, formatted
+
+_T = TypeVar("_T", bound=m.Message)
+_MAGIC: Final = re.compile(rb"([*?\[])")
+
+
+class Asker(Protocol):
+    """A session of a mount's server, or a client of a master."""
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T: ...
+
+
+class Asked:
+    """A path, below the namespace root, and who is asked about it. `session`: of the mount that it
+    lies in; None where it is a URL of a cluster."""
+
+    def __init__(
+        self, asker: Asker, namespace: NamespaceId, path: bytes, target: Target | None = None
+    ) -> None:
+        self._asker = asker
+        self.namespace = namespace
+        self.path = path.strip(b"/")
+        self.target = target
+        self.session = asker if isinstance(asker, Session) else None
+
+    def set(self, policy: Policy, unset: list[str] | None = None) -> Policy:
+        """What is said there then. Raises NotFound, BadConfig, AccessDenied."""
+        body = m.SetPolicy(self.namespace, self.path, policy, unset or [])
+        return self._asker.call(body, m.PolicySet).policy
+
+    def get(self) -> m.PoliciesAt:
+        return self._asker.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
+
+    def shown(self, path: bytes | None = None) -> str:
+        """A path of the namespace as the person sees it: through the mount, where it lies in it."""
+        path = self.path if path is None else path.strip(b"/")
+        if self.target is None:
+            return "/" + output.text_of(path)
+        base = self.target.in_namespace[: -len(self.target.path) or None].strip(b"/")
+        if path != base and base and not path.startswith(base + b"/"):
+            return "/" + output.text_of(path)
+        inside = path[len(base) :].strip(b"/")
+        return os.path.join(self.target.record.mountpoint, output.text_of(inside)).rstrip("/")
+
+
+@contextlib.contextmanager
+def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator[Asked]:
+    """Raises NotFound for a path that is under no mount, and what connecting raises."""
+    if is_cluster(path):
+        cluster, inside = open_cluster(path, flags, config_file)
+        with cluster:
+            yield Asked(cluster.master, cluster.namespace, inside)
+        return
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    target = find_target(path, home)
+    with attached(target.record) as session:
+        yield Asked(session, session.namespace, target.in_namespace, target)
+
+
+def literal(path: bytes) -> bytes:
+    """A path as a load takes it: globs mean themselves."""
+    return _MAGIC.sub(rb"[\1]", path)
+
+
+def said(policy: Policy) -> str:
+    """`pin=yes ttl=7d`, or that nothing is said."""
+    return " ".join(f"{key}={text}" for key, text in formatted(policy).items()) or "nothing"

@@ -1,0 +1,32 @@
+"""`cachefs unpin`: let what was pinned be evicted again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.policy_calls import asked
+from cachefs.core.policies import Policy
+
+
+@click.command("unpin")
+@click.argument("path")
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """Take the pin of PATH back. What is cached stays until its room is needed."""
+    with asked(path, flags, config_file) as at:
+        was_pinned = bool(at.get().said.pin)
+        at.set(Policy(), ["pin"])
+        now = at.get()
+    if as_json:
+        return output.print_json({"path": at.shown(), "pin": bool(now.policy.pin)})
+    if now.policy.pin:
+        click.echo(f"{at.shown()} stays pinned, by {at.shown(now.where['pin'].encode())}")
+    elif was_pinned:
+        click.echo(f"OK, {at.shown()} is no longer pinned")
+    else:
+        click.echo(f"{at.shown()} was not pinned")

@@ -1,0 +1,87 @@
+"""Policies by path on a real mount, by the command line: what is pinned stays, across restarts and
+replacements; what is said is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Bucket, Node, alive, wait_until
+from tests.integration.dataset import body, digests, expected
+
+MB = 1_000_000
+KEPT = {f"kept/{n}": body(n, MB + n) for n in range(10)}
+OTHER = {f"other/{n}": body(100 + n, 3 * MB + n) for n in range(20)}
+
+
+@pytest.fixture
+def mounted(node: Node, bucket: Bucket) -> Path:
+    """A cache that holds half of what there is, and evicts for whatever is read."""
+    bucket.fill({**KEPT, **OTHER})
+    limits = ("--cache-size", "60MB", "--admission", "always", "--sync-interval", "1s")
+    return node.mount(bucket.url, *bucket.options, *limits)
+
+
+def read_all(directory: Path) -> None:
+    for path in sorted(directory.iterdir()):
+        path.read_bytes()
+
+
+def cached(node: Node, path: Path) -> list[int]:
+    return [row["cached_bytes"] for row in json.loads(node.ok("ls", path, "--json"))]
+
+
+def policy(node: Node, path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(node.ok("policy", "show", path, "--json"))
+    return found
+
+
+def test_what_is_pinned_stays_whatever_else_is_read(
+    node: Node, bucket: Bucket, mounted: Path
+) -> None:
+    """[S-pin] Pinned files are loaded, and not evicted: by a data set larger than the cache, after
+    a SIGKILL of the server, or after they were replaced at the origin; `free` refuses them."""
+    node.allowed_log.append("the connection to the server is lost")
+    node.ok("pin", mounted / "kept", "--wait")
+    sizes = sorted(len(data) for data in KEPT.values())
+    for _ in range(2):
+        read_all(mounted / "other")
+        assert sorted(cached(node, mounted / "kept")) == sizes
+    assert node.status(mounted)["cache"]["evicted_files"]["space"] > 0
+    server = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not alive(server), "the server ends")
+    read_all(mounted / "other")
+    assert sorted(cached(node, mounted / "kept")) == sizes
+    node.processes(mounted)
+
+    bucket.put("kept/3", body(1003, MB))
+    wait_until(lambda: (mounted / "kept/3").stat().st_size == MB, "the new version is seen")
+    assert digests(mounted / "kept") == expected(
+        {str(n): body(1003, MB) if n == 3 else KEPT[f"kept/{n}"] for n in range(10)}
+    )
+    read_all(mounted / "other")
+    assert sorted(cached(node, mounted / "kept")) == sorted([MB, *sizes[:3], *sizes[4:]])
+
+    assert "pinned by /kept" in node.fails("free", mounted / "kept")
+    node.ok("free", mounted)
+    assert sum(cached(node, mounted / "other")) == 0
+    assert min(cached(node, mounted / "kept")) >= MB
+    assert "stays pinned" in node.ok("unpin", mounted / "kept/3")
+    node.ok("unpin", mounted / "kept")
+    node.ok("free", mounted / "kept")
+    assert sum(cached(node, mounted / "kept")) == 0
+
+
+def test_a_pin_that_cannot_fit_says_so_with_figures(node: Node, mounted: Path) -> None:
+    node.ok("pin", mounted / "kept", "--wait")
+    done = node.run("pin", mounted / "other", "--wait")
+    assert done.returncode == 1
+    assert "the cache holds 57.2 MiB" in done.stderr
+    assert min(cached(node, mounted / "kept")) >= MB
+    assert "no such file" in node.fails("pin", mounted / "none")
