@@ -39,6 +39,7 @@ from worker.state.rate import TokenBucket
 
 SCAN_CONTENTS: Final = 256  # of one look into the index
 WINDOW_BLOCKS: Final = 4096  # being handed over at a time; the rest waits in the index
+SCAN_AFTER_S: Final = 1.0  # of a view: fills that began before it are in the index by then
 SCAN_PAUSE_S: Final = 5.0  # after an index that could not be read
 CONFIRM_S: Final = 1.0  # between two questions for the same block
 REOFFER_S: Final = 4.0  # an offer of which nothing came is made again
@@ -127,7 +128,7 @@ class Giver:
         self._takers, self.blocks = {}, 0
         self._after = None if unchanged or not owning else b""
         self._scanning = False
-        self._next_scan_s = now_s
+        self._next_scan_s = now_s + SCAN_AFTER_S
         return self.advance(now_s)
 
     def _new_addresses(self, view: View) -> list[Action]:

@@ -253,13 +253,14 @@ def test_what_is_not_ours_is_not_taken() -> None:
 
 def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
     giver = Migration("a")
-    (scan,) = giver.handle(ViewCame(View(1, (member("b"),))), 0.0)
+    assert giver.handle(ViewCame(View(1, (member("b"),))), -2.0) == []
+    (scan,) = giver.handle(Tick(), 0.0)
     assert isinstance(scan, Scan)
     held = Holding(key_of(2), SMALL, 1)
     (ask,) = giver.handle(Scanned(1, (held,), b""), 0.0)
     assert isinstance(ask, AskHave)
-    (scan,) = giver.handle(ViewCame(View(2, (member("c"),))), 1.0)
-    assert scan == Scan(2, b"", scan.limit)
+    assert giver.handle(ViewCame(View(2, (member("c"),))), -1.0) == []
+    assert giver.handle(Tick(), 1.0) == [Scan(2, b"", scan.limit)]
     assert giver.handle(HaveCame(1, "b", {}), 1.0) == []
     assert giver.handle(Scanned(1, (held,), b""), 1.0) == []
     (ask,) = giver.handle(Scanned(2, (held,), b""), 1.0)
@@ -272,7 +273,8 @@ def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
 
 def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
     giver = Migration("a")
-    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),))), 0.0)
+    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),))), -2.0)
+    giver.handle(Tick(), 0.0)
     giver.handle(Scanned(1, (Holding(key_of(2), SMALL, 1),), b""), 0.0)
     assert giver.handle(HaveCame(1, "b", None), 0.0) == [], "it does not answer"
     assert giver.handle(ViewCame(View(1, (Member("b", "http://new:1", 1.0),))), 0.1) == []
@@ -295,7 +297,8 @@ def test_a_master_that_lost_its_store_is_followed() -> None:
 def test_an_index_that_cannot_be_read_is_tried_again() -> None:
     fleet = Fleet("a")
     giver = fleet.nodes["a"].migration
-    (scan,) = giver.handle(ViewCame(View(1, (member("b"),))), 0.0)
+    giver.handle(ViewCame(View(1, (member("b"),))), -2.0)
+    (scan,) = giver.handle(Tick(), 0.0)
     assert giver.handle(Scanned(1, (), b"", failed=True), 0.0) == []
     assert giver.settled == 0
     assert giver.giver.advance(1.0) == []
