@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 BEAT_SPARE_S: Final = 1.0  # a beat may take so much longer than the pause between two
 LEAVE_S: Final = 2.0
 REFRESH_S: Final = 5.0
-SPREAD: Final = 0.1  # of the pause between beats, so that workers do not beat together
+BEAT_SPREAD: Final = 0.1  # of the pause between beats, so that workers do not beat together
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ class Membership:
                 log.debug("heartbeat: %s", err.one_line())
 
     async def _pause(self) -> None:
-        pause_s = self._heartbeat_s * (1 - SPREAD * self._jitter())
+        pause_s = self._heartbeat_s * (1 - BEAT_SPREAD * self._jitter())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._soon.wait()
