@@ -72,6 +72,10 @@ def _fills(cache: Mapping[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily("cachefs_worker_fills_in_flight", text, cache["fills_in_flight"])
     text = "Fills that the cache refused."
     yield CounterMetricFamily("cachefs_worker_refused", text, cache["refused"])
+    text = "Bytes that moved between the tiers of this node."
+    yield CounterMetricFamily("cachefs_worker_moved_bytes", text, cache["tier_bytes"])
+    text = "Bytes of complete files that the scrubber has read and compared."
+    yield CounterMetricFamily("cachefs_worker_scrubbed_bytes", text, cache["scrubbed_bytes"])
     text = "Pages that did not have their checksum."
     yield CounterMetricFamily("cachefs_worker_bad_pages", text, cache["bad_pages"])
     text = "Failures by the code of the error."

@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.model import NamespaceId
@@ -27,7 +27,7 @@ from worker.threads import Threads, Wake
 from worker.tiers.reading import DiskReader
 from worker.tiers.running import Running, directory_identity, is_fatal
 from worker.tiers.source import TierSource
-from worker.tiers.status import Row
+from worker.tiers.status import Row, counted
 from worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Keeper:
         self._retired: list[Running] = []
         self._causes: dict[int, str] = {}  # why a tier is lost
         self._devices: dict[int, int] = {}  # where a tier's directory was
+        self._past: dict[str, Any] = {}  # what workers counted that are no more
         self._closed = False
 
     # ---- what there is ----
@@ -94,6 +95,13 @@ class Keeper:
             Row(tier, spec, known.get(tier), self._causes.get(tier, ""))
             for tier, spec in enumerate(self.specs)
         ]
+
+    def past(self) -> dict[str, Any]:
+        """What workers counted whose place was taken."""
+        past = self._past
+        for one in self._retired:
+            past = counted(past, one.worker.status())
+        return past
 
     def _of(self, tier: int) -> Running | None:
         return next((one for one in self.running if one.tier == tier), None)
@@ -230,6 +238,7 @@ class Keeper:
     async def _end(self, one: Running) -> None:
         self._retired.remove(one)
         await one.worker.close()
+        self._past = counted(self._past, one.worker.status())
         del self._numbers[one.number]
         parts, memory = one.parts, self._shared.memory
         memory.metadata_bytes -= parts.counted_metadata_bytes

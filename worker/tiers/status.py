@@ -9,6 +9,7 @@ from typing import Any, Final
 from cachefs.core.tiers import TierSpec
 
 SHARED: Final = ("admission", "eviction", "memory")  # the same for all
+GAUGES: Final = ("limit_bytes", "used_bytes", "reserved_bytes", "fills_in_flight", "tiers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,25 @@ class Row:
     cause: str = ""
 
 
-def combined(rows: Sequence[Row]) -> dict[str, Any]:
-    """As `worker.status.status`; those of tiers that are lost are not in the sums."""
+def combined(rows: Sequence[Row], past: Mapping[str, Any]) -> dict[str, Any]:
+    """As `worker.status.status`, `past` (see `counted`) included. One row at least is not lost."""
     found = [row.status for row in rows if row.status is not None]
     total: dict[str, Any] = {name: found[0][name] for name in SHARED}
-    for status in found:
+    for status in (*found, past):
         for name, value in status.items():
             if name not in SHARED and name != "tiers":
                 total[name] = _sum(total.get(name), value)
-    total["tiers"] = [tier for row in rows for tier in _tiers(row)]
+    like = found[0]["tiers"][0]
+    total["tiers"] = [tier for row in rows for tier in _tiers(row, like)]
+    return total
+
+
+def counted(past: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+    """`past`, and what a worker counted that is no more: totals never fall."""
+    total = dict(past)
+    for name, value in status.items():
+        if name not in SHARED and name not in GAUGES:
+            total[name] = _sum(total.get(name), value)
     return total
 
 
@@ -45,10 +56,12 @@ def _sum(known: Any, value: Any) -> Any:
     return known + value
 
 
-def _tiers(row: Row) -> list[dict[str, Any]]:
+def _tiers(row: Row, like: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`like`: another tier's; one that is lost says as much, all zeros."""
     if row.status is None:
-        facts = {"path": row.spec.path, "state": "lost", "cause": row.cause, "used_bytes": 0}
-        known: list[dict[str, Any]] = [{**facts, "limit_bytes": row.spec.limit_bytes}]
+        nothing: dict[str, Any] = dict.fromkeys(like, 0)
+        facts = {"path": row.spec.path, "state": "offline", "cause": row.cause}
+        known = [{**nothing, **facts, "limit_bytes": row.spec.limit_bytes}]
     else:
         known = row.status["tiers"]
     return [{"tier": row.tier, "kind": row.spec.kind, **tier} for tier in known]

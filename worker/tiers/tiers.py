@@ -262,7 +262,7 @@ class Tiers:
 
     def status(self) -> dict[str, Any]:
         """As `Worker.status`: sums, and a row for each tier."""
-        return combined(self._keeper.rows())
+        return combined(self._keeper.rows(), self._keeper.past())
 
     async def at_disk(self, function: Callable[..., Any], *args: Any) -> None:
         """See `Worker.at_disk`: in the first tier that answers."""

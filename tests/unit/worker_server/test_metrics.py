@@ -19,7 +19,8 @@ def status_tree() -> dict[str, Any]:
         "hits": 4, "misses": 3, "hit_bytes": 700, "peer_bytes": 60, "origin_bytes": 50,
         "origin_requests": 2, "fill_s": took.status(),
         "fills_in_flight": 1, "refused": 6, "bad_pages": 7, "errors": {"timeout": 8},
-        "evicted_files": {"room": 9}, "evicted_bytes": 900, "tiers": [tier],
+        "evicted_files": {"room": 9}, "evicted_bytes": 900, "tiers": [tier], "tier_bytes": 901,
+        "scrubbed_bytes": 902,
         "memory": {"limit_bytes": 1000, "used_bytes": 100},
     }  # fmt: skip
     mount = {"mountpoint": "/mnt", "counters": {"reads": 11}}
@@ -56,6 +57,8 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_fill_seconds_bucket", le="0.01") == 0
     assert value("worker_fill_seconds_bucket", le="0.025") == 1
     assert value("worker_errors_total", code="timeout") == 8
+    assert value("worker_moved_bytes_total") == 901
+    assert value("worker_scrubbed_bytes_total") == 902
     assert value("worker_evicted_files_total", reason="room") == 9
     assert value("worker_tier_used_bytes", path="/c") == 5
     assert value("worker_tier_state", path="/c", state="degraded") == 1

@@ -269,8 +269,10 @@ def test_a_directory_that_is_gone_costs_a_refetch(tmp_path: Path, again: bool) -
             reader.close()
             rig.put(4, SMALL)
             assert (await read(tiers, 4))[1] == (0 if again else 1)
+            origin_bytes = tiers.status()["origin_bytes"]
             await tiers._keeper.look()
             assert not tiers._keeper._retired
+            assert tiers.status()["origin_bytes"] == origin_bytes, "totals never fall"
             rows = tiers.status()["tiers"]
             assert [row["state"] for row in rows] == ["normal" if again else "offline", "normal"]
 
@@ -285,7 +287,11 @@ def test_a_tier_that_cannot_be_taken_at_the_start_is_left_out(tmp_path: Path) ->
         async with rig.tiers() as tiers:
             assert await read(tiers, 1) == (rig.data[1], 1)
             assert [view.pub_fd >= 0 for view in tiers.tiers()] == [False, True]
-            assert [row["state"] for row in tiers.status()["tiers"]] == ["lost", "normal"]
+            lost, other = tiers.status()["tiers"]
+            assert lost.keys() == other.keys()
+            assert "Not a directory" in lost["cause"]
+            assert (lost["files"], lost["limit_bytes"]) == (0, 48 * MIB)
+            assert [row["state"] for row in tiers.status()["tiers"]] == ["offline", "normal"]
             os.unlink(rig.directory(0))
             await tiers._keeper.look()
             assert all(view.in_service for view in tiers.tiers())
