@@ -28,8 +28,10 @@ def assign(
     return {tid: {home} if tid in python else allowed for tid in threads}
 
 
-async def keep_together() -> None:
-    """Until cancelled. Belongs into the task of the thread that runs the loop."""
+async def keep_together(*apart: str) -> None:
+    """Until cancelled. Belongs into the task of the thread that runs the loop. Threads whose names
+    start with one of `apart` are left free: those that move bytes by themselves, and hold the GIL
+    for moments only."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         return
@@ -44,13 +46,17 @@ async def keep_together() -> None:
             placed = set()
         threads = {int(name) for name in os.listdir("/proc/self/task")}
         if threads != placed:
-            _apply(threads, home, allowed)
+            _apply(threads, home, allowed, apart)
             placed = threads
         await asyncio.sleep(FOLLOW_S)
 
 
-def _apply(threads: set[int], home: int, allowed: set[int]) -> None:
-    python = {thread.native_id for thread in threading.enumerate() if thread.native_id}
+def _apply(threads: set[int], home: int, allowed: set[int], apart: tuple[str, ...]) -> None:
+    python = {
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread.native_id and not thread.name.startswith(apart)
+    }
     for tid, cpus in assign(threads, python, home, allowed).items():
         try:
             os.sched_setaffinity(tid, cpus)

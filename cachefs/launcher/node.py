@@ -37,7 +37,7 @@ from cachefs.core.placement import Member, View, block_count
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
-from cachefs.launcher import worker_id
+from cachefs.launcher import gil_home, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
@@ -75,6 +75,7 @@ from worker.tiers.tiers import Tiers
 log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
+PEER_THREADS: Final = ("send-", "ask-")  # names of those that move bytes between workers
 
 
 class Node:
@@ -257,11 +258,15 @@ class Node:
         write_pointer(self._directory, pointer)
         log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
         ready.say(Started(os.getpid(), url=url))
-        asked = asyncio.ensure_future(_stop_when(stop, server))
+        beside = [
+            asyncio.ensure_future(_stop_when(stop, server)),
+            asyncio.ensure_future(gil_home.keep_together(*PEER_THREADS)),
+        ]
         try:
             await server.serve()
         finally:
-            asked.cancel()
+            for task in beside:
+                task.cancel()
             # Nobody may find a server that is ending: the pointer goes first, then the sessions.
             remove_pointer(self._directory, os.getpid())
             socket_path.unlink(missing_ok=True)
