@@ -4,18 +4,30 @@ Real processes by the real command line; nobody reads a wrong byte, and every re
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
+import errno
+import http.client
+import os
 import secrets
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import pytest
 
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.model import Origin
 from tests.integration.conftest import Bucket
-from tests.integration.dataset import digests, expected, images
+from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.cluster import (
     CACHEFS,
     COMMAND_LIMIT_S,
@@ -26,7 +38,9 @@ from tests.services.cluster import (
 )
 from tests.services.networks import Networks
 from tests.services.proxy import FaultProxy
+from tests.services.s3_server import S3Server
 
+T = TypeVar("T", bound=m.Message)
 MIB = 1 << 20
 NODES = 3
 READ_S = 30.0  # whatever breaks, a read has ended by then
@@ -173,3 +187,306 @@ def where_told(cluster: Cluster, token_file: Path) -> list[str]:
         status = machine.run("status", *machine.mounts, "--json")
         told += [machine.name] * (token.decode() in status)
     return told
+
+
+# ---- stopped and killed workers ------------------------------------------------------------------
+
+
+def owner_of(cluster: Cluster, path: Path) -> int:
+    """The number of the worker that owns the first block of a file."""
+    row = cluster.workers[0].json("location", path)[0]
+    urls = [machine.url for machine in cluster.workers]
+    return urls.index(f"http://{row['address']}")
+
+
+def read_all(path: Path) -> str:
+    return digest(path.read_bytes())
+
+
+def test_fills_of_a_worker_that_is_killed_are_finished_by_another(
+    cluster: Cluster, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """What it had not brought comes once more, however many wait for it."""
+    data = body(5, 16 * MIB)
+    serve(cluster, bucket, {"big.bin": data})
+    mounts = [cluster.mount(n, "/data") for n in range(NODES)]
+    owner = owner_of(cluster, mounts[0] / "big.bin")
+    others = [mount for n, mount in enumerate(mounts) if n != owner]
+    proxy.rate_bytes_per_s = 5 * MIB
+    with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:
+        reads = [pool.submit(read_all, mount / "big.bin") for mount in others]
+        brought = proxy.wait_until(lambda seen: seen.object_bytes > 4 * MIB).object_bytes
+        cluster.workers[owner].kill()
+        assert [read.result(READ_S) for read in reads] == [digest(data)] * len(others)
+    # The pages that the owner had, those on their way to it, and everything once.
+    assert proxy.counters().object_bytes <= len(data) + brought + 8 * MIB
+    for n, mount in enumerate(mounts):
+        if n != owner:
+            cluster.workers[n].umount(mount)
+
+
+def test_a_worker_that_was_stopped_does_not_fill_by_an_old_epoch(
+    cluster: Cluster, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    files = images(30)
+    serve(cluster, bucket, files)
+    mount = cluster.mount(0, "/data")
+    assert sorted(path.name for path in mount.rglob("*.jpg"))
+    rows = cluster.workers[0].json("location", mount)
+    address = cluster.workers[2].url.removeprefix("http://")
+    cold = next(row["path"] for row in rows if row["address"] == address)
+    epoch = cluster.epoch()
+    stopped = cluster.workers[2]
+    stopped.send(signal.SIGSTOP)
+    try:
+        cluster.wait_for_states("lost", "serving", "serving", limit_s=LOST_S)
+        right([mount], files)
+        with question(cluster, stopped, cold, epoch + 1) as answer:
+            stopped.send(signal.SIGCONT)
+            status, knows = answer()
+    finally:
+        stopped.send(signal.SIGCONT)
+    assert status == 409 or knows > epoch, "it knows that it owned nothing meanwhile"
+    cluster.wait_for_states(*NODES * ["serving"])
+    assert cluster.epoch() > epoch
+    before = proxy.counters().object_bytes
+    right([mount], files)
+    assert proxy.counters().object_bytes == before
+    cluster.workers[0].umount(mount)
+
+
+@contextlib.contextmanager
+def question(
+    cluster: Cluster, worker: Machine, name: str, epoch: int
+) -> Iterator[Callable[[], tuple[int, int]]]:
+    """Asks a worker to bring a page. Its answer's status, and the epoch that the worker knew."""
+    origin = locate(cluster, name.encode())
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=READ_S)
+    try:
+        header = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
+        path = f"{c.DATA_PATH}/{origin.content.name}?first=0&end=1&epoch={epoch}"
+        connection.request("GET", path, headers={c.ORIGIN_HEADER: header})
+
+        def answer() -> tuple[int, int]:
+            reply = connection.getresponse()
+            return reply.status, int(reply.headers[c.EPOCH_HEADER])
+
+        yield answer
+    finally:
+        connection.close()
+
+
+def locate(cluster: Cluster, path: bytes) -> Origin:
+    greeted = ask(cluster, c.Greeting(), c.Greeted)
+    found = ask(cluster, m.Resolve(greeted.namespace, path), m.Found)
+    assert found.inode is not None
+    place = ask(cluster, c.Locate(greeted.namespace, [found.inode.ino]), c.Located).places[0]
+    assert place.origin is not None
+    return place.origin
+
+
+def ask(cluster: Cluster, call: m.Message, kind: type[T]) -> T:
+    request = urllib.request.Request(cluster.master.url + c.CALL_PATH, c.encode(call))
+    with urllib.request.urlopen(request, timeout=READ_S) as reply:
+        answer = c.decode_answer(reply.read())
+    assert isinstance(answer, kind)
+    return answer
+
+
+# ---- full disks ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_disk_that_is_full_while_blocks_come(
+    cluster: Cluster, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """It has less room than it was told; what does not fit is read past it."""
+    files = {f"part{n:02d}.bin": body(n, MIB) for n in range(40)}
+    serve(cluster, bucket, files, workers=2)
+    mount = cluster.mount(0, "/data")
+    right([mount], files)
+    with small_disk(cluster.root / "node2" / "tier", "20m"):
+        added = cluster.add_worker(size="256MiB")
+        other = added.mount(cluster.path("/data"))
+        right([mount, other], files)
+        wait_for(
+            lambda: all(row["settled"] == row["epoch"] for row in cluster.worker_rows()),
+            "what fits is in its place",
+            60.0,
+        )
+        right([mount, other], files)
+        added.umount(other)
+        added.stop()
+    cluster.workers[0].umount(mount)
+
+
+def test_a_master_with_a_full_disk_serves_what_it_knows(cluster: Cluster, bucket: Bucket) -> None:
+    files = images(20)
+    bucket.fill(files)
+    with small_disk(cluster.root / "master" / "disk", "24m") as disk:
+        cluster.master.command += ["--store", f"lmdb:{disk / 'store'}"]
+        cluster.start(1, size="64MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options, "--sync-interval", "1s")
+        mount = cluster.mount(0, "/data")
+        names = sorted(path for path in mount.rglob("*.jpg"))
+        some = {str(path.relative_to(mount)): files[str(path.relative_to(mount))] for path in names}
+        fill(disk)
+        assert {name: digest((mount / name).read_bytes()) for name in some} == expected(some)
+        bucket.put("train/n00/late.jpg", b"late")
+        with contextlib.suppress(OSError):  # it cannot be recorded
+            (mount / "train/n00/late.jpg").read_bytes()
+        (disk / "balloon").unlink()
+        late = mount / "train/n00/late.jpg"
+        wait_for(late.exists, "what could not be recorded is found")
+        right([mount], {**files, "train/n00/late.jpg": b"late"})
+        assert [row["state"] for row in cluster.worker_rows()] == ["serving"]
+        cluster.workers[0].umount(mount)
+        cluster.workers[0].stop()
+        cluster.master.stop()
+
+
+def fill(disk: Path) -> None:
+    """To the last byte."""
+    with (disk / "balloon").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+# ---- changes under readers -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Cluster]:
+    """Three nodes that outlive a test; each test has a directory of its own in their namespace."""
+    with Cluster(tmp_path_factory.mktemp("standing"), s3.credentials()) as made:
+        made.start(NODES, size="256MiB")
+        yield made
+
+
+class Watcher:
+    """Reads one file again and again until it is told to end, and notes what each read gave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: list[str] = []
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                what = read_all(self.path)
+            except OSError as err:
+                what = errno.errorcode[err.errno or 0]
+            if self.seen[-1:] != [what]:
+                self.seen.append(what)
+
+
+@contextlib.contextmanager
+def watched(paths: Iterable[Path]) -> Iterator[list[Watcher]]:
+    watchers = [Watcher(path) for path in paths]
+    with concurrent.futures.ThreadPoolExecutor(len(watchers)) as pool:
+        running = [pool.submit(watcher.run) for watcher in watchers]
+        try:
+            yield watchers
+        finally:
+            for watcher in watchers:
+                watcher.stopping.set()
+    for one in running:
+        one.result()
+
+
+@pytest.mark.parametrize("size", [300_000, 20 * MIB])
+def test_an_object_that_changes_is_never_a_mix(
+    standing: Cluster, bucket: Bucket, proxy: FaultProxy, size: int
+) -> None:
+    old, new = body(1, size), body(2, size)
+    bucket.put("file.bin", old)
+    at = f"/changes{size}"
+    standing.add_ufs(bucket.url, at, *bucket.options, "--sync-interval", "1s")
+    mounts = [standing.workers[n].mount(standing.path(at), name=at[1:]) for n in range(NODES)]
+    proxy.rate_bytes_per_s = 40 * MIB
+    with watched(mount / "file.bin" for mount in mounts) as watchers:
+        wait_for(lambda: all(one.seen for one in watchers), "everybody reads")
+        bucket.put("file.bin", new)
+        wait_for(
+            lambda: all(one.seen[-1] == digest(new) for one in watchers),
+            "everybody has the new bytes",
+            READ_S,
+        )
+    for watcher in watchers:
+        seen = [what for what in watcher.seen if what != "ESTALE"]
+        assert seen in ([digest(old), digest(new)], [digest(new)]), watcher.seen
+    for n, mount in enumerate(mounts):
+        standing.workers[n].umount(mount)
+
+
+def test_free_and_removal_under_readers(
+    standing: Cluster, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    files = images(12, folders=2) | {"big.bin": body(3, 12 * MIB)}
+    bucket.fill(files)
+    standing.add_ufs(bucket.url, "/going", *bucket.options)
+    mounts = [standing.workers[n].mount(standing.path("/going"), name="going") for n in (0, 1)]
+    right(mounts, files)
+    name = "train/n00/img_00000.jpg"
+    with watched(mount / one for mount in mounts for one in (name, "big.bin")) as watchers:
+        wait_for(lambda: all(one.seen for one in watchers), "everybody reads")
+        for _ in range(3):
+            standing.workers[0].run("free", mounts[0])
+        standing.master.run("ufs", "rm", "/going", "--master", standing.master.url)
+        wait_for(lambda: all(len(one.seen) > 1 for one in watchers), "everybody hears of it")
+    known = set(expected(files).values())
+    for watcher in watchers:
+        first, *rest = watcher.seen
+        assert first in known
+        assert set(rest) <= {"ENOENT", "ESTALE", "EIO"}, watcher.seen
+    standing.add_ufs(bucket.url, "/going", *bucket.options)
+    wait_for(lambda: (mounts[0] / name).exists(), "it is there again")
+    right(mounts, files)
+    for n, mount in enumerate(mounts):
+        standing.workers[n].umount(mount)
+
+
+def test_two_paths_on_one_node_and_a_partial_file_that_is_damaged(
+    standing: Cluster, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """The peer finds it, the owner fetches it again."""
+    data, small = body(4, 12 * MIB), images(8, folders=1)
+    bucket.fill({"big/big.bin": data, **small})
+    standing.add_ufs(bucket.url, "/two", *bucket.options)
+    top = standing.workers[0].mount(standing.path("/two"), name="two")
+    owner = standing.workers[owner_of(standing, top / "big/big.bin")]
+    big = owner.mount(standing.path("/two/big"), name="big")
+    train = owner.mount(standing.path("/two/train"), name="train")
+    assert {p.name for p in big.iterdir()} == {"big.bin"}
+    assert digests(train) == {k.removeprefix("train/"): v for k, v in expected(small).items()}
+    with (big / "big.bin").open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), 3 * MIB, 0) == data[: 3 * MIB]
+    content = locate(standing, b"two/big/big.bin").content.name
+    (partial,) = owner.root.glob(f"tier/files/*/{content}")
+    with partial.open("r+b") as file:
+        file.seek(MIB + 77)
+        file.write(b"damaged")
+    before = proxy.counters().object_bytes
+    reader = standing.workers[(standing.workers.index(owner) + 1) % NODES]
+    other = reader.mount(standing.path("/two/big"), name="big")
+    assert read_all(other / "big.bin") == digest(data)
+    assert reader.json("status", other)["peers"]["wrong_pages"] >= 1
+    assert proxy.counters().object_bytes - before < 2 * len(data)
+    assert read_all(big / "big.bin") == digest(data)
+    for machine, mount in (
+        (reader, other),
+        (owner, big),
+        (owner, train),
+        (standing.workers[0], top),
+    ):
+        machine.umount(mount)
