@@ -183,13 +183,15 @@ def _print(check: Check, findings: Iterator[Finding]) -> set[str]:
     states = set()
     for finding in findings:
         states.add(finding.state)
-        pages = f"pages {finding.first} to {finding.end - 1}"
+        last = finding.end - 1
+        pages = f"page {last}" if last == finding.first else f"pages {finding.first} to {last}"
         who = f"{finding.worker[:SHOWN_ID]} ({finding.address})"
         click.echo(f"{finding.state}  {finding.path}  {pages}  at {who}: {finding.cause}")
     total = check.total
     read = f", {total.verified_pages} pages read" if total.verified_pages else ""
     click.echo(
-        f"{total.files} files of {format_size(total.bytes)}: {total.cached_pages} pages cached in"
+        f"{'1 file' if total.files == 1 else f'{total.files} files'} of"
+        f" {format_size(total.bytes)}: {total.cached_pages} pages cached in"
         f" {total.copies} copies{read}; {'nothing is damaged' if not states else 'see above'}"
     )
     return states

@@ -69,6 +69,17 @@ def same(mountpoint: Path, origin: Path, name: str) -> bool:
     return (mountpoint / name).read_bytes() == (origin / name).read_bytes()
 
 
+def flip_a_byte(machine: Machine, path: Path) -> None:
+    """In one of the cached copies of a file."""
+    name = machine.json("stat", str(path))["content_id"]
+    home = machine.root / ".cache" / "cachefs" / "local"
+    copy = next(one for one in home.glob(f"worker-*/files/*/{name}"))
+    with copy.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+
+
 def test_a_cluster_on_this_machine(machine: Machine, origin: Path) -> None:
     """Up, a source, a mount; its worker is killed under it; up again; down; and up once more."""
     cluster = up(machine, 2)
@@ -81,6 +92,12 @@ def test_a_cluster_on_this_machine(machine: Machine, origin: Path) -> None:
     assert same(mountpoint, origin, "sub/b")
     listed = machine.run("ls", "-l", str(mountpoint / "sub"))
     assert [line.split()[-2] for line in listed.splitlines()] == ["100%", "0%"]
+
+    flip_a_byte(machine, mountpoint / "sub/b")
+    with pytest.raises(ClusterFailed, match="wrong  /data/sub/b  page 0 "):
+        machine.run("fsck", mountpoint)
+    assert "nothing is damaged" in machine.run("fsck", mountpoint), "what was damaged is gone"
+    assert same(mountpoint, origin, "sub/b")
 
     with (mountpoint / "sub/b").open("rb") as warm:
         first = used_worker(machine, mountpoint)
