@@ -350,8 +350,9 @@ class Catalog:
         complete = entry.complete
         record = FileRecord(
             entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
-            parts.wall_s(),
+            parts.wall_s(), 0, parts.wall_s(),
         )  # fmt: skip
+        parts.filled(entry.key)
         pages, entry.unrecorded = entry.unrecorded, {}
         entry.committing.update(pages)
         if not entry.recorded:

@@ -94,7 +94,7 @@ class Housekeeping:
         parts = self._parts
         await parts.disk.run(parts.tier.empty_trash)
         found: list[tuple[int, bytes]] = []
-        async for batch in self._records():
+        async for batch in self.records():
             found += [(record.last_use_s, key) for key, record in batch]
         await parts.disk.run(found.sort)
         while found:
@@ -106,7 +106,8 @@ class Housekeeping:
         parts.order_known = True
         self._space.order_loaded.set()
 
-    async def _records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
+    async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
+        """Of everything that is cached, in batches. Raises OSError."""
         index, after = self._parts.tier.index, b""
         while True:
             batch = await self._parts.disk.run(index.scan, after, SCAN_FILES)
@@ -120,7 +121,7 @@ class Housekeeping:
         parts = self._parts
         if parts.is_owned is None:
             return
-        async for batch in self._records():
+        async for batch in self.records():
             for start in range(0, len(batch), LOAD_FILES):
                 for key, record in batch[start : start + LOAD_FILES]:
                     parts.order.set_owned(key, owned=parts.is_owned(key, record.size))

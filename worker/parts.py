@@ -168,6 +168,7 @@ class Parts:
     room_changed: Signal = field(default_factory=Signal)
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
     touch: Callable[[bytes], None] = _ignore  # a content was used
+    filled: Callable[[bytes], None] = _ignore  # something of a content came
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:

@@ -21,6 +21,7 @@ from worker.cache import FetchResult, Grant, TierView
 from worker.catalog import Catalog, FreedCounts
 from worker.config import Clocks, WorkerConfig
 from worker.entry import Entry, Handle
+from worker.expiry import Expirer
 from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.inside import Inside
@@ -71,7 +72,9 @@ class Worker:
         self.on_tiers: Callable[[], None] = lambda: None
         self.inside = Inside(parts, self._catalog, self._space, self.housekeeping, self._watch)
         self.serving = Serving(parts, self._catalog, self._segments, self._provider, self._filler)
+        self.expirer = Expirer(parts, self._catalog, self._segments, self.housekeeping)
         parts.touch = self.housekeeping.touch
+        parts.filled = self.expirer.filled
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
         self._listeners: dict[bytes, list[Callable[[int], None]]] = {}
@@ -130,6 +133,7 @@ class Worker:
         await worker.housekeeping.measure_overhead()
         parts.tasks.start(worker._watch.run())
         parts.tasks.start(worker.housekeeping.run())
+        parts.tasks.start(worker.expirer.run())
         rate = scrub_rate(config.scrub_bytes_per_s, in_memory=tier.in_memory)
         if rate:
             parts.tasks.start(Scrubber(worker.inside, rate).run())

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,11 +35,6 @@ def cached(node: Node, path: Path) -> list[int]:
     return [row["cached_bytes"] for row in json.loads(node.ok("ls", path, "--json"))]
 
 
-def policy(node: Node, path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(node.ok("policy", "show", path, "--json"))
-    return found
-
-
 def test_what_is_pinned_stays_whatever_else_is_read(
     node: Node, bucket: Bucket, mounted: Path
 ) -> None:
@@ -49,9 +43,8 @@ def test_what_is_pinned_stays_whatever_else_is_read(
     node.allowed_log.append("the connection to the server is lost")
     node.ok("pin", mounted / "kept", "--wait")
     sizes = sorted(len(data) for data in KEPT.values())
-    for _ in range(2):
-        read_all(mounted / "other")
-        assert sorted(cached(node, mounted / "kept")) == sizes
+    read_all(mounted / "other")
+    assert sorted(cached(node, mounted / "kept")) == sizes
     assert node.status(mounted)["cache"]["evicted_files"]["space"] > 0
     server = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
     os.kill(server, signal.SIGKILL)
@@ -85,3 +78,17 @@ def test_a_pin_that_cannot_fit_says_so_with_figures(node: Node, mounted: Path) -
     assert "the cache holds 57.2 MiB" in done.stderr
     assert min(cached(node, mounted / "kept")) >= MB
     assert "no such file" in node.fails("pin", mounted / "none")
+
+
+def test_what_is_over_its_time_is_freed_and_readers_go_on(node: Node, mounted: Path) -> None:
+    """[S-ttl] Cached bytes go once they are older than the TTL of their path, at most 10 s late;
+    who has the file open reads on, and the next open brings it again. What is pinned stays."""
+    node.ok("pin", mounted / "kept/2")
+    node.ok("load", mounted / "kept", "--wait")
+    assert "ttl 2s (free), by" in node.ok("ttl", mounted / "kept", "2s")
+    with (mounted / "kept/1").open("rb", buffering=0) as file:
+        head = file.read(1000)
+        wait_until(lambda: sum(cached(node, mounted / "kept")) == MB + 2, "it is freed", 12.0)
+        assert head + file.read() == KEPT["kept/1"]
+    assert (mounted / "kept/3").read_bytes() == KEPT["kept/3"]
+    assert "ttl never (free)" in node.ok("ttl", mounted / "kept", "none")

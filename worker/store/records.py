@@ -35,7 +35,8 @@ _SUM_BYTES: Final = 8
 class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One cache file. Trailing fields may be added, never moved.
 
-    `epoch`: in which sync epoch its last page was recorded; `last_use_s`: wall clock.
+    `epoch`: in which sync epoch its last page was recorded; `last_use_s`, `filled_s` (when its last
+    page came; 0: an earlier version did not say): wall clock.
     """
 
     size: int
@@ -45,6 +46,7 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     complete: bool
     last_use_s: int
     flags: int = 0  # none defined yet
+    filled_s: int = 0
 
 
 class IndexMeta(msgspec.Struct, frozen=True):

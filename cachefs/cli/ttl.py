@@ -1,0 +1,46 @@
+"""`cachefs ttl`: how long what is brought into the cache stays there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.policy_calls import asked
+from cachefs.core.policies import FREE, formatted, parse
+
+
+@click.command("ttl")
+@click.argument("path")
+@click.argument("time", required=False)
+@click.option("--action", type=click.Choice([FREE]), help="What happens then: free (the default).")
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str,
+    time: str | None,
+    action: str | None,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Free the cached bytes of what is at or below PATH so long after they were brought in; `none`
+    says nothing there any more, `never` says that they stay. Nothing is deleted at the origin.
+    Without a time: show it."""
+    policy = parse([f"ttl={time}"] if time not in (None, "none") else [])
+    if action is not None and time is not None:
+        policy = parse([f"ttl={time}", f"ttl_action={action}"])
+    with asked(path, flags, config_file) as at:
+        if time is not None:
+            at.set(policy, ["ttl_s", "ttl_action"] if time == "none" else [])
+        found = at.get()
+    shown = formatted(found.policy)["ttl"]
+    if as_json:
+        facts = {"path": at.shown(), "ttl_s": found.policy.ttl_s}
+        return output.print_json(facts | {"action": found.policy.ttl_action})
+    where = found.where["ttl_s"]
+    by = "" if not where.startswith("/") else f", by {at.shown(where.partition(' (')[0].encode())}"
+    click.echo(f"{at.shown()}: ttl {shown} ({found.policy.ttl_action}){by}")

@@ -1,0 +1,176 @@
+"""Times to live: what is due when, and what a worker frees, with the master's permission only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.core.errors import Unreachable
+from cachefs.core.messages import PoliciesAt
+from cachefs.core.model import ContentId
+from cachefs.core.policies import Policy, Rule
+from cachefs.core.services import PolicyService
+from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, open_reader, read, run
+from worker.state.expiry import Expiry
+
+SIZE = 100_000
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "drop", "postpone", "due"]),
+        st.sampled_from([b"a", b"b", b"c"]),
+        st.integers(-1, 20),
+        st.integers(0, 30),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_what_is_due_is_what_its_last_word_says(steps: list[tuple[str, bytes, int, int]]) -> None:
+    expiry, want, now = Expiry(), dict[bytes, float](), 0.0
+    for what, key, ttl_s, wait_s in steps:
+        now += wait_s
+        if what == "put":
+            expiry.put(key, now - 5, ttl_s, now)
+            want.pop(key, None)
+            if ttl_s >= 0:
+                want[key] = now - 5 + ttl_s
+        elif what == "drop":
+            expiry.drop(key)
+            want.pop(key, None)
+        elif what == "postpone":
+            expiry.postpone(key, now + ttl_s)
+            if key in want:
+                want[key] = now + ttl_s
+        due = expiry.due(now, 10)
+        assert sorted(due) == sorted(one for one, until in want.items() if until <= now)
+        assert [want[one] for one in due] == sorted(want[one] for one in due)
+        assert len(expiry) == len(want)
+
+
+def test_a_clock_that_was_set_back_frees_nothing_early_and_nothing_never() -> None:
+    expiry = Expiry()
+    expiry.put(b"a", filled_s=1000.0, ttl_s=10.0, now_s=500.0)
+    assert expiry.due(509.0, 10) == []
+    assert expiry.due(510.0, 10) == [b"a"]
+
+
+class Ruled(Namespace):
+    """A namespace with policies: of each content, by ino."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules: dict[int, Rule] = {}
+        self.policy_version = 0
+        self.rule_questions = 0
+
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+        raise NotImplementedError
+
+    async def policies_at(self, path: bytes) -> PoliciesAt:
+        raise NotImplementedError
+
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
+        self.rule_questions += 1
+        if not self.answers:
+            raise Unreachable("the master does not answer")
+        return [self.rules.get(content.ino, Rule()) for content in contents]
+
+    def say(self, ino: int, **rule: object) -> None:
+        self.rules[ino] = Rule(**rule)  # type: ignore[arg-type]
+        self.policy_version += 1
+
+
+def ruled(directory: Path) -> tuple[Rig, Ruled]:
+    rig = Rig(directory, 100_000_000)
+    rig.space = space = Ruled()
+    assert isinstance(space, PolicyService)
+    for ino in (1, 2, 3):
+        rig.put(ino, SIZE)
+    return rig, space
+
+
+def test_what_is_over_its_time_goes_and_open_files_go_on(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        space.say(1, ttl_s=60.0)
+        space.say(2, ttl_s=60.0)
+        async with rig.worker() as worker:
+            for ino in (1, 2, 3):
+                await worker.fetch(NAMESPACE, ino)
+            opened = await open_reader(worker, 2)
+            await worker.expirer.tick()
+            rig.wall_s += 59
+            await worker.expirer.tick()
+            assert len(rig.published()) == 3
+            rig.wall_s += 1
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(3)}
+            assert await opened.at(0, SIZE) == rig.data[2]
+            opened.close()
+            await worker.fetch(NAMESPACE, 1)  # filled anew: it stays for another 60 s
+            assert await read(worker, 1) == rig.data[1]
+            rig.wall_s += 59
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(1), rig.name(3)}
+
+    run(script())
+
+
+def test_a_change_of_policies_holds_for_what_is_cached(tmp_path: Path) -> None:
+    """Also after a restart: the index says when each was filled."""
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        async with rig.worker() as worker:
+            for ino in (1, 2, 3):
+                await worker.fetch(NAMESPACE, ino)
+            await worker.expirer.tick()
+            questions = space.rule_questions
+            await worker.expirer.tick()
+            assert space.rule_questions == questions  # nothing new, no question
+            rig.wall_s += 100
+            space.say(1, ttl_s=60.0)
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(2), rig.name(3)}
+            space.say(2, ttl_s=200.0)
+        rig.wall_s += 99
+        async with rig.worker() as worker:
+            worker.used([rig.name(2)], 0)
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(2), rig.name(3)}
+            rig.wall_s += 1
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(3)}
+
+    run(script())
+
+
+def test_nothing_goes_without_permission(tmp_path: Path) -> None:
+    """What was pinned meanwhile stays, and so does everything while the master is silent."""
+
+    async def script() -> None:
+        rig, space = ruled(tmp_path)
+        space.say(1, ttl_s=60.0)
+        space.say(2, ttl_s=60.0)
+        space.say(3, ttl_s=60.0, pinned=True)
+        async with rig.worker() as worker:
+            for ino in (1, 2, 3):
+                await worker.fetch(NAMESPACE, ino)
+            await worker.expirer.tick()
+            space.answers = False
+            rig.wall_s += 100
+            await worker.expirer.tick()
+            assert len(rig.published()) == 3
+            space.answers = True
+            space.protected = {rig.name(2)}
+            await worker.expirer.tick()  # it tries again a little later
+            assert len(rig.published()) == 3
+            rig.wall_s += 3
+            await worker.expirer.tick()
+            assert rig.published() == {rig.name(2), rig.name(3)}
+
+    run(script())

@@ -1,0 +1,207 @@
+"""Frees what is older than its time to live, as the master's policies say. Owned by the loop.
+
+What has just been filled is asked about once a second, many at once; everything that is cached is
+asked about again after a start, and whenever policies changed. Nothing goes without the master's
+permission, as in an eviction: what is pinned by now stays. A master that gives no answer makes it
+late. Open files go on: they read from the unlinked file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import Rule
+from cachefs.core.services import PolicyService
+from worker.catalog import Catalog
+from worker.housekeeping import Housekeeping
+from worker.parts import Parts
+from worker.segments import Segments
+from worker.state.expiry import Expiry
+from worker.store.records import FileRecord
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+ASKED_AT_ONCE: Final = 500
+FREED_AT_ONCE: Final = 200
+MOST_FREED_PER_TICK: Final = 20_000
+MOST_FRESH: Final = 50_000  # fills between two ticks; with more, everything is asked about again
+ANSWER_S: Final = 5.0
+RETRY_S: Final = 3.0
+
+
+class Expirer:
+    """`run` is the one task; `tick` can be called alone."""
+
+    def __init__(
+        self, parts: Parts, catalog: Catalog, segments: Segments, housekeeping: Housekeeping
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._segments = segments
+        self._housekeeping = housekeeping
+        self._expiry = Expiry()
+        self._fresh: dict[bytes, float] = {}  # key -> when it was filled
+        self._versions: dict[NamespaceId, int] = {}  # of the policies that are known here
+        self._again: set[NamespaceId] = set()  # not all of whose policies are known here
+        self._again_at_s = 0.0
+        self._knows_namespaces = False
+        self._one_at_a_time = asyncio.Lock()
+        self.freed_files = 0
+
+    def __len__(self) -> int:
+        """Contents with a time to live."""
+        return len(self._expiry)
+
+    def filled(self, key: bytes) -> None:
+        """Something of a content came just now."""
+        if len(self._fresh) < MOST_FRESH:
+            self._fresh[key] = self._parts.clocks.wall()
+        else:
+            self._again.add(key_namespace(key))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def tick(self) -> None:
+        """What is due now."""
+        async with self._one_at_a_time:
+            if not self._parts.health.in_service or not self._parts.order_known:
+                return
+            try:
+                await self._ask()
+            except OSError as err:
+                return self._catalog.disk_fault(err)
+            for _ in range(0, MOST_FREED_PER_TICK, FREED_AT_ONCE):
+                due = self._expiry.due(self._parts.clocks.wall(), FREED_AT_ONCE)
+                if not due:
+                    return
+                await self._free(due)
+
+    async def _ask(self) -> None:
+        if not self._knows_namespaces:
+            async for batch in self._housekeeping.records():
+                self._again |= {key_namespace(key) for key, _ in batch}
+            self._knows_namespaces = True
+        await self._ask_about_fresh()
+        await self._ask_about_changed()
+
+    # ---- what the policies say -------------------------------------------------------------------
+
+    def _service(self, namespace: NamespaceId) -> PolicyService | None:
+        try:
+            service = self._parts.metadata(namespace)
+        except CacheFSError:
+            return None
+        return service if isinstance(service, PolicyService) else None
+
+    def _version(self, namespace: NamespaceId) -> int:
+        service = self._service(namespace)
+        return -1 if service is None else service.policy_version
+
+    async def _ask_about_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, {}
+        for namespace, filled in _by_namespace(fresh).items():
+            self._versions.setdefault(namespace, self._version(namespace))
+            if not await self._learn(namespace, filled):
+                self._again.add(namespace)
+
+    async def _ask_about_changed(self) -> None:
+        """About everything of the namespaces whose policies changed, or that had no answer."""
+        versions = {ns: self._version(ns) for ns in {*self._versions, *self._again}}
+        self._again |= {ns for ns, version in versions.items() if version != self._versions.get(ns)}
+        now = self._parts.clocks.monotonic()
+        if not self._again or now < self._again_at_s:
+            return
+        wanted, self._again = self._again, set()
+        async for batch in self._housekeeping.records():
+            filled = {key: float(_filled_s(record)) for key, record in batch}
+            for namespace, some in _by_namespace(filled).items():
+                asks = namespace in wanted and namespace not in self._again
+                if asks and not await self._learn(namespace, some):
+                    self._again.add(namespace)
+        self._versions |= {ns: versions[ns] for ns in wanted - self._again}
+        self._again_at_s = now + RETRY_S if self._again else now
+
+    async def _learn(self, namespace: NamespaceId, filled: dict[bytes, float]) -> bool:
+        """Asks how long these, filled then, may stay. False: there was no answer."""
+        contents = [ContentId.parse(key.hex()) for key in filled]
+        for start in range(0, len(contents), ASKED_AT_ONCE):
+            part = contents[start : start + ASKED_AT_ONCE]
+            try:
+                rules = await self._rules(namespace, part)
+            except (CacheFSError, TimeoutError) as err:
+                log.debug("no policies from the master: %s", err)
+                return False
+            now_s = self._parts.clocks.wall()
+            for content, rule in zip(part, rules, strict=True):
+                ttl_s = -1.0 if rule.pinned else rule.ttl_s
+                self._expiry.put(content.key, filled[content.key], ttl_s, now_s)
+        return True
+
+    async def _rules(self, namespace: NamespaceId, contents: Sequence[ContentId]) -> list[Rule]:
+        service = self._service(namespace)
+        if service is None:
+            return [Rule()] * len(contents)
+        rules: list[Rule] = await self._parts.within(service.rules_of(contents), ANSWER_S)
+        return rules
+
+    # ---- what goes -------------------------------------------------------------------------------
+
+    async def _free(self, keys: Sequence[bytes]) -> None:
+        retry_s = self._parts.clocks.wall() + RETRY_S
+        allowed = await self._permitted([key for key in keys if self._is_quiet(key)])
+        for key in keys:
+            self._expiry.postpone(key, retry_s)
+        if not allowed:
+            return
+        try:
+            counts = await self._catalog.drop(allowed)
+        except OSError as err:
+            return self._catalog.disk_fault(err)
+        self._segments.drop_content(allowed)
+        for key in allowed:
+            self._expiry.drop(key)
+        self.freed_files += counts.files
+
+    def _is_quiet(self, key: bytes) -> bool:
+        """Can it be dropped at once, while the permission lasts?"""
+        entry = self._catalog.live(key)
+        return not self._catalog.is_live(key) if entry is None else entry.looking is None
+
+    async def _permitted(self, keys: Sequence[bytes]) -> list[bytes]:
+        allowed: list[bytes] = []
+        for namespace, some in _by_namespace(dict.fromkeys(keys, 0.0)).items():
+            contents = [ContentId.parse(key.hex()) for key in some]
+            try:
+                asked = self._parts.metadata(namespace).permit_eviction(contents)
+                permission = await self._parts.within(asked, ANSWER_S)
+            except (CacheFSError, TimeoutError) as err:
+                log.debug("the master gives no permission: %s", err)
+                continue
+            allowed += [one.key for one in contents if one.name in permission.allowed]
+        return allowed
+
+
+def key_namespace(key: bytes) -> NamespaceId:
+    return NamespaceId(key[:16])
+
+
+def _by_namespace(filled: dict[bytes, float]) -> dict[NamespaceId, dict[bytes, float]]:
+    found: dict[NamespaceId, dict[bytes, float]] = {}
+    for key, filled_s in filled.items():
+        found.setdefault(key_namespace(key), {})[key] = filled_s
+    return found
+
+
+def _filled_s(record: FileRecord) -> int:
+    """Of a record of an earlier version, its last use stands for its last fill."""
+    return record.filled_s or record.last_use_s
