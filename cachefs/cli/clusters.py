@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import cachefs
 from cachefs.client.http import HttpClient
-from cachefs.core.addresses import DEFAULT_MASTER, master_url, parse_cluster
+from cachefs.core import cluster as c
+from cachefs.core.addresses import DEFAULT_MASTER, address_of, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import Security, WorkerSpec
 from cachefs.launcher import local
-from cachefs.launcher.cluster import MOUNTS_NODE, tier_of
+from cachefs.launcher.cluster import MOUNTS_NODE, find_node, tier_of
 from cachefs.launcher.state import CACHE_NAME, StateHome
 
 AUTO: Final = "auto"
+MASTER_S: Final = 10.0
 
 
 def security(chosen: Config) -> Security:
@@ -79,6 +82,15 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
         log_to_stderr=foreground,
         **cache_settings(chosen),
     )
+
+
+def check_master(node: WorkerSpec) -> None:
+    """Before a node is started, which waits for its master: is it there, does it let us in? Raises
+    Unreachable, AccessDenied, DeadlineExceeded. One that runs here already may know enough without
+    a master."""
+    if find_node(StateHome(node.home), address_of(node.master)) is None:
+        with HttpClient(node.master, node.security) as master:
+            master.call(c.Greeting(cachefs.__version__), c.Greeted, MASTER_S)
 
 
 def cache_settings(chosen: Config) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True):
     def find_server(self) -> Server:
         """The server to use, started where there is none."""
         if self.client.node is not None:
+            clusters.check_master(self.client.node)
             return ensure_node(self.client.node)
         assert self.client.server is not None
         return processes.ensure_server(self.client.server)

@@ -92,7 +92,7 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
     the worker of mounts hangs."""
     home, address = StateHome(spec.home), address_of(spec.master)
     _wait_for_return(used)
-    pointer = _answering(home, address, used)
+    pointer = find_node(home, address, used)
     if pointer is not None:
         return Server(pointer.socket, False, "")
     directory = home.node_dir(address, spec.name)
@@ -115,9 +115,9 @@ def _wait_for_return(used: str) -> None:
         pointer = read_pointer(os.path.dirname(used))
 
 
-def _answering(home: StateHome, address: str, used: str) -> Pointer | None:
-    """The best of those that answer: the one in use, then those that stay, those with few mounts
-    first."""
+def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
+    """The best of the workers of a cluster that answer on this machine: the one in use, then those
+    that stay, those with few mounts first."""
     found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
     mounts = collections.Counter(record.socket for record in home.mount_records())
     for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays, mounts[p.socket])):

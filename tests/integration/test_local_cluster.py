@@ -109,6 +109,9 @@ def test_a_cluster_on_this_machine(machine: Machine, origin: Path) -> None:
     assert all(_title(one["pid"]) for one in again["processes"])
     assert again["mount"] == cluster["mount"]
 
+    with pytest.raises(ClusterFailed, match=r"127\.0\.0\.1:1: the master does not answer"):
+        machine.mount("cachefs://127.0.0.1:1/data", name="nowhere")
+    machine.mounts.pop()
     text = machine.run("down")
     assert f"{mountpoint} is unmounted" in text
     assert not os.path.ismount(mountpoint)
