@@ -32,6 +32,7 @@ BENCHES = (
     "namespace",
     "mount_time",
     "memory",
+    "placement",
     "master_calls",
     "node_names",
 )

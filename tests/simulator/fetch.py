@@ -136,9 +136,11 @@ class Fetch:
             self._node.process.after(delay_s, lambda: self._wake(search))
 
     def _wake(self, search: Search) -> None:
-        if search is not self._search or self._first == self._end or self._is_refreshing:
+        if search is not self._search or self._first == self._end:
             return
         self._waking_s = float("inf")
+        if self._is_refreshing:
+            return
         if self._node.process.now_s >= search.wake_at_s:
             self._tell(Tick())
         else:

@@ -68,7 +68,9 @@ class History:
         self.random = random.Random(seed ^ 0xC0FFEE)
         files = self._files()
         rate = self.random.choice([20, 200, 2000]) * MIB
-        self.world = World(seed, files, calm=self.sort == "calm", migration_bytes_per_s=float(rate))
+        self.world = World(
+            seed, files, calm=self.sort != "rough", migration_bytes_per_s=float(rate)
+        )
         self.world.tracing = tracing
         self.world.replicas = self.random.choice([1, 1, 1, 2])
         self.files = files

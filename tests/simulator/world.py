@@ -27,8 +27,9 @@ from worker.state.moves import BLOCK_PAGES
 from worker.state.pages import split
 from worker.state.search import Candidate, Way
 
-QUIET_DEADLINE_S = 10.0  # of a read while nothing goes wrong
-DEADLINE_S = 100.0  # whatever goes wrong: an owner that hangs, its stand-in, then the origin
+QUIET_DEADLINE_S = 3.0  # of a read while nothing goes wrong
+ASKING_S = 0.02  # so long before it reads from the origin a worker asks the others
+DEADLINE_S = 75.0  # whatever goes wrong: an owner that brings it in vain, then the origin
 
 
 @dataclass(slots=True)
@@ -254,7 +255,7 @@ class World:
         that it is somebody else's."""
         for (key, page), reads in self.origin.reads.items():
             for one in reads:
-                again = any(other.ended_s < one.began_s for other in reads)
+                again = any(other.ended_s < one.began_s - ASKING_S for other in reads)
                 ino = self.origin.by_key[key].ino
                 assert not (again and one.up_to_date and one.asked_for), (
                     f"page {page} of ino {ino} was read again at {one.began_s:.3f} s"
