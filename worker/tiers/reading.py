@@ -1,68 +1,83 @@
-"""Reads of a tier's files for another tier: by threads of their own, with a limit, so that a disk
+"""Calls to a tier's disk for another tier: by threads of their own, with a limit, so that a disk
 that hangs keeps nobody but them.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import queue
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 from worker.parts import Parts, no_answer
 
 MOST_THREADS: Final = 4
-READ_S: Final = 5.0
+CALL_S: Final = 5.0
+
+T = TypeVar("T")
 
 
-class _Job:
-    """One read. Whoever comes second of its end and its giving up closes the descriptor."""
+class GivenUp(OSError):
+    """The disk does not answer; the call is still under way."""
 
-    __slots__ = ("buffer", "done", "error", "fd", "given_up", "offset", "read_bytes", "second")
 
-    def __init__(self, fd: int, buffer: memoryview, offset: int) -> None:
-        self.fd = fd
-        self.buffer = buffer
-        self.offset = offset
+class _Call(Generic[T]):
+    """Whoever comes second of its end and its giving up discards the result."""
+
+    def __init__(self, function: Callable[[], T], discard: Callable[[T], None]) -> None:
         self.done = threading.Event()
-        self.error: OSError | None = None
-        self.read_bytes = 0
-        self.given_up = False
-        self.second = threading.Lock()
+        self._function = function
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._result: T
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """In a thread of the disk's."""
+        try:
+            self._result = self._function()
+        except BaseException as err:  # noqa: BLE001 -- handed to whoever waits
+            self._error = err
+        with self._lock:
+            self.done.set()
+            if self._given_up and self._error is None:
+                self._discard(self._result)
+
+    def result(self) -> T:
+        """After it was waited for. Raises its error; GivenUp when there is no result yet."""
+        with self._lock:
+            self._given_up = not self.done.is_set()
+            if self._given_up:
+                raise GivenUp(*no_answer().args)
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class DiskReader:
     """Threads that are started when they are needed and end with the process, at the latest."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
 
-    def read(self, parts: Parts, fd: int, buffer: memoryview, offset: int) -> None:
-        """Fills the buffer from a file of that tier. From any thread. Raises OSError, `no_answer`
-        after `READ_S`; the buffer, and `fd`, are no longer the caller's then."""
+    def call(self, parts: Parts, function: Callable[[], T], discard: Callable[[T], None]) -> T:
+        """The result of a blocking call to that tier's disk. From any thread. Raises what it
+        raises, GivenUp after `CALL_S`: `discard` gets the result, should there be one at last."""
         if parts.tier.in_memory:
-            return _fill(fd, buffer, offset)
-        job = _Job(fd, buffer, offset)
-        parts.outside.add(job)
+            return function()
+        call = _Call(function, discard)
+        parts.outside.add(call)
         try:
             self._start()
-            self._jobs.put(job)
-            if not job.done.wait(READ_S) and not self._ended(job):
-                raise GivenUp(*no_answer().args)
+            self._calls.put(call)
+            call.done.wait(CALL_S)
+            return call.result()
         finally:
-            parts.outside.discard(job)
-        if job.error is not None:
-            raise job.error
-
-    def _ended(self, job: _Job) -> bool:
-        """In the last moment, after all?"""
-        with job.second:
-            job.given_up = not job.done.is_set()
-        return not job.given_up
+            parts.outside.discard(call)
 
     def _start(self) -> None:
         with self._lock:
@@ -73,32 +88,12 @@ class DiskReader:
                 thread.start()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                _fill(job.fd, job.buffer, job.offset)
-            except OSError as err:
-                job.error = err
-            with job.second:
-                job.done.set()
-                if job.given_up:
-                    os.close(job.fd)
-            del job
+        while (call := self._calls.get()) is not None:
+            call.run()
+            del call
             self._idle.release()
 
     def close(self) -> None:
         """Ends the threads, those that are stuck when the disk lets them."""
         for _ in self._threads:
-            self._jobs.put(None)
-
-
-class GivenUp(OSError):
-    """The disk does not answer; the descriptor belongs to the read that is still under way."""
-
-
-def _fill(fd: int, buffer: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(buffer):
-        count = os.preadv(fd, [buffer[done:]], offset + done)
-        if not count:
-            raise OSError(errno.EIO, "the file is shorter than its record says")
-        done += count
+            self._calls.put(None)

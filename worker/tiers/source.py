@@ -6,10 +6,13 @@ that is wrong, or cannot be read in time, comes from the next source, as does wh
 
 from __future__ import annotations
 
+import errno
+import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import xxhash
 
@@ -27,19 +30,26 @@ Others = Callable[[], Sequence[Parts]]
 OnBad = Callable[[Parts, bytes, int], None]  # tier, content key, page; from a thread
 
 
+class _Found(NamedTuple):
+    """What a tier has of some pages: its file, and their checksums from the first one on."""
+
+    fd: int
+    sums: list[int]
+
+
 class TierSource:
     """The source of one tier's fills (`worker.source.Source`). `others`: the other tiers; asked in
     threads. `on_bad` hears of pages that are not what their checksums say."""
 
     def __init__(self, then: Source, others: Others, reader: DiskReader, on_bad: OnBad) -> None:
-        self._then = then
+        self.then = then
+        self.reader = reader
+        self.on_bad = on_bad
         self._others = others
-        self._reader = reader
-        self._on_bad = on_bad
 
     def waits_for_peers(self, origin: Origin, offset: int) -> bool:
         """As of the next source: what other tiers have is not known without their disks."""
-        return self._then.waits_for_peers(origin, offset)
+        return self.then.waits_for_peers(origin, offset)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
@@ -48,67 +58,23 @@ class TierSource:
         key = origin.content.key
         for parts in self._others():
             if parts.health.in_service and (not parts.order_known or key in parts.order):
-                sums = self._sums(parts, key, origin.size, offset, size)
-                if sums:
-                    return _Body(self, parts, origin, offset, size, sums, purpose)
-        return self._then.read(origin, offset, size, purpose)
+                found = self._find(parts, origin, offset, size)
+                if found is not None:
+                    return _Body(self, parts, origin, offset, size, found, purpose)
+        return self.then.read(origin, offset, size, purpose)
 
-    def _sums(self, parts: Parts, key: bytes, file_bytes: int, offset: int, size: int) -> list[int]:
-        """The checksums of those pages from `offset` on that the tier has."""
-        first = offset // PAGE_BYTES
-        end = -(-(offset + size) // PAGE_BYTES)
+    def _find(self, parts: Parts, origin: Origin, offset: int, size: int) -> _Found | None:
+        first, end = offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)
+        look = functools.partial(_look, parts.tier, origin.content.key, origin.size, first, end)
         try:
-            record = parts.tier.index.get(key)
-            if (
-                record is None
-                or record.size != file_bytes
-                or not _trusted(parts.tier, record.epoch)
-            ):
-                return []
-            known = parts.tier.index.sums(key, file_bytes, first, end)
+            return self.reader.call(parts, look, _discard)
         except OSError as err:
-            log.warning("%s: its index cannot be read: %s", parts.tier.path, err)
-            return []
-        sums: list[int] = []
-        while (sum := known.get(first + len(sums))) is not None:
-            sums.append(sum)
-        return sums
-
-    # ---- for bodies ----
-
-    def rest(self, origin: Origin, offset: int, size: int, purpose: Purpose) -> SourceBody:
-        return self._then.read(origin, offset, size, purpose)
-
-    def pages(
-        self, parts: Parts, origin: Origin, first: int, sums: Sequence[int]
-    ) -> Generator[tuple[memoryview, int], None, None]:
-        """Right pages, as far as there are such."""
-        key = origin.content.key
-        try:
-            fd = parts.tier.open_file(key.hex(), os.O_RDONLY)
-        except OSError:  # on its way out, or the disk fails
-            fd = None
-        if fd is None:
-            return
-        buffer = memoryview(bytearray(min(PAGE_BYTES, origin.size)))
-        try:
-            for page, checksum in enumerate(sums, first):
-                part = buffer[: range_bytes(origin.size, page, page + 1)]
-                self._reader.read(parts, fd, part, page * PAGE_BYTES)
-                if xxhash.xxh3_64_intdigest(part) != checksum:
-                    return self._on_bad(parts, key, page)
-                yield part, checksum
-        except GivenUp:
-            fd = -1
-        except OSError as err:
-            log.warning("%s: %s cannot be read: %s", parts.tier.path, key.hex(), err.strerror)
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            log.warning("%s: nothing is read from there: %s", parts.tier.path, err.strerror or err)
+            return None
 
 
 class _Body(TierBody):
-    """Pages of another tier, then what the next source says."""
+    """Pages of another tier, then what the next source says. Made and read by one thread."""
 
     def __init__(
         self,
@@ -117,7 +83,7 @@ class _Body(TierBody):
         origin: Origin,
         offset: int,
         size: int,
-        sums: Sequence[int],
+        found: _Found,
         purpose: Purpose,
     ) -> None:
         super().__init__()
@@ -126,10 +92,9 @@ class _Body(TierBody):
         self._origin = origin
         self._at = offset
         self._end = offset + size
-        self._sums = sums
+        self._fd, self._sums = found
         self._purpose = purpose
-        self._pages: Generator[tuple[memoryview, int], None, None] | None = None
-        self._thread = 0  # which reads it
+        self._thread = threading.get_ident()
         self._rest: SourceBody | None = None
         self._closed = False
 
@@ -143,30 +108,85 @@ class _Body(TierBody):
 
     def __iter__(self) -> Iterator[memoryview]:
         self.from_tier = True
-        first = self._at // PAGE_BYTES
-        self._thread = threading.get_ident()
-        self._pages = self._source.pages(self._parts, self._origin, first, self._sums)
-        for page, checksum in self._pages:
-            if self._closed:
-                return
-            self._checksum = checksum
+        for page in self._pages():
             yield page
             self._at += len(page)
         self.from_tier = False
+        self._close_file()
         if self._at < self._end and not self._closed:
             size = self._end - self._at
-            self._rest = self._source.rest(self._origin, self._at, size, self._purpose)
+            self._rest = self._source.then.read(self._origin, self._at, size, self._purpose)
             yield from self._rest
+
+    def _pages(self) -> Iterator[memoryview]:
+        """Right pages, as far as there are such."""
+        first = self._at // PAGE_BYTES
+        buffer = memoryview(bytearray(min(PAGE_BYTES, self._origin.size)))
+        for page, checksum in enumerate(self._sums, first):
+            part = buffer[: range_bytes(self._origin.size, page, page + 1)]
+            if self._closed or not self._read(page, part):
+                return
+            if xxhash.xxh3_64_intdigest(part) != checksum:
+                return self._source.on_bad(self._parts, self._origin.content.key, page)
+            self._checksum = checksum
+            yield part
+
+    def _read(self, page: int, part: memoryview) -> bool:
+        fd = self._fd
+        fill = functools.partial(_fill, fd, part, page * PAGE_BYTES)
+        try:
+            self._source.reader.call(self._parts, fill, lambda _: os.close(fd))
+        except GivenUp:
+            self._fd = -1  # it is closed when the disk answers
+            return False
+        except OSError as err:
+            log.warning("%s: a page cannot be read: %s", self._parts.tier.path, err.strerror)
+            return False
+        return True
 
     def close(self) -> None:
         """See `SourceBody`. The file is closed by the thread that reads it, which comes here too:
-        nothing else may close a descriptor that is being read from."""
+        nobody else may close a descriptor that is being read from."""
         self._closed = True
-        if self._pages is not None and self._thread == threading.get_ident():
-            self._pages.close()
+        if self._thread == threading.get_ident():
+            self._close_file()
         if self._rest is not None:
             self._rest.close()
 
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-def _trusted(tier: Tier, epoch: int) -> bool:
-    return tier.header.trusts(epoch)
+
+# ---- in threads of that tier ----
+
+
+def _look(tier: Tier, key: bytes, file_bytes: int, first: int, end: int) -> _Found | None:
+    """None where not even the first page is there, or trusted. Raises OSError."""
+    record = tier.index.get(key)
+    if record is None or record.size != file_bytes or not tier.header.trusts(record.epoch):
+        return None
+    known = tier.index.sums(key, file_bytes, first, end)
+    sums: list[int] = []
+    while (checksum := known.get(first + len(sums))) is not None:
+        sums.append(checksum)
+    try:
+        fd = tier.open_file(key.hex(), os.O_RDONLY) if sums else None
+    except BlockingIOError:  # it is on its way out
+        return None
+    return _Found(fd, sums) if fd is not None else None
+
+
+def _discard(found: _Found | None) -> None:
+    if found is not None:
+        os.close(found.fd)
+
+
+def _fill(fd: int, buffer: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if not count:
+            raise OSError(errno.EIO, "the file is shorter than its record says")
+        done += count

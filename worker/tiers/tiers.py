@@ -146,7 +146,8 @@ class Tiers:
         if origin is None or not 0 < origin.size <= SMALL_FILE_BYTES:
             return None
         key = origin.content.key
-        having = [one for one in self._keeper.in_service() if one.may_have(key)]
+        running = self._keeper.in_service()
+        having = [one for one in running if one.may_have(key)] if len(running) > 1 else running
         if len(having) > 1:
             return None
         one = having[0] if having else self.placed(origin)

@@ -1,17 +1,14 @@
-"""Reads of one tier for another: in time or not at all, and no descriptor is left."""
+"""Calls to one tier's disk for another: in time or not at all, and nothing is left behind."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.unit.worker.rig import descriptors
 from worker.tiers import reading
 from worker.tiers.reading import MOST_THREADS, DiskReader, GivenUp
 
@@ -22,69 +19,67 @@ def tier(*, in_memory: bool = False) -> Any:
     return SimpleNamespace(tier=SimpleNamespace(in_memory=in_memory), outside=set())
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> int:
-    (tmp_path / "file").write_bytes(bytes(range(256)) * 100)
-    return os.open(tmp_path / "file", os.O_RDONLY)
+def ignore(result: object) -> None:
+    pass
+
+
+def fail() -> int:
+    raise OSError(5, "a bad sector")
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_reads_are_whole(file: int, in_memory: bool) -> None:
+def test_results_and_errors_come_back(in_memory: bool) -> None:
     reader, parts = DiskReader(), tier(in_memory=in_memory)
-    buffer = memoryview(bytearray(1000))
-    for offset in (0, 256, 1024):
-        reader.read(parts, file, buffer, offset)
-        assert bytes(buffer) == (bytes(range(256)) * 5)[:1000]
-    with pytest.raises(OSError, match="shorter"):
-        reader.read(parts, file, buffer, 25_000)
+    for number in range(20):
+        assert reader.call(parts, lambda number=number: number, ignore) == number
+    with pytest.raises(OSError, match="a bad sector"):
+        reader.call(parts, fail, ignore)
     assert parts.outside == set()
+    assert len(reader._threads) == (0 if in_memory else 1), "one after the other"
     reader.close()
-    os.close(file)
 
 
-def hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The disk answers when the returned function is called."""
+def hanging(function: Callable[[], Any]) -> tuple[Callable[[], Any], Callable[[], None]]:
+    """The function, which returns once the other one was called."""
     gate = threading.Event()
-    real = reading._fill
 
-    def fill(fd: int, buffer: memoryview, offset: int) -> None:
+    def wait() -> Any:
         assert gate.wait(LIMIT_S)
-        real(fd, buffer, offset)
+        return function()
 
-    monkeypatch.setattr(reading, "_fill", fill)
-    monkeypatch.setattr(reading, "READ_S", 0.05)
-    return gate.set
+    return wait, gate.set
 
 
-def test_a_disk_that_hangs_is_given_up_and_keeps_its_descriptor(
-    file: int, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_hangs_is_given_up_and_its_results_are_discarded(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = hang(monkeypatch)
+    monkeypatch.setattr(reading, "CALL_S", 0.05)
     reader, parts = DiskReader(), tier()
-    stuck = [os.dup(file) for _ in range(MOST_THREADS + 2)]
-    for fd in stuck:
+    right, answers = hanging(lambda: "late")
+    wrong, answers_wrongly = hanging(fail)
+    discarded: list[str] = []
+    for _ in range(MOST_THREADS + 2):
         with pytest.raises(GivenUp):
-            reader.read(parts, fd, memoryview(bytearray(10)), 0)
-        os.fstat(fd)  # still the read's
+            reader.call(parts, right, discarded.append)
+    with pytest.raises(GivenUp):
+        reader.call(parts, wrong, discarded.append)
     assert parts.outside == set()
-    assert len(reader._threads) <= MOST_THREADS
+    assert len(reader._threads) == MOST_THREADS
     answers()
+    answers_wrongly()
     reader.close()
     for thread in reader._threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-    os.close(file)
-    left = {name.split()[0] for name in descriptors()}
-    assert not left & {str(fd) for fd in stuck}, "closed by the reads that came too late"
+    assert discarded == ["late"] * (MOST_THREADS + 2)
 
 
-def test_what_is_under_way_can_be_seen(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_under_way_can_be_seen() -> None:
     """By whoever watches that disk."""
-    answers = hang(monkeypatch)
-    monkeypatch.setattr(reading, "READ_S", LIMIT_S)
     reader, parts = DiskReader(), tier()
-    buffer = memoryview(bytearray(10))
-    thread = threading.Thread(target=reader.read, args=(parts, file, buffer, 0))
+    function, answers = hanging(lambda: 7)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(reader.call(parts, function, ignore)))
     thread.start()
     pause = threading.Event()
     for _ in range(1000):
@@ -95,6 +90,5 @@ def test_what_is_under_way_can_be_seen(file: int, monkeypatch: pytest.MonkeyPatc
     answers()
     thread.join(LIMIT_S)
     assert parts.outside == set()
-    assert bytes(buffer) == bytes(range(10))
+    assert found == [7]
     reader.close()
-    os.close(file)
