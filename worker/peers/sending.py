@@ -1,10 +1,15 @@
-"""An answer whose body is a part of a file, sent by a thread: `sendfile`, or through TLS."""
+"""An answer whose body is a part of a file, sent by a thread: `sendfile`, or through TLS.
+
+A thread sends while the receiver takes what comes. No thread waits for one that does not (it may be
+stopped, as many of its requests may be): the event loop does, until it takes something again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
+import time
 from typing import Final
 
 from aiohttp import web
@@ -13,6 +18,8 @@ from worker.serving import Pages
 from worker.threads import Threads
 
 SILENCE_S: Final = 20.0  # a receiver that takes nothing for so long is given up
+SEND_S: Final = 180.0  # and one that has not taken all by then
+PATIENCE_S: Final = 0.2  # of a thread with a receiver, in all of its turn
 CHUNK_BYTES: Final = 1 << 20  # through TLS
 
 
@@ -42,16 +49,14 @@ class PagesResponse(web.StreamResponse):
         await self.write_eof()
 
     async def _send(self, transport: asyncio.Transport, fd: int) -> None:
-        pages = self._pages
         sock = transport.get_extra_info("socket")
         plain = transport.get_extra_info("sslcontext") is None
         try:
-            if plain and transport.get_write_buffer_size() == 0:
-                args = os.dup(sock.fileno()), fd, pages.offset, pages.size_bytes
-                fd = -1
-                await self._threads.run(_send_file, *args)
-            else:
-                await self._write(fd)
+            async with asyncio.timeout(SEND_S):
+                if plain and transport.get_write_buffer_size() == 0:
+                    await self._send_file(os.dup(sock.fileno()), fd)
+                else:
+                    await self._write(fd)
         except OSError as err:
             transport.abort()
             raise ConnectionResetError(f"the peer did not take it: {err}") from err
@@ -59,8 +64,21 @@ class PagesResponse(web.StreamResponse):
             transport.abort()
             raise
         finally:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
+
+    async def _send_file(self, sock_fd: int, fd: int) -> None:
+        """Closes `sock_fd`, which is not the transport's own. Raises OSError."""
+        pages = self._pages
+        offset, end = pages.offset, pages.offset + pages.size_bytes
+        try:
+            while True:
+                turn = os.dup(sock_fd), os.dup(fd)  # the thread may outlive this
+                offset = await self._threads.run(_send_some, *turn, offset, end)
+                if offset == end:
+                    return
+                await _until_writable(sock_fd)
+        finally:
+            os.close(sock_fd)
 
     async def _write(self, fd: int) -> None:
         pages, done = self._pages, 0
@@ -72,22 +90,38 @@ class PagesResponse(web.StreamResponse):
             done += size
 
 
-def _send_file(sock_fd: int, fd: int, offset: int, size_bytes: int) -> None:
-    """In a thread; closes both. Raises OSError."""
+async def _until_writable(sock_fd: int) -> None:
+    """Raises TimeoutError."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock_fd, ready.set)
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            await ready.wait()
+    finally:
+        loop.remove_writer(sock_fd)
+
+
+def _send_some(sock_fd: int, fd: int, offset: int, end: int) -> int:
+    """In a thread; closes both. The offset up to which it came before it would have waited for
+    longer than `PATIENCE_S`. Raises OSError."""
+    left_s = PATIENCE_S
     try:
         ready = select.poll()
         ready.register(sock_fd, select.POLLOUT)
-        end = offset + size_bytes
         while offset < end:
             try:
                 sent = os.sendfile(sock_fd, fd, offset, end - offset)
             except BlockingIOError:
-                if not ready.poll(1000 * SILENCE_S):
-                    raise TimeoutError("nothing is taken") from None
+                began = time.monotonic()
+                if left_s <= 0 or not ready.poll(1000 * left_s):
+                    break
+                left_s -= time.monotonic() - began
                 continue
             if not sent:
                 raise OSError("the file is shorter than it was")
             offset += sent
+        return offset
     finally:
         os.close(fd)
         os.close(sock_fd)

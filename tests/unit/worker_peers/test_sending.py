@@ -1,0 +1,116 @@
+"""Sending pages: one receiver that takes nothing holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from cachefs.core.model import PAGE_BYTES
+from worker.peers import sending
+from worker.peers.sending import PagesResponse
+from worker.serving import Pages
+from worker.threads import Threads, Wake
+
+PAGES = 8
+DEADLINE_S = 30.0
+THREADS = 2
+
+
+class Sender:
+    """A server that sends one file to everybody, by few threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = Threads("send", THREADS, Wake(asyncio.get_running_loop()))
+        self._runner = web.ServerRunner(web.Server(self._answer, access_log=None))
+        self.given_up = asyncio.Event()
+        self.port = 0
+
+    async def __aenter__(self) -> Sender:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await asyncio.to_thread(self._threads.close, DEADLINE_S)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        fd = os.open(self._path, os.O_RDONLY)
+        pages = Pages(fd, 0, 0, PAGES * PAGE_BYTES, [0] * PAGES)
+        response = PagesResponse(pages, self._threads, {})
+        try:
+            await response.send(request)
+        except ConnectionError:
+            self.given_up.set()
+            raise
+        return response
+
+    def connect(self) -> socket.socket:
+        """A receiver that has asked and takes nothing yet."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        sock.connect(("127.0.0.1", self.port))
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return sock
+
+
+def received(sock: socket.socket) -> bytes:
+    with sock, sock.makefile("rb") as file:
+        sock.settimeout(DEADLINE_S)
+        return file.read().partition(b"\r\n\r\n")[2]
+
+
+def test_receivers_that_are_stopped_hold_up_nobody_and_get_all_once_they_go_on(
+    tmp_path: Path,
+) -> None:
+    data = os.urandom(PAGES * PAGE_BYTES)
+    (tmp_path / "file").write_bytes(data)
+
+    async def work() -> None:
+        async with Sender(tmp_path / "file") as sender:
+            stopped = [sender.connect() for _ in range(2 * THREADS)]
+            for _ in range(THREADS):
+                assert await asyncio.to_thread(received, sender.connect()) == data
+            for sock in stopped:
+                assert await asyncio.to_thread(received, sock) == data
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("limit", ["SILENCE_S", "SEND_S"])
+def test_a_receiver_that_never_goes_on_is_given_up(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(PAGES * PAGE_BYTES))
+    monkeypatch.setattr(sending, limit, 0.1)
+
+    async def work() -> None:
+        async with Sender(tmp_path / "file") as sender:
+            with sender.connect():
+                await sender.given_up.wait()
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+def test_a_receiver_that_goes_away_leaves_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(PAGES * PAGE_BYTES))
+
+    async def work() -> None:
+        async with Sender(tmp_path / "file") as sender:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(5):
+                sender.given_up.clear()
+                with sender.connect():
+                    pass
+                await sender.given_up.wait()
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
