@@ -100,6 +100,10 @@ class Files:
             raise Stale("the server lost the namespace of this file")
         question = m.Open(handle.namespace, handle.ino, True, handle.past_tier)
         reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
+        if handle.namespace != self.namespace:  # lost while this waited for the connection
+            close_fd(fd)
+            self._release(reply.handle, epoch)
+            raise Stale("the server lost the namespace of this file")
         if handle.complete or handle.epoch >= epoch:  # another read was faster
             close_fd(fd)
             return self._release(reply.handle, epoch)

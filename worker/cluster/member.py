@@ -89,6 +89,7 @@ class Membership:
         then."""
         await self._register(reach_s)
         self._beating = asyncio.get_running_loop().create_task(self._beat_for_ever())
+        self._beating.add_done_callback(_log_failure)
         return self.current
 
     async def stop(self, *, leave: bool = True) -> None:
@@ -206,3 +207,9 @@ class Membership:
             "draining": self.draining,
             "heard_of_master_s": round(self._clock() - self._answered_at, 1),
         }
+
+
+def _log_failure(beating: asyncio.Task[None]) -> None:
+    """Without beats this worker is lost soon: that has a line in its log."""
+    if not beating.cancelled() and (error := beating.exception()) is not None:
+        log.critical("no more heartbeats: %s", error, exc_info=error)

@@ -221,3 +221,16 @@ def test_a_start_that_fails_leaves_nothing_running() -> None:
         assert master.count(c.Heartbeat) == master.count(c.Leave) == 0
 
     run(script())
+
+
+def test_beats_that_end_by_a_mistake_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Condition:
+        raise ZeroDivisionError("a mistake")
+
+    async def script() -> None:
+        it, _ = membership(FakeMaster(), condition=broken)
+        await it.start()
+        await until(lambda: "no more heartbeats: a mistake" in caplog.text)
+        await it.stop()
+
+    run(script())
