@@ -19,9 +19,10 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, NotFound, Unsupported
+from cachefs.core.errors import CacheFSError, InUse, NotFound, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
+from cachefs.core.policies import shown
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
@@ -167,6 +168,27 @@ class Cluster:
             client = clusters.connect_worker(self.rows[id].url, self._chosen)
             self._workers[id] = self._stack.enter_context(client)
         return self._workers[id]
+
+
+def check_free(cluster: Cluster, path: bytes) -> None:
+    """Raises InUse for a path that is pinned."""
+    at = cluster.master.call(m.GetPolicies(cluster.namespace, path), m.PoliciesAt)
+    if at.policy.pin:
+        raise InUse(
+            f"pinned by {at.where['pin']}", path=shown(path), remedy="unpin it first: cachefs unpin"
+        )
+
+
+def not_pinned(cluster: Cluster, files: Sequence[File]) -> list[File]:
+    """Those that no path pins."""
+    found: list[File] = []
+    for start in range(0, len(files), c.BATCH_LIMIT):
+        part = files[start : start + c.BATCH_LIMIT]
+        call = c.RulesOf(cluster.namespace, [file.content.key for file in part])
+        answer = cluster.master.call(call, c.Rules)
+        at = zip(part, answer.places, strict=True)
+        found += [file for file, place in at if not answer.rules[place].pinned]
+    return found
 
 
 def open_cluster(

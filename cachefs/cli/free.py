@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli.cluster_files import check_free, not_pinned, open_cluster
 from cachefs.cli.session import Target, attached, find_target
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
@@ -44,8 +44,9 @@ def _free_everywhere(path: str, flags: dict[str, Any], config_file: str | None) 
     files = size_bytes = busy = 0
     cluster, inside = open_cluster(path, flags, config_file)
     with cluster:
+        check_free(cluster, inside)
         for batch in cluster.files(inside):
-            for dropped in cluster.drop(batch):
+            for dropped in cluster.drop(not_pinned(cluster, batch)):
                 files, size_bytes = files + dropped.files, size_bytes + dropped.bytes
                 busy += dropped.busy_files
         cluster.warn_of_silent()

@@ -22,7 +22,15 @@ import msgspec
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import AccessDenied, BadConfig
-from cachefs.core.messages import GetAttr, ListDir, Lookup, Message, Resolve
+from cachefs.core.messages import (
+    GetAttr,
+    GetPolicies,
+    ListDir,
+    Lookup,
+    Message,
+    Resolve,
+    SetPolicy,
+)
 
 HEADER: Final = "Authorization"
 MIN_TOKEN_CHARS: Final = 16
@@ -173,14 +181,17 @@ def permit(caller: Caller, call: Message) -> None:
         return
     if isinstance(call, _OF_WORKERS) and not caller.may_join:
         raise _denied(caller, "is not a worker's")
-    if isinstance(call, _OF_OPERATORS) and not caller.may_write:
+    if isinstance(call, (*_OF_OPERATORS, SetPolicy)) and not caller.may_write:
         raise _denied(caller, "is for reading only")
     # A source is read with the credentials of the cluster's machines: who adds one reads all that
     # these may read, wherever it is put.
     if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if isinstance(call, Resolve) and not caller.sees(call.path):
+    if isinstance(call, (Resolve, GetPolicies, SetPolicy)) and not caller.sees(call.path):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
+    # What is said at the prefix itself is said of its holder, by others.
+    if isinstance(call, SetPolicy) and caller.prefix and call.path.strip(b"/") == caller.prefix:
+        raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
 
 
 def permit_metrics(caller: Caller) -> None:

@@ -18,15 +18,20 @@ from cachefs.core.messages import (
     Failure,
     Found,
     GetAttr,
+    GetPolicies,
     Invalidate,
     ListDir,
     Listing,
     Lookup,
     Message,
+    PoliciesAt,
+    PolicySet,
     Resolve,
+    SetPolicy,
 )
 from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import View
+from cachefs.core.policies import Rule
 
 PROTOCOL: Final = 1
 DEFAULT_PORT: Final = 19998  # of a master
@@ -173,6 +178,20 @@ class Permitted(Message, frozen=True):
 
     allowed: list[bool]
     valid_for_s: float
+
+
+class RulesOf(Message, frozen=True):
+    """What do policies say of these? `contents`: `ContentId.key` of each. For workers."""
+
+    namespace: NamespaceId
+    contents: list[bytes]
+
+
+class Rules(Message, frozen=True):
+    """In the order of the question. Few different ones: `rules`, and the place in it of each."""
+
+    rules: list[Rule]
+    places: list[int]
 
 
 class Walk(Message, frozen=True):
@@ -371,6 +390,7 @@ class Batched(Message, frozen=True):
 Call = (
     Register | Heartbeat | Leave | GetView
     | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
+    | RulesOf | SetPolicy | GetPolicies
     | Locate | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
     | Have | Offer | Doubt | Drop | WorkerStatus
@@ -379,6 +399,7 @@ Answer = (
     Done | Failure
     | Registered | Beaten | ViewReply
     | Greeted | Found | Listing | Batched
+    | Rules | PolicySet | PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
     | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
     | Had | Dropped | WorkerStatusReply

@@ -12,6 +12,8 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
+
 import cachefs
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -26,6 +28,7 @@ from cachefs.core.errors import (
     Throttled,
 )
 from cachefs.core.model import ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import Permission
 from connectors.base import Connector
 from master.server.members import Members
@@ -60,6 +63,9 @@ class Namespace(Protocol):
     def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
     def ufs(self, key: str) -> UfsSpec: ...
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
+    async def policies_at(self, path: bytes) -> m.PoliciesAt: ...
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]: ...
     def events(self, after: int) -> AsyncIterator[m.Invalidate]: ...
     def status(self) -> dict[str, Any]: ...
     def ufs_rows(self) -> list[c.UfsRow]: ...
@@ -132,7 +138,7 @@ class Calls:
 
     def _seen(self, event: m.Invalidate, caller: Caller) -> m.Invalidate:
         entries = [entry for entry in event.entries if self._sees(caller, entry[0], gone=False)]
-        return m.Invalidate(event.namespace, event.seq, entries, event.everything)
+        return msgspec.structs.replace(event, entries=entries)
 
     def _check_namespace(self, namespace: NamespaceId) -> None:
         if namespace != self._master.namespace:
@@ -251,6 +257,14 @@ class Calls:
         allowed = [content.name in permission.allowed for content in contents]
         return c.Permitted(allowed, permission.valid_for_s)
 
+    async def _rules(self, call: c.RulesOf, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        _bounded(call.contents)
+        rules = await self._master.rules_of([*map(_content, call.contents)])
+        places: dict[Rule, int] = {}
+        which = [places.setdefault(rule, len(places)) for rule in rules]
+        return c.Rules([*places], which)
+
     async def _walk(self, call: c.Walk, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         if call.cursor:
@@ -314,6 +328,17 @@ class Calls:
     async def _list_ufs(self, call: c.ListUfs, caller: Caller) -> m.Message:
         return c.UfsTable(self._master.ufs_rows())
 
+    async def _set_policy(self, call: m.SetPolicy, caller: Caller) -> m.Message:
+        """Cancelled: it may have happened, and can be said again."""
+        self._check_namespace(call.namespace)
+        policy = await self._master.set_policy(call.path, call.policy, call.unset)
+        log.info("policies of /%s were changed", _shown(call.path))
+        return m.PolicySet(policy)
+
+    async def _policies(self, call: m.GetPolicies, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        return await self._master.policies_at(call.path)
+
     async def _status(self, call: c.MasterStatus, caller: Caller) -> m.Message:
         return c.MasterStatusReply(self.status())
 
@@ -368,6 +393,9 @@ _LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] 
     c.Locate: Calls._locate,
     c.ReportChanged: Calls._report,
     c.PermitEviction: Calls._permit,
+    c.RulesOf: Calls._rules,
+    m.SetPolicy: Calls._set_policy,
+    m.GetPolicies: Calls._policies,
     c.Walk: Calls._walk,
     c.GetEvents: Calls._events,
     c.GetUfs: Calls._ufs,

@@ -21,12 +21,16 @@ from cachefs.core.messages import (
     Failure,
     Found,
     GetAttr,
+    GetPolicies,
     Invalidate,
     ListDir,
     Listing,
     Lookup,
     Message,
+    PoliciesAt,
+    PolicySet,
     Resolve,
+    SetPolicy,
     error_of,
 )
 from cachefs.core.model import (
@@ -37,7 +41,8 @@ from cachefs.core.model import (
     Origin,
     UfsSpec,
 )
-from cachefs.core.services import MetadataService, Permission
+from cachefs.core.policies import PERMISSION_WINDOW_S, Policy, Rule
+from cachefs.core.services import MetadataService, Permission, PolicyService
 from worker.cluster import walk
 from worker.cluster.events import EventLog
 from worker.cluster.gather import Gather
@@ -51,6 +56,7 @@ PATIENCE_S: Final = 2.0  # with a master, where there is an older answer
 LISTING_S: Final = 150.0  # an origin's listing may make no progress for 120 s
 LOCATE_S: Final = 15.0  # never asks an origin
 PERMISSION_S: Final = 5.0
+POLICY_S: Final = PERMISSION_WINDOW_S + LOCATE_S  # a pin waits for permissions to end
 PERMISSION_SPARE_S: Final = 5.0
 MOST_LOOKUP_CALLS: Final = 4  # of one origin
 MOST_LOCATE_CALLS: Final = 4
@@ -87,6 +93,7 @@ class RemoteNamespace:
             self._ask_places, most_items=c.BATCH_LIMIT, most_calls=MOST_LOCATE_CALLS
         )
         self._following: asyncio.Task[None] | None = None
+        self._policy_version = 0
         self.counters = {"hits": 0, "misses": 0, "stale": 0}
 
     @classmethod
@@ -276,6 +283,29 @@ class RemoteNamespace:
             self._permissions.put(batch, answer.allowed, asked_at + answer.valid_for_s)
         return self._permissions.of(contents, self._clock())
 
+    # ---- policies (see PolicyService) ------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+        question = SetPolicy(self._namespace, path, policy, [*unset])
+        return (await self._ask(question, PolicySet, answer_s=POLICY_S)).policy
+
+    async def policies_at(self, path: bytes) -> PoliciesAt:
+        return await self._ask(GetPolicies(self._namespace, path), PoliciesAt)
+
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
+        found: list[Rule] = []
+        for first in range(0, len(contents), c.BATCH_LIMIT):
+            keys = [content.key for content in contents[first : first + c.BATCH_LIMIT]]
+            answer = await self._ask(c.RulesOf(self._namespace, keys), c.Rules, answer_s=LOCATE_S)
+            if len(answer.places) != len(keys):
+                raise ProtocolError("the master answered other questions")
+            found += [answer.rules[place] for place in answer.places]
+        return found
+
     # ---- changes ---------------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
@@ -289,6 +319,7 @@ class RemoteNamespace:
 
     def _take(self, events: list[Invalidate]) -> None:
         for event in events:
+            self._policy_version += event.policies
             if event.everything:
                 self._forget_everything()
             for parent, name in event.entries:
@@ -299,6 +330,7 @@ class RemoteNamespace:
         self._log.publish(events)
 
     def _gap(self, seq: int) -> None:
+        self._policy_version += 1
         self._forget_everything()
         self._log.publish([Invalidate(self._namespace, seq, everything=True)])
 
@@ -405,4 +437,7 @@ def _page_shortly(page: Listing) -> Listing:
 if TYPE_CHECKING:
 
     def _is_the_service(namespace: RemoteNamespace) -> MetadataService:
+        return namespace
+
+    def _has_policies(namespace: RemoteNamespace) -> PolicyService:
         return namespace

@@ -18,6 +18,7 @@ from cachefs.core import messages as m
 from cachefs.core.config import Config
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
+from cachefs.core.policies import Policy, Rule
 from cachefs.core.specs import Security
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_master import FakeMaster
@@ -50,6 +51,8 @@ class Cluster:
         self.states = {ALICE: "serving", BOB: "serving"}
         self.members = (ALICE, BOB)
         self.dropped: list[str] = []
+        self.policy = Policy()
+        self.pinned: set[int] = set()
         self.master = FakeMaster(
             {
                 c.Greeting: lambda _: c.Greeted(NAMESPACE),
@@ -62,9 +65,16 @@ class Cluster:
                 c.Drain: lambda _: m.Done(),
                 c.RemoveWorker: self._in_use,
                 c.MasterStatus: lambda _: c.MasterStatusReply({"names": 12}),
+                m.GetPolicies: lambda _: m.PoliciesAt(self.policy, {"pin": "/imagenet"}, Policy()),
+                c.RulesOf: self._rules,
             }
         )
         self.ufs = c.UfsRow(b"/imagenet", UfsSpec("s3://bucket/imagenet"), 60.0)
+
+    def _rules(self, body: m.Message) -> m.Message:
+        assert isinstance(body, c.RulesOf)
+        inos = [ContentId.parse(key.hex()).ino for key in body.contents]
+        return c.Rules([Rule(), Rule(pinned=True)], [int(ino in self.pinned) for ino in inos])
 
     def _table(self) -> c.WorkerTable:
         members = tuple(Member(id, self.workers[id].url, 4.0) for id in self.members)
@@ -265,6 +275,14 @@ def test_free_is_on_every_worker(cluster: Cluster, run: Run) -> None:
     url = f"cachefs://{cluster.master.url[7:]}/imagenet"
     assert ok(run("free", url)) == "freed 4 MiB of 2 files\n"
     assert json.loads(ok(run("free", url, "--json")))["files"] == 0
+
+
+def test_free_leaves_what_is_pinned(cluster: Cluster, run: Run) -> None:
+    url = f"cachefs://{cluster.master.url[7:]}/imagenet"
+    cluster.pinned = {SMALL.ino, BIG.ino}
+    assert ok(run("free", url)) == "freed 0 B of 0 files\n"
+    cluster.policy = Policy(pin=True)
+    assert "pinned by /imagenet; unpin it first" in refused(run("free", url))
 
 
 def test_runs_of_a_bitmap() -> None:

@@ -26,7 +26,11 @@ MIB = 1 << 20
 FILES = {b"a.bin": MIB, b"d/x": 10, b"d/y": 20, b"d/z": 0, b"d/e/deep": 5, b"odd\xff\n": 1}
 CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
-GROUPS = {"ufs": ["add", "ls", "rm"], "workers": ["drain", "remove"]}
+GROUPS = {
+    "ufs": ["add", "ls", "rm"],
+    "workers": ["drain", "remove"],
+    "policy": ["show", "set", "unset"],
+}
 Run = Callable[..., tuple[int, str, str]]
 
 

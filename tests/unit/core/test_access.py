@@ -22,6 +22,7 @@ from cachefs.core.access import (
 )
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.model import NamespaceId, UfsSpec
+from cachefs.core.policies import Policy
 
 SHARED = "a" * 32
 READER = "b" * 32
@@ -97,6 +98,7 @@ def test_a_prefix_ends_at_a_slash(prefix: bytes, name: bytes) -> None:
         assert not caller.sees(prefix + name)
 
 
+PIN = Policy(pin=True)
 ADD = c.AddUfs(b"/imagenet/x", UfsSpec("s3://bucket"))
 REGISTER = c.Register("w", "http://x", 1.0)
 
@@ -118,6 +120,14 @@ REGISTER = c.Register("w", "http://x", 1.0)
         (Caller("", b"imagenet", False, False), m.Resolve(NAMESPACE, b"imagenet/a"), True),
         (Caller("", b"imagenet", False, False), m.Resolve(NAMESPACE, b""), False),
         (Caller("", b"imagenet", False, False), m.Resolve(NAMESPACE, b"secret"), False),
+        (Caller("", b"imagenet", False, False), m.GetPolicies(NAMESPACE, b"imagenet"), True),
+        (Caller("", b"imagenet", False, False), m.GetPolicies(NAMESPACE, b"other"), False),
+        (Caller("", b"imagenet", False, False), m.SetPolicy(NAMESPACE, b"imagenet/a", PIN), False),
+        (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"imagenet/a", PIN), True),
+        (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"/imagenet/", PIN), False),
+        (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
+        (Caller("", b"", False, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
+        (Caller(), m.SetPolicy(NAMESPACE, b"", PIN), True),
         (Caller("", b"imagenet", False, False), c.GetView(), True),
         (Caller("", b"imagenet", False, False), c.Offer("w", "u", 1, []), False),
     ],
