@@ -180,6 +180,7 @@ def test_everything_is_warm_after_a_restart_of_all(
 def test_a_worker_killed_under_readers_costs_its_share_once(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy, tmp_path: Path
 ) -> None:
+    """[S-cluster-worker-lost]"""
     files = serve(cluster, bucket)
     mounts = [cluster.mount(n, "/data") for n in (0, 1)]
     with readers(tmp_path, files) as reading:
@@ -204,6 +205,7 @@ def test_a_worker_killed_under_readers_costs_its_share_once(
 def test_a_worker_that_hangs_is_read_around(
     cluster: Cluster, bucket: Bucket, tmp_path: Path
 ) -> None:
+    """[S-cluster-worker-lost]"""
     files = serve(cluster, bucket)
     mount = cluster.mount(0, "/data")
     cluster.workers[2].send(signal.SIGSTOP)
@@ -218,7 +220,8 @@ def test_a_worker_that_hangs_is_read_around(
 def test_the_master_killed_under_readers_and_started_again(
     cluster: Cluster, bucket: Bucket, tmp_path: Path
 ) -> None:
-    """Known files go on; everything does once it is back. Nobody loses its place."""
+    """[S-cluster-master-down]: known files go on; everything does once it is back. Nobody loses
+    its place."""
     files = serve(cluster, bucket)
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
@@ -253,6 +256,7 @@ def test_a_rolling_restart_under_readers(cluster: Cluster, bucket: Bucket, tmp_p
 def test_a_flipped_byte_in_a_peers_copy_is_found_and_fetched_again(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy, trainer: Machine
 ) -> None:
+    """[S-cluster-bytes]"""
     files = serve(cluster, bucket)
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)

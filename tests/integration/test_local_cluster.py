@@ -81,7 +81,8 @@ def flip_a_byte(machine: Machine, path: Path) -> None:
 
 
 def test_a_cluster_on_this_machine(machine: Machine, origin: Path) -> None:
-    """Up, a source, a mount; its worker is killed under it; up again; down; and up once more."""
+    """Up, a source, a mount; its worker is killed under it ([S-cluster-node]); up again; down; and
+    up once more."""
     cluster = up(machine, 2)
     assert [one["name"] for one in cluster["processes"]] == ["master", "worker-1", "worker-2"]
     machine.run("ufs", "add", f"file://{origin}", "/data")
