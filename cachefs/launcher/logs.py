@@ -27,5 +27,13 @@ def log_to(path: str, level: str, *, to_stderr: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Anybody can send what is no HTTP, and a piece of it, with a token perhaps, would be logged.
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     for noisy in ("botocore", "boto3", "urllib3"):  # at DEBUG they print credentials
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what a caller did wrong before it was a request."""
+    err = record.exc_info[1] if record.exc_info else None
+    return type(err).__module__ != "aiohttp.http_exceptions"

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import ClientPayloadError, web
 from prometheus_client import (
@@ -108,7 +109,8 @@ class MasterServer:
     async def start(self) -> int:
         """Binds and answers from here on; returns the port. Raises BadConfig where the address
         cannot be had."""
-        server = web.Server(self._handle, keepalive_timeout=IDLE_S, access_log=None)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        server = _Bounded(self._handle, most, keepalive_timeout=IDLE_S, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await self._runner.setup()
         host, port = self._listen
@@ -213,6 +215,19 @@ class MasterServer:
         self._tally.failures[err.code] += 1
         body = c.encode(failure_of(err))
         return web.Response(status=_status(err), body=body, content_type=CALL_TYPE)
+
+
+class _Bounded(web.Server):
+    """With a most of connections; more are closed as they come."""
+
+    def __init__(self, handler: Any, most: int, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._most = most
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._most:
+            transport.abort()
 
 
 class _Answer(web.Response):

@@ -3,11 +3,16 @@ send what cannot be or take their time, certificates of somebody else."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import math
+import resource
+import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,12 +21,18 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
+from master.server import app as master_app
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import digests, expected, images
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
+from worker.peers import server as worker_server
+from worker.peers.ring import Ring
+from worker.peers.server import Handlers, PeerServer
+from worker.serving import PeerCache
 
+READ_S = 30.0
 ALL = "may-do-everything-there-is"
 READING = "may-only-read-everything"
 TEAM = "may-do-all-below-the-path"
@@ -194,3 +205,130 @@ def test_doors_that_stay_shut(cluster: Cluster) -> None:
     for what in (["master", "--listen", "0.0.0.0:0"], [*worker.command, "--listen", ":0"]):
         with pytest.raises(ClusterFailed, match="without a token"):
             worker.run(*what, "--background")
+
+
+# ---- callers that take their time, or send what is no HTTP ---------------------------------------
+
+
+def test_what_strangers_send_is_not_logged(tmp_path: Path) -> None:
+    """It might be somebody's token; and it might be much."""
+    secret = b"a-token-that-nobody-may-read"
+    with Cluster(tmp_path / "cluster", {}) as made:
+        made.start(1, size="64MiB")
+        for machine in (made.master, made.workers[0]):
+            url = urlsplit(machine.url)
+            for line in (b"GET /healthz HTTP/1.1\n", b"\x16\x03\x01", b"X" * 20_000 + b"\r\n"):
+                with socket.create_connection((url.hostname, url.port), READ_S) as sock:
+                    sock.sendall(line + b"Authorization: Bearer " + secret + b"\r\n\r\n")
+                    with contextlib.suppress(ConnectionResetError):
+                        while sock.recv(65536):
+                            pass
+            assert Caller(machine.url).page("/healthz")[0] == 200
+            said = "".join(machine.logs().values())
+            assert secret.decode() not in said
+            assert "Traceback" not in said
+
+
+@contextlib.asynccontextmanager
+async def a_master(directory: Path) -> AsyncIterator[int]:
+    async with master_over_http(directory) as it:
+        yield it.port
+
+
+@contextlib.asynccontextmanager
+async def a_worker(directory: Path) -> AsyncIterator[int]:
+    """Without a cache: it is asked for nothing of it."""
+
+    async def nothing(*_: object) -> Any:
+        raise AssertionError
+
+    handlers = Handlers(drop=nothing, status=dict)
+    it = PeerServer(cast(PeerCache, None), Ring("me"), handlers, refresh=nothing)
+    port = await it.start("127.0.0.1")
+    try:
+        yield port
+    finally:
+        await it.stop()
+
+
+Server = Callable[[Path], contextlib.AbstractAsyncContextManager[int]]
+SERVERS = pytest.mark.parametrize("server", [a_master, a_worker])
+
+
+async def first_line(port: int, request: bytes) -> bytes:
+    """Of the answer; b"" where the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        return await reader.readline()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+CALL = b"POST /v1/call HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
+
+
+@SERVERS
+def test_more_connections_than_half_of_the_descriptors_are_closed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            # One of the four is the test's own at a master.
+            taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            while await first_line(port, HEALTH):
+                taken.append(await asyncio.open_connection("127.0.0.1", port))
+            assert len(taken) <= 5
+            for _, writer in taken:
+                writer.close()
+            while not await first_line(port, HEALTH):
+                pass
+
+    run(work())
+
+
+@SERVERS
+def test_a_call_that_does_not_come_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (master_app, worker_server):
+        monkeypatch.setattr(module, "BODY_S", 0.05)
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            assert b" 400 " in await first_line(port, CALL)
+
+    run(work())
+
+
+@SERVERS
+def test_connections_that_say_nothing_are_closed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (master_app, worker_server):
+        monkeypatch.setattr(module, "IDLE_S", 0.05)
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            for part in (b"", b"GET", CALL[:40]):
+                assert await first_line(port, part) == b""
+
+    run(work())
+
+
+def test_a_worker_answers_no_other_methods(tmp_path: Path) -> None:
+    """A body behind an answer to HEAD would be taken for the next answer."""
+
+    async def work() -> None:
+        async with a_worker(tmp_path) as port:
+            for method in (b"HEAD", b"PUT", b"DELETE"):
+                request = method + f" {c.DATA_PATH}/{CONTENT.name}?first=0&end=1&have=1".encode()
+                said = await first_line(port, request + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b" 404 " in said
+
+    run(work())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
 
 from cachefs.core import access
 from cachefs.core import cluster as c
@@ -35,6 +35,7 @@ from cachefs.core.errors import (
 from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, Origin
 from cachefs.core.placement import BLOCK_BYTES
+from worker.machine import descriptors
 from worker.peers.ring import Ring
 from worker.peers.sending import PagesResponse
 from worker.serving import Pages, PeerCache
@@ -46,9 +47,12 @@ SEND_THREADS: Final = 32
 MOST_REQUESTS: Final = 512
 MOST_OF_ONE: Final = 256  # address
 PROVIDE_S: Final = 40.0
+BODY_S: Final = 20.0  # for the body of a call
+IDLE_S: Final = 75.0  # of a connection
 STOP_S: Final = 2.0
 MSGPACK: Final = "application/msgpack"
 
+_DATA_PATH: Final = c.DATA_PATH + "/"
 _origins: Final = msgspec.msgpack.Decoder(Origin)
 
 _STATUS: Final[dict[type[CacheFSError], int]] = {
@@ -144,13 +148,16 @@ class PeerServer:
         self._authorize = authorize
         self._ssl_context = ssl_context
         self._in_flight: collections.Counter[str] = collections.Counter()
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self._threads: Threads
 
     async def start(self, host: str, port: int = 0) -> int:
         """Returns the port. Raises OSError where the address cannot be had."""
         self._threads = Threads("send", SEND_THREADS, Wake(asyncio.get_running_loop()))
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=STOP_S)
+        server = _Bounded(
+            self._handle, descriptors() // 2, access_log=None, keepalive_timeout=IDLE_S
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await runner.setup()
         self._runner = runner
         site = web.TCPSite(runner, host or None, port, ssl_context=self._ssl_context)
@@ -170,17 +177,21 @@ class PeerServer:
         found = {name: getattr(self.counters, name) for name in self.counters.__slots__}
         return {**found, "in_flight": self._in_flight.total()}
 
-    def _app(self) -> web.Application:
-        app = web.Application(client_max_size=c.MAX_CALL_BYTES)
-        app.router.add_get(c.DATA_PATH + "/{name}", self._data)
-        app.router.add_post(c.CALL_PATH, self._call)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        return app
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        path, is_get = request.path, request.method == "GET"
+        if path.startswith(_DATA_PATH) and is_get:
+            return await self._data(request)
+        if path == c.CALL_PATH and request.method == "POST":
+            return await self._call(request)
+        if path == "/metrics" and is_get:
+            return await self._metrics(request)
+        if path == "/healthz" and is_get:
+            return web.Response(text="ok\n")
+        return web.Response(status=404, text="no such page\n")
 
     # ---- pages ----
 
-    async def _data(self, request: web.Request) -> web.StreamResponse:
+    async def _data(self, request: web.BaseRequest) -> web.StreamResponse:
         self.counters.requests += 1
         try:
             with self._slot(request):
@@ -193,7 +204,7 @@ class PeerServer:
             return self._refusal(err)
 
     async def _send(
-        self, request: web.Request, pages: Pages, *, was_here: bool
+        self, request: web.BaseRequest, pages: Pages, *, was_here: bool
     ) -> web.StreamResponse:
         headers = {
             c.CHECKSUMS_HEADER: ",".join([f"{sum:016x}" for sum in pages.checksums]),
@@ -243,11 +254,11 @@ class PeerServer:
 
     # ---- calls ----
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
+    async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             with self._slot(request):
                 caller = self._caller(request)
-                call = c.decode_call(await request.read())
+                call = c.decode_call(await _body(request))
                 access.permit(caller, call)
                 answer = await self._dispatch(caller, call)
         except CacheFSError as err:
@@ -277,7 +288,7 @@ class PeerServer:
             case _:
                 raise ProtocolError(f"{type(call).__name__} is a master's to answer")
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             access.permit_metrics(self._caller(request))
         except CacheFSError as err:
@@ -287,16 +298,13 @@ class PeerServer:
         body, kind = self._handlers.metrics()
         return web.Response(body=body, headers={"Content-Type": kind})
 
-    async def _healthz(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(text="ok\n")
-
     # ---- inside ----
 
-    def _caller(self, request: web.Request) -> access.Caller:
+    def _caller(self, request: web.BaseRequest) -> access.Caller:
         return self._authorize(request.headers.get(access.HEADER))
 
     @contextlib.contextmanager
-    def _slot(self, request: web.Request) -> Iterator[None]:
+    def _slot(self, request: web.BaseRequest) -> Iterator[None]:
         """Raises Throttled."""
         address = request.remote or ""
         if self._in_flight.total() >= MOST_REQUESTS or self._in_flight[address] >= MOST_OF_ONE:
@@ -327,11 +335,40 @@ class PeerServer:
         )
 
 
-def _asked(request: web.Request) -> Asked:
+class _Bounded(web.Server):
+    """With a most of connections; more are closed as they come."""
+
+    def __init__(self, handler: Any, most: int, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._most = most
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Raises ProtocolError for what is too large, comes too slowly or breaks off."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > c.MAX_CALL_BYTES:
+                    raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes")
+    except (ClientPayloadError, ConnectionError) as err:
+        raise ProtocolError("the call broke off") from err
+    except TimeoutError as err:
+        raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
+    return bytes(body)
+
+
+def _asked(request: web.BaseRequest) -> Asked:
     """Raises ProtocolError."""
     query = request.query
     try:
-        content = ContentId.parse(request.match_info["name"])
+        content = ContentId.parse(request.path.removeprefix(_DATA_PATH))
         first, end = int(query["first"]), int(query["end"])
         epoch = int(query.get("epoch", "-1"))
     except (KeyError, ValueError) as err:
@@ -346,7 +383,7 @@ def _asked(request: web.Request) -> Asked:
     return asked
 
 
-def _origin(request: web.Request, content: ContentId, first: int) -> Origin | None:
+def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin | None:
     """Raises ProtocolError."""
     header = request.headers.get(c.ORIGIN_HEADER)
     if header is None:
