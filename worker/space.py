@@ -11,12 +11,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.model import ContentId, NamespaceId
 from worker.catalog import Catalog
-from worker.entry import Entry
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.state.admission import Verdict, judge
@@ -34,6 +33,15 @@ NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
 
 
+class Wanted(Protocol):
+    """A content that wants room: an entry, or one that is not here yet."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def size(self) -> int: ...
+
+
 class Space:
     """`reserve` and `release` change the ledger; `order_loaded` is set when the eviction order
     knows what an earlier process cached."""
@@ -49,7 +57,7 @@ class Space:
         self._nothing_until_s = float("-inf")
         self.order_loaded = asyncio.Event()
 
-    async def reserve(self, size_bytes: int, entry: Entry | None = None) -> bool:
+    async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can
         go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
@@ -72,13 +80,13 @@ class Space:
         self._parts.ledger.reserved_bytes -= size_bytes
         self._parts.room_changed.notify()
 
-    def may_fit(self, size_bytes: int, entry: Entry | None = None) -> bool:
+    def may_fit(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """Would `reserve` try to admit that now? Promises nothing."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
-    async def _reserve_by_evicting(self, size_bytes: int, entry: Entry | None) -> bool:
+    async def _reserve_by_evicting(self, size_bytes: int, entry: Wanted | None) -> bool:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
@@ -100,7 +108,7 @@ class Space:
         self._parts.counters.refused += 1
         return False
 
-    def _judge(self, size_bytes: int, entry: Entry | None) -> Verdict:
+    def _judge(self, size_bytes: int, entry: Wanted | None) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
         if self._oldest_use_s + config.idle_after_s <= now_s:
@@ -116,7 +124,7 @@ class Space:
             takes_copies=lambda: entry is not None and self._takes_copies(entry),
         )
 
-    def _takes_copies(self, entry: Entry) -> bool:
+    def _takes_copies(self, entry: Wanted) -> bool:
         parts = self._parts
         if parts.is_owned is None or not parts.order.copy_count:
             return False

@@ -170,7 +170,7 @@ class Moves:
         if origin is None:
             return
         for target in self._keeper.in_service():
-            if target.tier > one.tier and target.room().takes(origin.size):
+            if target.tier > one.tier and target.room(origin).takes(origin.size):
                 if await self._copy(origin, one, target) and key in one.parts.order:
                     target.parts.order.hit(key, one.parts.order.last_use_s(key))
                 return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cachefs.core.errors import BadConfig, CacheFSError, InUse
+from cachefs.core.model import Origin
 from cachefs.core.tiers import TierSpec
 from worker.cache import TierView
 from worker.parts import Parts
@@ -63,20 +65,21 @@ class Running:
         if record is None:
             return None
         missing_bytes = max(0, allocation(size) - record.allocated_bytes)
-        takes_more = self.worker.inside.space.may_fit(missing_bytes)
+        takes_more = self.worker.inside.space.may_fit(missing_bytes, _Wanted(key, size))
         return Held(self.tier, record.complete, record.allocated_bytes, takes_more)
 
     # ---- what it may take ----
 
-    def room(self) -> Room:
-        """As a new content sees it."""
+    def room(self, origin: Origin | None = None) -> Room:
+        """As a new content sees it: what this node owns may take the place of what it does not."""
         parts, ledger = self.parts, self.parts.ledger
+        wanted = _Wanted(origin.content.key, origin.size) if origin is not None else None
         return Room(
             in_service=parts.health.in_service,
             writable=parts.health.writable(parts.clocks.monotonic()),
             limit_bytes=ledger.limit_bytes - ledger.headroom_bytes - ledger.scratch_floor_bytes,
             free_bytes=ledger.free_for_files - self._promised_bytes(),
-            makes_room=self.worker.inside.space.may_fit,
+            makes_room=functools.partial(self.worker.inside.space.may_fit, entry=wanted),
         )
 
     def promise(self, key: bytes, size: int) -> None:
@@ -102,6 +105,11 @@ class Running:
         if key in self.parts.order:
             return False  # it was here, and nobody uses it now
         return self.parts.clocks.monotonic() - promise.made_at_s < PROMISE_S
+
+
+class _Wanted(NamedTuple):
+    key: bytes
+    size: int
 
 
 class _Promise(NamedTuple):

@@ -113,7 +113,7 @@ class Tiers:
     def placed(self, origin: Origin) -> Running:
         """Where a content goes of which no tier has anything, or none that can take the rest."""
         running = self._keeper.running
-        one = running[place(origin.size, [one.room() for one in running])]
+        one = running[place(origin.size, [one.room(origin) for one in running])]
         if origin.size > SMALL_FILE_BYTES:
             one.promise(origin.content.key, origin.size)
         return one
@@ -232,8 +232,7 @@ class Tiers:
     def _another(self, origin: Origin, but: Running) -> Running | None:
         """A tier that would take all of a content."""
         for one in self._keeper.in_service():
-            room = one.room()
-            if one is not but and room.takes(origin.size):
+            if one is not but and one.room(origin).takes(origin.size):
                 return one
         return None
 

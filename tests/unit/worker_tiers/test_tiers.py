@@ -427,6 +427,35 @@ async def makes_room(tiers: Tiers, rig: TiersRig, left: set[int]) -> None:
     assert rig.in_tier(0) == left
 
 
+def test_what_this_node_owns_is_placed_where_copies_make_room(tmp_path: Path) -> None:
+    """Full tiers refuse what others own; what is ours takes the place of copies, in whatever tier
+    those are."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 64 * MIB, 64 * MIB)
+        rig.is_owned = lambda key, size: ContentId.parse(key.hex()).ino >= 10
+        for ino in (1, 2, 10, 11, 12):
+            rig.put(ino, 15 * MIB)
+        rig.put(3, 30 * MIB)
+        async with rig.tiers() as tiers:
+            for ino in (1, 2, 10, 11):
+                await tiers.fetch(NAMESPACE, ino)
+            assert (rig.in_tier(0), rig.in_tier(1)) == ({1, 2, 10}, {11})
+            await read(tiers, 3)
+            await tiers.fetch(NAMESPACE, 3)
+            assert rig.in_tier(1) == {11, 3}
+            assert await read(tiers, 12) == (rig.data[12], 1), "the last tier makes room"
+            await until(lambda: rig.in_tier(1) == {11, 12})
+            rig.put(4, 15 * MIB)
+            assert (await read(tiers, 4))[0] == rig.data[4]
+            rig.put(13, 30 * MIB)
+            await tiers.fetch(NAMESPACE, 13)
+            assert 13 in rig.in_tier(0), "the other one has no copies left"
+            assert {10, 11, 12} <= rig.in_tier(0) | rig.in_tier(1)
+
+    run(script())
+
+
 # ---- what peers get ----
 
 
