@@ -20,7 +20,7 @@ from master.store.records import NO_PARENT, Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import transact
 from master.sync import Syncer
-from master.tree import Mount, Place, Tree
+from master.tree import Place, Tree
 
 LISTING_PATIENCE_S: Final = 0.1  # a lookup waits so long for a listing before it asks by itself
 SLOW_LISTING_S: Final = 1.0  # a listing that takes longer is waited for by no lookup
@@ -45,13 +45,13 @@ class Answers:
             place = self._tree.directory(names, parent)
             if not keys.visible(name):
                 return _invisible(name)
-            return self._known(names, place.mount, parent, name)
+            return self._known(names, place, parent, name)
 
-    def _known(self, names: Names, mount: Mount, parent: int, name: bytes) -> Found | None:
+    def _known(self, names: Names, place: Place, parent: int, name: bytes) -> Found | None:
         """What the store knows of a name, when that is fresh."""
         if (held := self._tree.held_child(parent, name)) is not None:
             return self._held_now(names, held)
-        if mount.interval_s == 0:
+        if place.interval_s == 0:
             return None
         now = self._clock()
         listed_at, complete = self._listed_at(names, parent, name)
@@ -60,12 +60,12 @@ class Answers:
             checked_at = max(stored.checked_at, listed_at)
             if self._distrusted and stored.inode.ino in self._distrusted:
                 checked_at = 0.0
-            valid_s = valid_for(checked_at, mount.interval_s, now)
+            valid_s = valid_for(checked_at, place.interval_s, now)
             return Found(stored.inode, valid_s) if valid_s else None
         checked_at = self._sync.negatives.checked_at(parent, name)
         if complete:
             checked_at = max(checked_at, listed_at)
-        valid_s = valid_for(checked_at, mount.interval_s, now)
+        valid_s = valid_for(checked_at, place.interval_s, now)
         return Found(None, valid_s) if valid_s else None
 
     def _held_now(self, names: Names, ino: int) -> Found | None:
@@ -74,12 +74,12 @@ class Answers:
         stored = names.inode(ino)
         if stored is None:
             raise Stale(f"inode {ino} is gone")
-        mount = self._tree.directory(names, ino).mount
-        valid_s = valid_for(stored.checked_at, mount.interval_s, self._clock())
-        asks = mount.root == ino and mount.connector.capabilities.posix
+        place = self._tree.directory(names, ino)
+        valid_s = valid_for(stored.checked_at, place.interval_s, self._clock())
+        asks = place.mount.root == ino and place.mount.connector.capabilities.posix
         if not valid_s and asks:
             return None
-        unchanging_s = MAX_VALID_S if mount.interval_s < 0 else min(MAX_VALID_S, mount.interval_s)
+        unchanging_s = MAX_VALID_S if place.interval_s < 0 else min(MAX_VALID_S, place.interval_s)
         return Found(stored.inode, valid_s or unchanging_s)
 
     def _listed_at(self, names: Names, parent: int, name: bytes) -> tuple[float, bool]:
@@ -99,8 +99,7 @@ class Answers:
             held = self._tree.held_child(parent, name)
         if held is not None:
             return await self._held_attributes(held)
-        mount = place.mount
-        if mount.interval_s != 0:
+        if place.interval_s != 0:
             degraded = self._while_down(parent, name, place)
             if degraded is not None:
                 return degraded
@@ -138,7 +137,7 @@ class Answers:
         running = self._sync.listing(parent)
         if running is None:
             now = self._clock()
-            if not self._policy.wants_listing(parent, place.mount.interval_s, now):
+            if not self._policy.wants_listing(parent, place.interval_s, now):
                 return None
             running = self._sync.list_directory(parent, place)
         loop = asyncio.get_running_loop()
@@ -148,24 +147,23 @@ class Answers:
             if left_s <= 0 or not await running.progress(left_s):
                 return None
         if running.error is not None:
-            self._policy.listing_refused(parent, place.mount.interval_s, self._clock())
+            self._policy.listing_refused(parent, place.interval_s, self._clock())
             return None
         return self.lookup_nowait(parent, name)
 
     async def _lookup_by_stat(self, parent: int, name: bytes, place: Place) -> Found:
-        mount = place.mount
         try:
             stored = await self._stat(parent, name, place)
         except CacheFSError as err:
-            stale = self._stale(parent, name) if is_down(err) and mount.interval_s else None
+            stale = self._stale(parent, name) if is_down(err) and place.interval_s else None
             self._sync.warn(place, name, err)
             if stale is None:
                 raise
             return stale
         if stored is None:
             checked_at = self._sync.negatives.checked_at(parent, name)
-            return Found(None, valid_for(checked_at, mount.interval_s, self._clock()))
-        return Found(stored.inode, valid_for(stored.checked_at, mount.interval_s, self._clock()))
+            return Found(None, valid_for(checked_at, place.interval_s, self._clock()))
+        return Found(stored.inode, valid_for(stored.checked_at, place.interval_s, self._clock()))
 
     def _stale(self, parent: int, name: bytes) -> Found | None:
         """What is known of a name, however old. An absence is not known for longer than it is
@@ -213,7 +211,7 @@ class Answers:
             self._sync.warn(place, b"", err)
             return Found(stored.inode, DEGRADED_VALID_S)
         assert fresh is not None
-        valid_s = valid_for(fresh.checked_at, place.mount.interval_s, self._clock())
+        valid_s = valid_for(fresh.checked_at, place.interval_s, self._clock())
         return Found(fresh.inode, valid_s)
 
     async def _probe_root(self, place: Place) -> None:

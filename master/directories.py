@@ -70,11 +70,11 @@ class Directories:
         mount, now = place.mount, self._clock()
         state = names.directory(ino) or _UNKNOWN
         if running is not None and running.error is None and running.safe_below != b"":
-            valid_s = valid_for(running.started_at, mount.interval_s, now)
+            valid_s = valid_for(running.started_at, place.interval_s, now)
             page = _page(names, ino, after, limit, running.safe_below, valid_s)
             return page if page.entries or running.safe_below is None else None
-        valid_s = valid_for(state.listed_at, mount.interval_s, now)
-        if state.complete and mount.health.down and mount.interval_s != 0 and not valid_s:
+        valid_s = valid_for(state.listed_at, place.interval_s, now)
+        if state.complete and mount.health.down and place.interval_s != 0 and not valid_s:
             if mount.health.may_probe(now):
                 self._sync.list_directory(ino, place)
             return _page(names, ino, after, limit, None, DEGRADED_VALID_S)
@@ -89,7 +89,7 @@ class Directories:
             names = Names(reader)
             place = self._tree.directory(names, ino)
             state = names.directory(ino) or _UNKNOWN
-        interval_s = place.mount.interval_s
+        interval_s = place.interval_s
         fresh = state.complete and valid_for(state.listed_at, interval_s, self._clock())
         if interval_s != 0 and not fresh and not place.mount.health.down:
             self._sync.list_directory(ino, place)
@@ -102,7 +102,7 @@ class Directories:
             names = Names(reader)
             state = names.directory(ino)
             known = state is not None and state.complete
-            if not known or not is_down(err) or place.mount.interval_s == 0:
+            if not known or not is_down(err) or place.interval_s == 0:
                 raise err
             return _page(names, ino, after, limit, None, DEGRADED_VALID_S)
 

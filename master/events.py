@@ -67,6 +67,6 @@ class EventStream:
 
     def _event(self, seq: int, entries: list[tuple[int, bytes]]) -> Invalidate:
         if EVERYTHING in entries:
-            return Invalidate(self._namespace, seq, everything=True, policies=True)
+            return Invalidate(self._namespace, seq, everything=True)
         named = [entry for entry in entries if entry != POLICIES]
         return Invalidate(self._namespace, seq, named, policies=len(named) < len(entries))

@@ -52,7 +52,7 @@ from master.store.records import MountRecord, name_of
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
 from master.sync import Syncer
-from master.tree import Mount, Tree
+from master.tree import Mount, Tree, join
 
 
 class Master:
@@ -296,13 +296,17 @@ class Master:
         place = self._tree.directory(names, at[0])
         if inode.kind is Kind.SYMLINK:
             raise Unsupported("a symbolic link has no bytes")
+        directory, name = place.mount.in_namespace(place.path), name_of(at[1])
+        table = self._policies.table
         return Origin(
             ContentId.of(self.namespace, inode),
             place.mount.key,
-            place.of(name_of(at[1])),
+            place.of(name),
             inode.etag,
             inode.size,
             inode.mtime_ns,
+            table.rule(join(directory, name)),
+            table.differs_in(directory),
         )
 
     def locate_many(self, inos: Sequence[int]) -> list[Placed]:
@@ -348,8 +352,12 @@ class Master:
         return self._policies.table.version
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
-        if not policy.says_nothing and (await self.resolve(path)).inode is None:
-            raise NotFound("no such file or directory", path=shown(path))
+        if not policy.says_nothing:
+            inode = (await self.resolve(path)).inode
+            if inode is None:
+                raise NotFound("no such file or directory", path=shown(path))
+            if policy.sync_interval_s is not None and inode.kind is not Kind.DIRECTORY:
+                raise BadConfig("a sync_interval is a directory's", path=shown(path))
         return await self._policies.change(path, policy, unset)
 
     async def policies_at(self, path: bytes) -> PoliciesAt:

@@ -54,6 +54,8 @@ class Policies:
         self._monotonic = monotonic
         with store.snapshot() as reader:
             self.table = PolicyTable(Names(reader).policies())
+        tree.interval_of = lambda path: self.table.effective(path).policy.sync_interval_s
+        tree.forget_paths()
         self._window = PermissionWindow(monotonic() if others_gave else float("-inf"))
         self._one_at_a_time = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -73,10 +75,12 @@ class Policies:
             policy = merged(old, change, unset)
             if old.says_nothing and len(self.table) >= MAX_POLICIES:
                 raise BadConfig(f"there are {MAX_POLICIES} paths with policies, the limit")
+            other_names = _interval(old) != _interval(policy)
             await asyncio.wrap_future(
-                transact(self._store, lambda txn: txn.put_policy(path, policy))
+                transact(self._store, lambda txn: txn.put_policy(path, policy, other_names))
             )
             self.table.put(path, policy)
+            self._tree.forget_paths()
             self.on_change()
         if self.table.is_pinned(path) and (change.pin or "pin" in unset):
             await asyncio.sleep(self._evictable_s(path))
@@ -141,3 +145,8 @@ class Policies:
         except CacheFSError:
             return None
         return place.mount.in_namespace(place.of(name_of(at[1])))
+
+
+def _interval(policy: Policy) -> tuple[float | None, str | None]:
+    """What changes for how long names are good."""
+    return policy.sync_interval_s, policy.profile

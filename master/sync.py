@@ -219,7 +219,7 @@ class Syncer:
         asked_at = self._clock()
         entry = await self._ask(place.mount, place.of(name))
         self.stats_done += 1
-        checked_at = asked_at if place.mount.interval_s else 0.0
+        checked_at = asked_at if place.interval_s else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
 
         def apply(txn: Transaction) -> tuple[Stored | None, int]:

@@ -7,6 +7,7 @@ bounded map that is dropped whole when any directory was removed (which is rare)
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -51,10 +52,12 @@ class Mount:
 
 
 class Place(NamedTuple):
-    """A directory: its mount and its path below the mount's root."""
+    """A directory: its mount, its path below the mount's root, and for how long what the origin
+    says of the names in it is good."""
 
     mount: Mount
     path: bytes
+    interval_s: float
 
     def of(self, name: bytes) -> bytes:
         """The path of a child."""
@@ -69,6 +72,8 @@ class Tree:
         self._places: OrderedDict[int, Place] = OrderedDict()
         self._held: dict[int, dict[bytes, int]] = {}
         self._held_inos: frozenset[int] = frozenset()
+        # What policies say of a path of the namespace; `forget_paths` when they say other things.
+        self.interval_of: Callable[[bytes], float | None] = lambda path: None
 
     def add(self, mount: Mount) -> None:
         self._mounts[mount.root] = mount
@@ -129,7 +134,7 @@ class Tree:
         return place
 
     def forget_paths(self) -> None:
-        """A directory was removed."""
+        """A directory was removed, or policies changed."""
         self._places.clear()
 
     def _find(self, names: Names, ino: int) -> Place:
@@ -143,7 +148,9 @@ class Tree:
                 raise NotADirectory(f"inode {ino} is not a directory")
             segments.append(name_of(above[1]))
             at = above[0]
-        return Place(mount, b"/".join(reversed(segments)))
+        path = b"/".join(reversed(segments))
+        said_s = self.interval_of(mount.in_namespace(path))
+        return Place(mount, path, mount.interval_s if said_s is None else said_s)
 
 
 def join(path: bytes, name: bytes) -> bytes:

@@ -114,7 +114,7 @@ class Space:
         if self._oldest_use_s + config.idle_after_s <= now_s:
             self._look_for_the_oldest()
         return judge(
-            config.admission,
+            self._admission(entry),
             size_bytes=size_bytes,
             free_bytes=ledger.free_for_files,
             cached_bytes=ledger.cached_bytes,
@@ -123,6 +123,12 @@ class Space:
             now_s=now_s,
             takes_copies=lambda: entry is not None and self._takes_copies(entry),
         )
+
+    def _admission(self, wanted: Wanted | None) -> str:
+        """As policies say of that content, else as the worker is set."""
+        entry = None if wanted is None else self._catalog.live(wanted.key)
+        said = "" if entry is None else entry.origin.rule.admission
+        return said or self._parts.config.admission
 
     def _takes_copies(self, entry: Wanted) -> bool:
         parts = self._parts

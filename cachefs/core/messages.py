@@ -168,7 +168,7 @@ class Resolve(Message, frozen=True):
 class Invalidate(Message, frozen=True):
     """Event: these dentries (parent ino, name) changed; `seq` is the position after them.
     `everything` tells the client to drop all that it knows of the namespace. `policies`: some
-    changed, workers ask again for those of what they have."""
+    changed (and so they may have with `everything`), workers ask again for what they have."""
 
     namespace: NamespaceId
     seq: int

@@ -13,6 +13,8 @@ from typing import Final, NewType
 
 import msgspec
 
+from cachefs.core.policies import NO_RULE, Rule
+
 NamespaceId = NewType("NamespaceId", bytes)  # 16 bytes, a UUID drawn when the store was made
 
 ROOT_INO: Final = 1  # also FUSE_ROOT_ID
@@ -115,6 +117,8 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     etag: str
     size: int
     mtime_ns: int
+    rule: Rule = NO_RULE  # what policies say of it
+    alone: bool = False  # others in its directory may have other rules
 
 
 class UfsSpec(msgspec.Struct, frozen=True):

@@ -33,7 +33,9 @@ class PolicyTable:
     def __init__(self, policies: dict[bytes, Policy] | None = None) -> None:
         self._policies = dict(policies or {})
         self._answers: dict[bytes, Effective] = {}
+        self._parents: frozenset[bytes] = frozenset()
         self.version = 0
+        self._changed()
 
     def __len__(self) -> int:
         return len(self._policies)
@@ -44,8 +46,16 @@ class PolicyTable:
             self._policies.pop(path, None)
         else:
             self._policies[path] = policy
-        self._answers.clear()
+        self._changed()
         self.version += 1
+
+    def _changed(self) -> None:
+        self._answers.clear()
+        self._parents = frozenset(path.rpartition(b"/")[0] for path in self._policies if path)
+
+    def differs_in(self, directory: bytes) -> bool:
+        """Does a name in this directory have a policy of its own?"""
+        return directory in self._parents
 
     def at(self, path: bytes) -> Policy:
         """What is said at this very path."""

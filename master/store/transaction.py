@@ -21,6 +21,7 @@ from master.state import merge
 from master.state.merge import Action, Batch, Change
 from master.store.base import Store, Table, Writer
 from master.store.records import (
+    EVERYTHING,
     FORMAT,
     META_KEY,
     NO_PARENT,
@@ -361,13 +362,14 @@ class Transaction(Names):
 
     # ---- policies --------------------------------------------------------------------------------
 
-    def put_policy(self, path: bytes, policy: Policy) -> None:
-        """One that says nothing is deleted. Workers hear that policies changed."""
+    def put_policy(self, path: bytes, policy: Policy, other_names: bool = False) -> None:
+        """One that says nothing is deleted. Workers hear that policies changed; `other_names`: and
+        that names are good for other times than was said, all are to be asked for anew."""
         if policy.says_nothing:
             self.writer.delete(Table.POLICIES, [policy_key(path)])
         else:
             self.writer.put(Table.POLICIES, [(policy_key(path), encode((path, policy)))])
-        self.announce(*POLICIES)
+        self.announce(*(EVERYTHING if other_names else POLICIES))
 
     # ---- bookkeeping -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.conftest import Bucket, Node, alive, wait_until
 from tests.integration.dataset import body, digests, expected
+from tests.services.cluster import Cluster, ClusterFailed, Machine, wait_for
 
 MB = 1_000_000
 KEPT = {f"kept/{n}": body(n, MB + n) for n in range(10)}
@@ -92,3 +93,59 @@ def test_what_is_over_its_time_is_freed_and_readers_go_on(node: Node, mounted: P
         assert head + file.read() == KEPT["kept/1"]
     assert (mounted / "kept/3").read_bytes() == KEPT["kept/3"]
     assert "ttl never (free)" in node.ok("ttl", mounted / "kept", "none")
+
+
+def test_policies_hold_on_every_node_of_a_cluster(tmp_path: Path, bucket: Bucket) -> None:
+    """Said through one machine's mount or at the cluster's own path, heard by all, kept by the
+    master over its death: pins, times to live, `free` on all workers."""
+    bucket.fill({name: data for name, data in KEPT.items() if name < "kept/6"})
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(2, size="256MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        mounts = [cluster.mount(number, "/data") for number in range(2)]
+        first, second = cluster.workers
+        first.run("pin", mounts[0] / "kept", "--wait")
+        read_all(mounts[1] / "kept")
+        shown = second.json("policy", "show", mounts[1] / "kept/1")
+        assert (shown["policy"]["pin"], shown["from"]["pin"]) == (True, str(mounts[1] / "kept"))
+        with pytest.raises(ClusterFailed, match="pinned by /data/kept"):
+            second.run("free", mounts[1] / "kept")
+        assert second.json("free", mounts[1])["files"] == 0
+
+        cluster.master.kill()
+        cluster.master.start()
+        url = cluster.path("/data/kept/2")
+        wait_for(lambda: first.json("policy", "show", url)["policy"]["pin"], "it is still pinned")
+        first.run("ttl", cluster.path("/data"), "1s")
+        first.run("unpin", cluster.path("/data/kept"))
+
+        def left() -> list[int]:
+            return [sum(_cached(one, at)) for one, at in zip(cluster.workers, mounts, strict=True)]
+
+        wait_for(lambda: sum(left()) == 0, f"both nodes free what is over its time: {left()}", 20.0)
+
+
+def _cached(machine: Machine, mount: Path) -> list[int]:
+    return [row["cached_bytes"] for row in machine.json("ls", mount / "kept")]
+
+
+def test_how_old_names_may_be_is_said_by_path(node: Node, bucket: Bucket) -> None:
+    """[S-sync-path] An interval said of a directory holds for all names below it, at once."""
+    bucket.fill({"slow/a": b"1", "quick/a": b"1", "quick/in/a": b"1"})
+    root = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+    paths = [root / name for name in ("slow/a", "quick/a", "quick/in/a")]
+    assert [path.stat().st_size for path in paths] == [1, 1, 1]
+    bucket.fill({"slow/a": b"22", "quick/a": b"22", "quick/in/a": b"22"})
+    assert [path.stat().st_size for path in paths] == [1, 1, 1]
+    node.ok("policy", "set", root / "quick", "sync_interval=0")
+    wait_until(lambda: [path.stat().st_size for path in paths[1:]] == [2, 2], "they are seen")
+    assert paths[0].stat().st_size == 1
+    bucket.put("quick/in/a", b"333")
+    assert paths[2].stat().st_size == 3
+    assert "a directory's" in node.fails("policy", "set", paths[0], "sync_interval=0")
+    node.ok("policy", "set", root / "quick", "profile=interactive")
+    lines = node.ok("policy", "show", root / "quick/in").splitlines()
+    assert [line.split()[-2:] for line in lines if line.startswith("sync_interval")] == [
+        ["0s", str(root / "quick")]
+    ]
+    assert "profile=interactive" in node.ok("policy", "unset", root / "quick", "sync_interval")

@@ -20,6 +20,7 @@ from cachefs.core.generations import Generations
 from cachefs.core.messages import Found, Listing
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin
 from cachefs.core.noted import Noted
+from cachefs.core.policies import NO_RULE, Rule
 from worker.cluster.pages import DEFAULT_BYTES, Pages
 
 DEFAULT_NAMES: Final = 200_000  # about 70 MB; the half of them are kept for sure
@@ -53,10 +54,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Directory(NamedTuple):
-    """Where the files of a directory come from: `ufs` is a key, `path` lies below its root."""
+    """Where the files of a directory come from: `ufs` is a key, `path` lies below its root; and
+    what policies say of all of them."""
 
     ufs: str
     path: bytes
+    rule: Rule = NO_RULE
 
 
 class NodeCache:
@@ -123,6 +126,7 @@ class NodeCache:
             inode.etag,
             inode.size,
             inode.mtime_ns,
+            directory.rule,
         )
 
     def neighbourhood(self, directory: int) -> str | int:
@@ -194,8 +198,8 @@ class NodeCache:
         if self._noted.position != asked.position:
             return
         head, _, name = origin.path.rpartition(b"/")
-        if key is not None and name == _name_of(key):
-            self._directories.put(_parent_of(key), Directory(origin.ufs, head))
+        if key is not None and name == _name_of(key) and not origin.alone:
+            self._directories.put(_parent_of(key), Directory(origin.ufs, head, origin.rule))
         else:
             self._origins.put(ino, origin)
 
@@ -235,6 +239,11 @@ class NodeCache:
         if key is not None:
             self.invalidate(_parent_of(key), _name_of(key))
         self._forget(ino)
+
+    def policies_changed(self) -> None:
+        """Files may have other rules: where they come from is asked anew."""
+        self._noted.note_everything()
+        self._drop_nameless()
 
     def invalidate_everything(self) -> None:
         self._noted.note_everything()

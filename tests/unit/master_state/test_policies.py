@@ -42,6 +42,13 @@ def test_any_history_of_changes_answers_as_its_last_state(
     assert len(table) == len(last)
 
 
+def test_directories_in_which_not_all_have_one_rule() -> None:
+    table = PolicyTable({b"a/b": Policy(pin=True), b"": Policy(ttl_s=5.0)})
+    assert [one for one in (b"", b"a", b"a/b") if table.differs_in(one)] == [b"a"]
+    table.put(b"z", Policy(pin=True))
+    assert table.differs_in(b"")
+
+
 def test_what_is_said_below() -> None:
     table = PolicyTable({b"a": Policy(pin=True), b"ab": Policy(ttl_s=5.0), b"a/b": Policy()})
     assert [path for path, _ in table.below(b"a")] == [b"a/b"]

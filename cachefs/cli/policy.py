@@ -1,0 +1,120 @@
+"""`cachefs policy`: the policies of a path, and who says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.policy_calls import Asked, asked, said
+from cachefs.core import messages as m
+from cachefs.core import policies
+from cachefs.core.errors import BadConfig
+from cachefs.core.policies import KEYS, field_of, formatted, parse
+
+_Command = Callable[..., Any]
+_UNSAID = {"admission": "as the worker is set", "sync_interval": "of the source", "profile": "none"}
+
+
+@click.group("policy")
+def command() -> None:
+    """The policies of a path, inherited by all that is below it.
+
+    \b
+    cachefs policy show /mnt/data/train
+    cachefs policy set /mnt/data/train profile=train-read ttl=7d
+    cachefs policy unset /mnt/data/train ttl
+    """
+
+
+def _flags(function: _Command) -> _Command:
+    function = output.debug_flag(output.json_flag(function))
+    return settings.setting_flags("location")(function)
+
+
+@command.command("show")
+@click.argument("path")
+@_flags
+def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+    """What holds at PATH, where each value comes from, and what is said below."""
+    with asked(path, flags, config_file) as at:
+        found = at.get()
+    if as_json:
+        return output.print_json(document(at, found))
+    texts = formatted(found.policy)
+    rows = [[key, texts.get(key, _UNSAID.get(key, "-")), _where(at, found, key)] for key in KEYS]
+    for line in output.columns([["POLICY", "VALUE", "FROM"], *rows]):
+        click.echo(line)
+    for one in found.below:
+        click.echo(f"below: {at.shown(one.path)}  {said(one.policy)}")
+    if found.below_count > len(found.below):
+        click.echo(f"and {found.below_count - len(found.below)} more below")
+
+
+def _where(at: Asked, found: m.PoliciesAt, key: str) -> str:
+    where = found.where.get(field_of(key), policies.DEFAULT)
+    if not where.startswith("/"):
+        return where
+    path, profile, rest = where.partition(" (")
+    return at.shown(path.encode()) + profile + rest
+
+
+def document(at: Asked, found: m.PoliciesAt) -> dict[str, Any]:
+    """For programs: numbers in bytes and seconds, null where nobody says anything."""
+    fields = [(key, field_of(key)) for key in KEYS]
+    return {
+        "path": at.shown(),
+        "policy": {field: getattr(found.policy, field) for _, field in fields},
+        "from": {field: _where(at, found, key) for key, field in fields},
+        "below": [{"path": at.shown(one.path), **formatted(one.policy)} for one in found.below],
+        "below_count": found.below_count,
+    }
+
+
+@command.command("set")
+@click.argument("path")
+@click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...")
+@_flags
+def set_(
+    path: str,
+    values: tuple[str, ...],
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Say something at PATH; the rest of what is said there stays."""
+    policy = parse(values)
+    with asked(path, flags, config_file) as at:
+        _print_said(at, at.set(policy), as_json)
+
+
+@command.command("unset")
+@click.argument("path")
+@click.argument("keys", nargs=-1, metavar="KEY...")
+@click.option("--all", "every", is_flag=True, help="Everything that is said there.")
+@_flags
+def unset(
+    path: str,
+    keys: tuple[str, ...],
+    every: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Say nothing of these at PATH any more: what is said above it holds again."""
+    if every == bool(keys):
+        raise BadConfig("give keys, or --all", remedy=f"keys are {', '.join(KEYS)}")
+    fields = [field_of(key) for key in (KEYS if every else keys)]
+    with asked(path, flags, config_file) as at:
+        _print_said(at, at.set(policies.Policy(), fields), as_json)
+
+
+def _print_said(at: Asked, policy: policies.Policy, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"path": at.shown(), **formatted(policy)})
+    else:
+        click.echo(f"OK, {at.shown()}: {said(policy)}")
