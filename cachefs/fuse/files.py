@@ -15,7 +15,7 @@ from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
 from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
 from cachefs.fuse.pread import INLINE, FileReader
-from cachefs.fuse.published import Opened, Published, Way
+from cachefs.fuse.published import Published, Way
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ class Files:
         handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd), tier))
         return handle
 
-    def open_published(self, inode: Inode) -> Opened | None:
-        """A file that is complete here; else None. Raises OSError when no descriptor is left."""
+    def open_published(self, inode: Inode) -> tuple[int, int, int] | None:
+        """(descriptor, which the caller closes, st_dev, tier) of a file that is complete here; else
+        None. Raises OSError when no descriptor is left."""
         name = ContentId.of(self.namespace, inode).name
         opened = self._published.open(self._node.caller.published.dirs, name, inode.size)
         if opened is not None:

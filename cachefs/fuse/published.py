@@ -13,7 +13,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from cachefs.client.published import MOST_TIERS, PublishedDir
 from cachefs.fuse.file_systems import LOCAL, MEMORY, file_system_of
@@ -38,14 +38,6 @@ class Way(enum.Enum):
     MEMORY = enum.auto()  # tmpfs: nothing there waits for a disk
     CACHED = enum.auto()  # a local disk: what the kernel has in memory
     NEVER = enum.auto()  # anything else may ask somebody who does not answer
-
-
-class Opened(NamedTuple):
-    """A descriptor, which is the receiver's to close, the file's st_dev, and the tier it is in."""
-
-    fd: int
-    device: int
-    tier: int
 
 
 class Published:
@@ -78,28 +70,31 @@ class Published:
             self._ways[directory.tier] = known
         return known[1]
 
-    def open(self, directories: Iterable[PublishedDir], name: str, size: int) -> Opened | None:
-        """The complete file from the first tier that has it. None when it is not there, or not
-        surely, or cannot be opened without waiting.
+    def open(
+        self, directories: Iterable[PublishedDir], name: str, size: int
+    ) -> tuple[int, int, int] | None:
+        """The complete file from the first tier that has it: (descriptor, which is the caller's to
+        close, st_dev, tier). None when it is not there, or not surely, or cannot be opened without
+        waiting.
 
         Raises OSError when this process, or the system, has no descriptor left.
         """
         for directory in directories:
-            if directory.tier in self._out:
+            tier = directory.tier
+            if tier in self._out:
                 continue
-            fd = self._open(directory, name)
-            if fd >= 0 and (device := _checked(fd, size)) >= 0:
-                return Opened(fd, device, directory.tier)
+            known = self._ways.get(tier)
+            way = known[1] if known and known[0] is directory else self.way(directory)
+            if way is Way.NEVER:
+                continue
+            fd = (_open if way is Way.MEMORY else _open_cached)(directory.fd, name)
+            if fd < 0:
+                continue
+            info = os.fstat(fd)
+            if info.st_nlink >= 2 and info.st_size == size:
+                return fd, info.st_dev, tier
+            os.close(fd)  # unpublished between openat and now, or not what its name says
         return None
-
-    def _open(self, directory: PublishedDir, name: str) -> int:
-        match self.way(directory):
-            case Way.MEMORY:
-                return _open(directory.fd, name)
-            case Way.CACHED:
-                return _open_cached(directory.fd, name)
-            case Way.NEVER:
-                return -1
 
 
 def way_of(kind: str) -> Way:
@@ -128,13 +123,3 @@ def _open_cached(dir_fd: int, name: str) -> int:
     if number in _ABSENT or number in _UNKNOWN:
         return -1
     raise OSError(number, os.strerror(number))
-
-
-def _checked(fd: int, size: int) -> int:
-    """Its st_dev. Else it is closed, and -1: unpublished between openat and now, or not what its
-    name says."""
-    info = os.fstat(fd)
-    if info.st_nlink >= 2 and info.st_size == size:
-        return info.st_dev
-    os.close(fd)
-    return -1

@@ -210,7 +210,7 @@ class Vfs:
         if opened is None:
             return MUST_WAIT
         self._files.note_passthrough(inode.size)
-        return opened.fd, inode.size, opened.tier
+        return opened[0], inode.size, opened[2]
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
         """As `open_file_nowait`, asking the server. Raises as `open`."""

@@ -64,7 +64,7 @@ def test_a_tier_out_of_service_is_not_touched(pub: int) -> None:
     files.changed(0, in_service=True)
     opened = files.open(here, "published", len(DATA))
     assert opened is not None
-    os.close(opened.fd)
+    os.close(opened[0])
     assert files.open([], "published", len(DATA)) is None
 
 
@@ -77,9 +77,9 @@ def test_the_first_tier_that_has_a_file_and_answers_gives_it(pub: int, tmp_path:
         if out is not None:
             files.changed(out, in_service=False)
         opened = files.open(tiers, "published", len(DATA))
-        found.append(opened.tier if opened else None)
+        found.append(opened[2] if opened else None)
         if opened is not None:
-            os.close(opened.fd)
+            os.close(opened[0])
     os.close(empty)
     assert found == [1, 1, 3, None]
     assert not files.in_service(ANY_TIER)
