@@ -53,10 +53,10 @@ class History:
         reads = [self.read_one() for _ in range(self.random.randrange(1, 12))]
         await asyncio.gather(*reads)
 
-    async def read_one(self) -> None:
+    async def read_one(self, ino: int = 0) -> None:
         """Also on nodes that others cannot reach."""
         node = self.random.choice(self.cluster.nodes)
-        ino = self.random.randrange(1, FILES + 1)
+        ino = ino or self.random.randrange(1, FILES + 1)
         if (node.number, ino) in self.damaged:
             return
         data = self.cluster.rig.data[ino]
@@ -92,7 +92,7 @@ class History:
             self.cluster.nodes[number].set_view(old[number])
 
     async def spoil(self) -> None:
-        """One byte of a copy that nobody uses just now."""
+        """One byte of a copy that nobody uses just now; others ask for it, who have it no more."""
         node = self.random.choice(self.cluster.nodes)
         ino = self.random.randrange(1, FILES + 1)
         content = self.cluster.rig.content(ino)
@@ -100,6 +100,10 @@ class History:
             with contextlib.suppress(ValueError):  # it was just dropped
                 flip(node, content.name, self.random.randrange(len(self.cluster.rig.data[ino])))
                 self.damaged.add((node.number, ino))
+            for other in self.cluster.others(node):
+                await other.worker.free([content])
+                self.damaged.discard((other.number, ino))
+            await asyncio.gather(*(self.read_one(ino) for _ in range(4)))
 
     async def is_cached(self, node: Node, ino: int) -> bool:
         size = len(self.cluster.rig.data[ino])
