@@ -32,7 +32,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-COUNTED = ("reads", "failed", "pages", "longest_s", "evicted", "views")
+COUNTED = (
+    "reads", "failed", "pages", "longest_s", "evicted", "promoted", "demoted", "given", "views",
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -83,6 +83,13 @@ class History:
             sizes.append(LARGE)
         return [make_file(ino, size) for ino, size in enumerate(sizes, 2)]
 
+    def _limits_bytes(self) -> list[int]:
+        """Of one tier, or of a small one before a larger one."""
+        limit_bytes = self._limit_bytes()
+        if self.random.random() < 0.7:
+            return [limit_bytes]
+        return [max(4 * MIB, limit_bytes // 4), limit_bytes]
+
     def _limit_bytes(self) -> int:
         if self.sort == "calm":
             return 4 * GIB
@@ -126,6 +133,7 @@ class History:
         world.check_end()
         self._read_all()
         assert not world.readings, "what is whole again cannot be read"
+        world.count_all()
         if self.sort == "calm":
             world.check_places()
             world.check_read_once()
@@ -201,7 +209,7 @@ class History:
         id = f"w{self._workers}"
         admission = self.random.choice(["fill", "always"])
         self.world.say(f"{id} joins with weight {weight}")
-        self.world.add(id, weight, self._limit_bytes(), admission)
+        self.world.add(id, weight, self._limits_bytes(), admission)
 
     def _owning(self) -> list[WorkerHost]:
         if not self.world.master.is_up:

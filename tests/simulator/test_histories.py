@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HISTORIES = int(os.environ.get("CACHEFS_HISTORIES", "2000"))
 FIRST = int(os.environ.get("CACHEFS_SEED", "1000"))
 PROCESSES = min(4, os.cpu_count() or 1)
+COUNTED = ("reads", "failed", "pages", "evicted", "promoted", "demoted", "given", "views")
 HERE = 40  # of every sort, in the tests' own process
 
 
@@ -26,10 +27,11 @@ def test_what_must_hold_holds(sort: int) -> None:
     counted: dict[str, int] = {}
     for seed in range(sort, HERE, 4):
         counts = run(seed).world.counts
-        for name in ("reads", "failed", "pages", "evicted", "views"):
+        for name in COUNTED:
             counted[name] = counted.get(name, 0) + getattr(counts, name)
     assert counted["pages"] > 50 * HERE / 4, f"too little was read to say anything: {counted}"
     assert counted["views"] > HERE / 4, f"nobody joined: {counted}"
+    assert counted["given"] > 0, f"no block found a new owner: {counted}"
     assert counted["failed"] < counted["reads"] / 10, f"too much failed: {counted}"
 
 

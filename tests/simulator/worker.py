@@ -5,6 +5,7 @@ real decisions of peers, searches and migration.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cachefs.core import cluster as c
@@ -12,7 +13,7 @@ from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unreachable
 from cachefs.core.messages import Done
 from cachefs.core.placement import Member, View
 from tests.simulator import master
-from tests.simulator.cache import Cache, Disk
+from tests.simulator.cache import MAKES_ROOM, Cache, Disk
 from tests.simulator.fetch import PIECE_PAGES, Data, Doubt, Fetch, GetData
 from tests.simulator.network import Call, failed
 from tests.simulator.network import Done as Reply
@@ -23,7 +24,6 @@ from worker.peers.ring import Ring
 from worker.peers.source import Holders
 from worker.source import NotHere, Purpose
 from worker.state import moves as mv
-from worker.state.admission import Verdict
 from worker.state.migration import Migration
 from worker.state.pages import split
 from worker.state.peers import Peers
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 CALL_S = 5.0
+COPY_S = 0.05  # from one tier to another
 MIGRATION_TICK_S = 0.5
 PERMISSION_WAIT_S = 5.0
 Bytes = dict[int, Page]
@@ -47,7 +48,7 @@ class WorkerHost:
         world: World,
         id: str,
         weight: float,
-        limit_bytes: int,
+        limits_bytes: Sequence[int],
         admission: str,
         *,
         url: str = "",
@@ -56,7 +57,7 @@ class WorkerHost:
         self.id = id
         self.url = url or f"http://{id}:1"
         self.weight = weight
-        self.limit_bytes = limit_bytes
+        self.limits_bytes = limits_bytes
         self.admission = admission
         self.disk = Disk()
         self.served: WorkerServer | None = None
@@ -113,11 +114,10 @@ class WorkerServer:
             host.id, bytes_per_s=world.migration_bytes_per_s, replicas=world.replicas
         )
         self.cache = Cache(
-            host.disk, world.origin, host.limit_bytes, self._owns_first, admission=host.admission
+            host.disk, world.origin, host.limits_bytes, self._owns_first, admission=host.admission
         )
         self._coming: dict[Page, Piece] = {}
         self._is_ticking = self._is_making_room = False
-        self._waiting_for_room: list[Callable[[], None]] = []
 
     def start(self) -> None:
         self._register()
@@ -223,7 +223,7 @@ class WorkerServer:
             if not missing:
                 finish()
 
-        cache.use(key, self.process.now_s)
+        self._use(key)
         if not missing:
             self.process.after(self.host.disk.answer_s, finish)
             return
@@ -280,12 +280,7 @@ class WorkerServer:
         now_s = self.process.now_s
         kept = self.cache.put(file, page, value, now_s)
         if not kept:
-            size_bytes = file.page_bytes(page)
-            verdict = self.cache.verdict(size_bytes, now_s)
-            if verdict in (Verdict.MAKE_ROOM, Verdict.MAKE_ROOM_FROM_IDLE):
-                self._make_room(
-                    lambda: self.cache.put(file, page, value, self.process.now_s), size_bytes
-                )
+            self._make_room(file, page, value)
             if purpose is Purpose.MIGRATE:
                 return piece.tell(page, None, NoSpace("the cache is full"))
         self.cache.check_invariants()
@@ -293,38 +288,45 @@ class WorkerServer:
 
     # ---- eviction ----
 
-    def _make_room(self, then: Callable[[], object], size_bytes: int) -> None:
+    def _make_room(self, file: File, page: int, value: Page) -> None:
         """One at a time, as everywhere; who comes meanwhile reads past the cache."""
-        if self._is_making_room:
+        cache, now_s, size_bytes = self.cache, self.process.now_s, file.page_bytes(page)
+        verdict = cache.verdict(file, size_bytes, now_s)
+        if self._is_making_room or verdict not in MAKES_ROOM:
             return
-        self._is_making_room = True
-        keys, asked_s = self.cache.candidates(), self.process.now_s
+        tier = cache.tier_for(file, now_s)
+        keys = cache.candidates(tier, verdict, now_s)
 
         def answered(answer: object) -> None:
             self._is_making_room = False
             if not isinstance(answer, c.Permitted):
                 return
-            until_s = asked_s + answer.valid_for_s
             for key, allowed in zip(keys, answer.allowed, strict=True):
                 if not allowed:
-                    self.cache.order.defer(key)
-                elif self.cache.free_bytes < size_bytes:
-                    self._evict(key, until_s)
-            then()
-            self.cache.check_invariants()
+                    cache.keep(key)
+                elif cache.is_short(tier, size_bytes) and not cache.demote(key):
+                    self._evict(key, now_s + answer.valid_for_s)
+            cache.put(file, page, value, self.process.now_s)
+            cache.check_invariants()
 
-        if not keys:
-            self._is_making_room = False
-            return
-        request = c.PermitEviction(NAMESPACE, keys)
-        self.call(master.URL, request, answered, limit_s=PERMISSION_WAIT_S)
+        if keys:
+            self._is_making_room = True
+            request = c.PermitEviction(NAMESPACE, keys)
+            self.call(master.URL, request, answered, limit_s=PERMISSION_WAIT_S)
 
     def _evict(self, key: bytes, until_s: float) -> None:
         if key in self.cache.users or self.process.now_s >= until_s:
             return
         self.world.evicts(self, key)
         self.cache.drop(key)
-        self.cache.evicted += 1
+
+    def _use(self, key: bytes) -> None:
+        for promote in self.cache.use(key, self.process.now_s):
+            self.process.after(COPY_S, partial(self._promote, promote.key))
+
+    def _promote(self, key: bytes) -> None:
+        self.cache.promote(key, self.process.now_s)
+        self.cache.check_invariants()
 
     # ---- server ----
 
@@ -360,7 +362,7 @@ class WorkerServer:
             body.append((self.cache.read(data.key, page), (data.key, page)))
             page += 1
         if body:
-            self.cache.use(data.key, self.process.now_s)
+            self._use(data.key)
         return tuple(body)
 
     def _provide(self, data: GetData, reply: Reply) -> None:

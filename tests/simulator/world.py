@@ -41,6 +41,9 @@ class Counts:
     pages: int = 0
     longest_s: float = 0.0
     evicted: int = 0
+    promoted: int = 0
+    demoted: int = 0
+    given: int = 0  # blocks that reached their new owners
     views: int = 0
     said: list[str] = field(default_factory=list)
 
@@ -78,8 +81,10 @@ class World:
         self._reading: set[Reading] = set()
         self._stops: list[tuple[WorkerServer, float, float]] = []
 
-    def add(self, id: str, weight: float, limit_bytes: int, admission: str) -> WorkerHost:
-        host = self.hosts[id] = WorkerHost(self, id, weight, limit_bytes, admission)
+    def add(
+        self, id: str, weight: float, limits_bytes: Sequence[int], admission: str
+    ) -> WorkerHost:
+        host = self.hosts[id] = WorkerHost(self, id, weight, limits_bytes, admission)
         host.start()
         return host
 
@@ -87,7 +92,7 @@ class World:
         """The same machine and address, another worker."""
         host.crash()
         del self.hosts[host.id]
-        new = WorkerHost(self, id, host.weight, host.limit_bytes, host.admission, url=host.url)
+        new = WorkerHost(self, id, host.weight, host.limits_bytes, host.admission, url=host.url)
         self.hosts[id] = new
         new.start()
 
@@ -164,6 +169,7 @@ class World:
 
     def ended(self, server: WorkerServer) -> None:
         """Its readers wait for the next process, which is none of this one's business."""
+        self._count(server)
         gone = {reading for reading in self._reading if reading.server is server}
         self._reading -= gone
 
@@ -215,6 +221,17 @@ class World:
         up = [host.served for host in self.hosts.values() if host.is_up and host.served]
         seen = all(served.view == view for served in up)
         return seen and not (up and view.before) and not self._reading
+
+    def _count(self, server: WorkerServer) -> None:
+        self.counts.promoted += server.cache.promoted
+        self.counts.demoted += server.cache.demoted
+        self.counts.given += server.migration.giver.handed
+
+    def count_all(self) -> None:
+        """At the end: what those that still run have done."""
+        for host in self.hosts.values():
+            if host.served is not None and host.is_up:
+                self._count(host.served)
 
     def check_end(self) -> None:
         """After some quiet time: everybody sees one view, nothing is left to move, no read hangs,
