@@ -80,7 +80,8 @@ class Master:
         self._policies = Policies(
             store, self._tree, self._meta.namespace, time.monotonic, others_gave=others_gave
         )
-        self._policies.on_change = self._events.wake
+        self._policies.on_change = self._policies_changed
+        self.on_policies: Callable[[], None] = lambda: None  # changed, and nobody heard of it yet
         self._directory: Path | None = None
         self._closed = False
 
@@ -346,6 +347,14 @@ class Master:
         return self._policies.permit(contents)
 
     # ---- policies (see PolicyService) ------------------------------------------------------------
+
+    @property
+    def has_pins(self) -> bool:
+        return self._policies.table.pins
+
+    def _policies_changed(self) -> None:
+        self._events.wake()
+        self.on_policies()
 
     @property
     def policy_version(self) -> int:

@@ -36,7 +36,8 @@ MOST_SHOWN: Final = 500  # policies below a path, of one answer
 
 
 class Policies:
-    """See the module. `on_change` is called, in the loop, after each committed change."""
+    """See the module. `on_change` is called, in the loop, after each committed change and before
+    anybody hears of it."""
 
     def __init__(
         self,

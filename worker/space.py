@@ -242,6 +242,8 @@ class Space:
             service = self._parts.metadata(namespace)
         except NotFound:
             return self._of_nobody(contents), PERMISSION_WAIT_S
+        except CacheFSError:  # it has pins, and nobody is here who knows them
+            return frozenset(), 0.0
         try:
             asked = service.permit_eviction(contents)
             permission = await self._parts.within(asked, PERMISSION_WAIT_S)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, InUse, NotFound
+from cachefs.core.errors import CacheFSError, InUse, NoSpace, NotFound, Unavailable
 from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
@@ -27,7 +27,7 @@ from cachefs.core.units import format_duration
 from cachefs.launcher import gil_home
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.state import Pointer, StateHome, remove_pointer, write_pointer
+from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -68,6 +68,8 @@ class Source:
                 self.connector,
                 sync_interval_s,
             )
+            self.master.on_policies = self._say_pins
+            self._say_pins()
             try:
                 self.warning = await self.master.check_source()
             except BaseException:
@@ -76,6 +78,18 @@ class Source:
         except BaseException:
             self._give_back()
             raise
+
+    def _say_pins(self) -> None:
+        """A server over the same cache in which this source is not mounted evicts nothing of it
+        while it has pins. Raises NoSpace."""
+        path = self.directory / PINNED_NAME
+        try:
+            if not self.master.has_pins:
+                path.unlink(missing_ok=True)
+            elif not path.exists():
+                _write_durably(path, self.master.namespace.hex())
+        except OSError as err:
+            raise NoSpace(f"cannot be written: {err.strerror}", path=str(path)) from err
 
     async def close(self) -> None:
         await self.master.close()
@@ -146,7 +160,9 @@ class EmbeddedSources:
         return source
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        """Raises NotFound."""
+        """Raises NotFound; Unavailable for one that is not attached and has pins."""
+        if namespace not in self._open and self._home.has_pins(namespace):
+            raise Unavailable("the source is not mounted", remedy="mount it first")
         return self._attached(namespace).master
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
@@ -171,6 +187,13 @@ class EmbeddedSources:
             remove_pointer(source.directory, os.getpid())
             await source.close()
         self._open.clear()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 async def _lock(path: Path) -> int:

@@ -3,6 +3,7 @@
     <home>/                                   0700
       sources/<id>/                           id: first 16 hex digits of sha256(UfsSpec.key)
         launch.lock  server.json  server.sock  namespace/  cache/  log/
+        pinned                              the namespace, in hex, while policies pin something
       clusters/<id>/                          id: the same of the master's cachefs://HOST:PORT
         log/  nodes/<name>/                   one per worker of this machine
           launch.lock  server.json  server.sock  cache/  log/
@@ -33,7 +34,7 @@ import msgspec
 
 from cachefs.core.addresses import SCHEME, is_cluster, parse_cluster
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace, NotADirectory
-from cachefs.core.model import UfsSpec
+from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.specs import ClientSpec
 
 POINTER_NAME: Final = "server.json"
@@ -42,6 +43,7 @@ LOCK_NAME: Final = "launch.lock"
 NAMESPACE_NAME: Final = "namespace"
 CACHE_NAME: Final = "cache"
 LOG_NAME: Final = "log"
+PINNED_NAME: Final = "pinned"
 _MAX_RECORD_BYTES: Final = 1 << 20
 _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -136,6 +138,14 @@ class StateHome:
             return self.cluster_dir(parse_cluster(spec.url).address)
         private_dir(self.path / "sources")
         return private_dir(self.path / "sources" / source_id(spec))
+
+    def has_pins(self, namespace: NamespaceId) -> bool:
+        """Does a source of this namespace say that something of it is pinned?"""
+        for directory in _directories(self.path / "sources"):
+            with contextlib.suppress(OSError):
+                if (directory / PINNED_NAME).read_text() == namespace.hex():
+                    return True
+        return False
 
     def cluster_dir(self, address: str) -> Path:
         """The private directory of the cluster with the master HOST:PORT."""

@@ -149,3 +149,27 @@ def test_how_old_names_may_be_is_said_by_path(node: Node, bucket: Bucket) -> Non
         ["0s", str(root / "quick")]
     ]
     assert "profile=interactive" in node.ok("policy", "unset", root / "quick", "sync_interval")
+
+
+def test_pins_hold_while_their_source_is_not_mounted(
+    node: Node, bucket: Bucket, tmp_path: Path
+) -> None:
+    """Another source's server over the same cache directory evicts nothing of it, however long
+    nobody used it."""
+    bucket.fill({f"kept/{n}": body(n, MB) for n in range(4)})
+    bucket.fill({f"other/{n}": body(100 + n, 3 * MB) for n in range(16)})
+    limits = ("--cache-dir", tmp_path / "shared", "--cache-size", "48MB", "--idle-after", "0s")
+    root = node.mount(bucket.url, *bucket.options, *limits)
+    node.ok("pin", root / "kept", "--wait")
+    node.umount(root)
+    other = node.mount(bucket.url + "/other", *bucket.options, *limits, name="other")
+    for _ in range(2):
+        read_all(other)
+    node.umount(other)
+    root = node.mount(bucket.url, *bucket.options, *limits)
+    assert cached(node, root / "kept") == [MB] * 4
+    node.ok("unpin", root / "kept")
+    node.umount(root)
+    other = node.mount(bucket.url + "/other", *bucket.options, *limits, name="other")
+    read_all(other)
+    assert node.status(other)["cache"]["evicted_files"]["idle"] > 0
