@@ -34,6 +34,7 @@ BENCHES = (
     "memory",
     "placement",
     "master_calls",
+    "peer_transfer",
     "node_names",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")

@@ -57,6 +57,9 @@ def test_a_bad_owner_costs_time_and_nothing_else(tmp_path: Path, behaviour: str)
                 reads = (read(node.worker, 1) for node in (first, second))
                 for data in await asyncio.gather(*reads):
                     assert data == cluster.rig.data[1]
+                status = first.source.status()
+                assert (status["failures"] > 0) == (behaviour not in ("busy", "lie"))
+                assert status["hedges"] == 0, "the next in rank is no replica"
                 limit_s = SOON.probe_after_s + SOON.silence_s + 3
                 assert time.monotonic() - started < limit_s
                 assert cluster.body_bytes <= SIZE, "the origin was read twice"
@@ -112,6 +115,7 @@ def test_a_slow_owner_is_hedged_by_the_other_replica(tmp_path: Path) -> None:
                 started = time.monotonic()
                 assert await read(reader.worker, 1) == cluster.rig.data[1]
                 assert time.monotonic() - started < TIMES.silence_s, "it waited for the silent one"
+                assert reader.source.status()["hedges"] > 0
                 assert cluster.body_bytes == before
 
     run(script())

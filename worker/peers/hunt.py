@@ -39,7 +39,6 @@ from worker.state.search import (
     Tick,
     Times,
     UseOrigin,
-    Way,
 )
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class PeerCounters:
 
     requests: int = 0
     failures: int = 0
-    hedges: int = 0  # requests beside another one: hedges, and questions whether that one lives
+    hedges: int = 0  # requests to a second peer, as the first was slow
     wrong_pages: int = 0
     refreshes: int = 0
     fallbacks: int = 0  # searches in which peers were asked, and then the origin
@@ -129,18 +128,22 @@ class Hunt:
         return actions
 
     def _count(self, events: Iterable[Event], actions: Iterable[Action]) -> None:
-        counters = self._shared.counters
+        counters, peers = self._shared.counters, self._shared.peers
         for event in events:
-            counters.failures += isinstance(event, (Failed, Broke))
             counters.wrong_pages += isinstance(event, Broke) and event.wrong
-            if isinstance(event, Failed) and self._shared.peers.has_just_failed(
-                event.candidate.peer
-            ):
-                log.warning("%s does not answer: others are asked for now", event.candidate.url)
+        counters.failures = peers.failures
+        for peer in peers.take_news():
+            log.warning("worker %s does not answer: others are asked for now", peer)
+        asked = set(self._exchanges)
         for action in actions:
-            counters.requests += isinstance(action, Ask)
             counters.refreshes += isinstance(action, Refresh)
             counters.fallbacks += isinstance(action, UseOrigin)
+            if isinstance(action, Close):
+                asked.discard(action.candidate)
+            elif isinstance(action, Ask):
+                counters.requests += 1
+                peer = action.candidate.peer
+                counters.hedges += bool(asked) and all(one.peer != peer for one in asked)
 
     def _do(self, action: Action, events: list[Event]) -> None:
         if isinstance(action, Close):
@@ -150,8 +153,6 @@ class Hunt:
             events.append(Refreshed(self._refreshed()))
         elif isinstance(action, Ask):
             candidate = action.candidate
-            if self._exchanges and candidate.way is Way.HAVE:
-                self._shared.counters.hedges += 1
             exchange = Exchange(self._shared.connections, candidate, self._shared.headers)
             self._exchanges[candidate] = exchange
             try:

@@ -14,6 +14,7 @@ LONGEST_PAUSE_S: Final = 10.0
 TRY_S: Final = 5.0  # how long the one who tries a failed peer again has it for itself
 WRONG_S: Final = 60.0
 MOST_WRONG: Final = 1_000
+MOST_NEWS: Final = 100
 LATENCY_SHARE: Final = 0.2  # of the newest answer in the average
 HEDGE_FACTOR: Final = 4.0
 LEAST_HEDGE_S: Final = 0.02
@@ -35,6 +36,8 @@ class Peers:
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}
         self._wrong: dict[tuple[str, bytes], float] = {}
+        self._news: list[str] = []
+        self.failures = 0  # since the start
 
     def take(self, peer: str, content: bytes, now: float) -> bool:
         """May it be asked now? True for one that failed makes the caller the one who tries it."""
@@ -64,6 +67,14 @@ class Peers:
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(known.failures, 8))
         known.failures += 1
         known.avoid_until_s = now + pause_s
+        self.failures += 1
+        if known.failures == 1:
+            self._news = [*self._news[-MOST_NEWS:], peer]
+
+    def take_news(self) -> list[str]:
+        """The peers that failed for the first time since their last answer, each told once."""
+        news, self._news = self._news, []
+        return news
 
     def has_just_failed(self, peer: str) -> bool:
         """It failed once since its last answer."""

@@ -311,3 +311,14 @@ def test_every_search_ends_in_time(data: st.DataObject) -> None:
             Failed(candidate) if choice == "fail" else Answered(candidate, Answer(choice))
         )
     raise AssertionError("it stopped without a result")
+
+
+def test_a_failing_peer_is_news_once() -> None:
+    peers = Peers()
+    for now in (0.0, 1.0):
+        peers.failed("a", now)
+    assert peers.take_news() == ["a"]
+    assert peers.take_news() == []
+    peers.answered("a")
+    peers.failed("a", 2.0)
+    assert (peers.take_news(), peers.failures) == (["a"], 3)
