@@ -25,13 +25,13 @@ from cachefs.core import cluster as c
 from cachefs.core.access import HEADER, header_of
 from cachefs.core.addresses import master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
-from cachefs.core.messages import Failure, Message, error_of
+from cachefs.core.messages import Failure, ListDir, Message, error_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Message)
 
-CONNECTIONS: Final = 32
+CONNECTIONS: Final = {"names": 32, "listings": 32, "members": 8}
 CONNECT_S: Final = 3.0
 ANSWER_S: Final = 60.0  # what a master may take for an answer: it waits for origins
 REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
@@ -39,6 +39,10 @@ LOOK_S: Final = 1.0  # between looks whether the master that should answer is do
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
+# What keeps this worker a member asks no origin, and must not wait for a connection behind calls
+# that do; nor names of one origin behind listings of another.
+_MEMBERS: Final = (c.Register, c.Heartbeat, c.Leave, c.GetView, c.GetEvents, c.PermitEviction)
+_LISTINGS: Final = (ListDir, c.Walk)
 _KEEPALIVE: Final = (  # a partition ends a call within about 10 s
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -74,7 +78,7 @@ class MasterClient:
         self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True
         self._clock = clock
         self._jitter = jitter
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}  # see `CONNECTIONS`
         self._reached = asyncio.Event()
         self._failures = 0
         self._closed = False
@@ -92,7 +96,7 @@ class MasterClient:
         reached (0: one attempt); an attempt may take `answer_s`, and no more than `reach_s` where
         other calls find the master down. Raises the master's failure, MasterUnreachable,
         AccessDenied, ProtocolError. Cancelled: the master may have acted."""
-        answer = await self._call(c.encode(body), type(body).__name__, answer_s, reach_s)
+        answer = await self._call(body, answer_s, reach_s)
         if isinstance(answer, Failure):
             raise error_of(answer)
         if not isinstance(answer, kind):
@@ -102,17 +106,17 @@ class MasterClient:
     async def close(self) -> None:
         """Calls under way fail. Idempotent."""
         self._closed = True
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
-    async def _call(self, data: bytes, what: str, answer_s: float, reach_s: float) -> c.Answer:
+    async def _call(self, body: c.Call, answer_s: float, reach_s: float) -> c.Answer:
         until = self._clock() + reach_s
-        attempt = 0
+        attempt, data = 0, c.encode(body)
         self.counters["calls"] += 1
         while True:
             answer: c.Answer | MasterUnreachable
             try:
-                answer = await self._attempt(data, what, answer_s, until)
+                answer = await self._attempt(body, data, answer_s, until)
             except MasterUnreachable as err:
                 self._failed(err)
                 answer = err
@@ -157,14 +161,14 @@ class MasterClient:
         self._failures = 0
         self._reached.set()
 
-    async def _attempt(self, data: bytes, what: str, answer_s: float, until: float) -> c.Answer:
+    async def _attempt(self, body: c.Call, data: bytes, answer_s: float, until: float) -> c.Answer:
         limit = asyncio.timeout(answer_s)
         try:
             async with limit:
                 with self._given_up_when_down(limit, until):
-                    return await self._exchange(data)
+                    return await self._exchange(data, _connections_of(body))
         except TimeoutError as err:
-            raise self._unreachable(f"no answer to {what} in time") from err
+            raise self._unreachable(f"no answer to {type(body).__name__} in time") from err
         except (aiohttp.ClientError, OSError) as err:
             raise self._unreachable(str(err) or type(err).__name__) from err
 
@@ -192,8 +196,8 @@ class MasterClient:
             remedy="is `cachefs master` running there?",
         )
 
-    async def _exchange(self, data: bytes) -> c.Answer:
-        session = self._open_session()
+    async def _exchange(self, data: bytes, connections: str) -> c.Answer:
+        session = self._open_session(connections)
         async with session.post(self.url + c.CALL_PATH, data=data, headers=self._headers) as reply:
             body = await _bounded_body(reply)
             try:
@@ -211,21 +215,30 @@ class MasterClient:
             return self._unreachable(f"HTTP status {status}")
         return ProtocolError(f"what answers at {self.url} is no master: HTTP status {status}")
 
-    def _open_session(self) -> aiohttp.ClientSession:
+    def _open_session(self, connections: str) -> aiohttp.ClientSession:
         if self._closed:
             raise self._unreachable("this node is ending")
-        if self._session is None:
+        session = self._sessions.get(connections)
+        if session is None:
             connector = aiohttp.TCPConnector(
-                limit=CONNECTIONS, ssl=self._ssl, socket_factory=_new_socket
+                limit=CONNECTIONS[connections],
+                ssl=self._ssl,
+                socket_factory=_new_socket,
             )
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-            self._session = aiohttp.ClientSession(
+            session = self._sessions[connections] = aiohttp.ClientSession(
                 connector=connector,
                 timeout=timeout,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             )
-        return self._session
+        return session
+
+
+def _connections_of(body: c.Call) -> str:
+    if isinstance(body, _MEMBERS):
+        return "members"
+    return "listings" if isinstance(body, _LISTINGS) else "names"
 
 
 def _is_busy(answer: c.Answer) -> bool:

@@ -23,7 +23,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import NamespaceId
 from tests.unit.worker_cluster.fake_master import run, until
-from worker.cluster.master_client import MasterClient, MasterUnreachable
+from worker.cluster.master_client import CONNECTIONS, MasterClient, MasterUnreachable
 
 GREETED = c.encode(c.Greeted(NamespaceId(b"n" * 16)))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -275,5 +275,34 @@ def test_a_master_is_named_by_an_address() -> None:
         assert MasterClient("https://host").url == "https://host:19998"
         with pytest.raises(BadConfig):
             MasterClient("ftp://host:1")
+
+    run(script())
+
+
+def test_listings_that_wait_for_an_origin_hold_up_neither_heartbeats_nor_names() -> None:
+    """However many of them: a worker that only waits is not lost."""
+
+    async def script() -> None:
+        waiting, most = 0, CONNECTIONS["listings"]
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            nonlocal waiting
+            if isinstance(c.decode_call(await request.read()), m.ListDir):
+                waiting += 1
+                await asyncio.Event().wait()
+            return web.Response(body=GREETED)
+
+        async with Server(handler).listening() as server, connected(server.url) as client:
+            question = m.ListDir(NamespaceId(b"n" * 16), 1)
+            listings = [
+                asyncio.ensure_future(client.ask(question, m.Listing)) for _ in range(2 * most)
+            ]
+            await until(lambda: waiting >= most)
+            for call in (c.Heartbeat("w", 1), m.GetAttr(NamespaceId(b"n" * 16), 2)):
+                await client.ask(call, c.Greeted, answer_s=5, reach_s=0)
+            assert waiting == most
+            for listing in listings:
+                listing.cancel()
+            await asyncio.gather(*listings, return_exceptions=True)
 
     run(script())
