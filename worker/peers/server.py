@@ -37,13 +37,12 @@ from cachefs.core.model import PAGE_BYTES, ContentId, Origin
 from cachefs.core.placement import BLOCK_BYTES
 from worker.machine import descriptors
 from worker.peers.ring import Ring
+from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
 from worker.serving import Pages, PeerCache
-from worker.threads import Threads, Wake
 
 log = logging.getLogger(__name__)
 
-SEND_THREADS: Final = 32
 MOST_REQUESTS: Final = 512
 MOST_OF_ONE: Final = 256  # address
 PROVIDE_S: Final = 40.0
@@ -149,11 +148,11 @@ class PeerServer:
         self._ssl_context = ssl_context
         self._in_flight: collections.Counter[str] = collections.Counter()
         self._runner: web.ServerRunner | None = None
-        self._threads: Threads
+        self._senders: Senders
 
     async def start(self, host: str, port: int = 0) -> int:
         """Returns the port. Raises OSError where the address cannot be had."""
-        self._threads = Threads("send", SEND_THREADS, Wake(asyncio.get_running_loop()))
+        self._senders = Senders()
         server = _Bounded(
             self._handle, descriptors() // 2, access_log=None, keepalive_timeout=IDLE_S
         )
@@ -170,7 +169,7 @@ class PeerServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-            await asyncio.to_thread(self._threads.close, STOP_S)
+            await self._senders.close(STOP_S)
 
     def status(self) -> dict[str, int]:
         """Plain values for people."""
@@ -211,7 +210,7 @@ class PeerServer:
             c.SOURCE_HEADER: "cache" if was_here else "origin",
             c.EPOCH_HEADER: str(self._ring.epoch),
         }
-        response = PagesResponse(pages, self._threads, headers)
+        response = PagesResponse(pages, self._senders.threads, headers)
         await response.send(request)
         counters = self.counters
         counters.pages += len(pages.checksums)

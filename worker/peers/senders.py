@@ -1,0 +1,49 @@
+"""The threads that send pages. One that a disk holds on to does not count: others take its place,
+up to as many again. Owned by the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from worker.threads import Threads, Wake
+
+SENDERS: Final = 32
+LOOK_S: Final = 1.0
+STUCK_S: Final = 5.0  # a turn takes less, whatever the receiver does (`sending.PATIENCE_S`)
+
+
+class Senders:
+    """`close` ends them. `look` is called by itself every `LOOK_S`."""
+
+    def __init__(self, count: int = SENDERS, clock: Callable[[], float] = time.monotonic) -> None:
+        loop = asyncio.get_running_loop()
+        self.threads = Threads("send", count, Wake(loop))
+        self._clock = clock
+        self._since: dict[Hashable, float] = {}
+        self._stuck = 0
+        self._watching = loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> int:
+        """How many are stuck now."""
+        now = self._clock()
+        self._since = {call: self._since.get(call, now) for call in self.threads.calls()}
+        stuck = sum(now - since_s >= STUCK_S for since_s in self._since.values())
+        if stuck != self._stuck:
+            self._stuck = stuck
+            self.threads.count_out(stuck)
+        return stuck
+
+    async def close(self, wait_s: float) -> None:
+        """Waits so long for those that are in a turn."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await asyncio.to_thread(self.threads.close, wait_s)
