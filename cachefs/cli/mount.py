@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any, Final
 
 import click
@@ -27,6 +28,7 @@ from connectors.urls import OPTIONS, check_options, normalise
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
 JOIN_TRIES: Final = 3
+ENDING_S: Final = 3.0  # a server that was just ending has said so by then
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -176,11 +178,12 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
 def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
     for _ in range(JOIN_TRIES):
         server = request.find_server()
+        began_s = time.monotonic()
         try:
             return server, _start_client(request, server, foreground)
         except Unreachable:
-            if server.started:
-                raise
+            if server.started or time.monotonic() - began_s > ENDING_S:
+                raise  # its origin or its master was not reached, and will not be the next time
         # The server that we joined was just ending with its last mount: join or start another.
     server = request.find_server()
     return server, _start_client(request, server, foreground)

@@ -1,0 +1,56 @@
+"""A mount joins a server: one that was just ending is left for another, one that waits in vain for
+its origin or its master is not asked again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from cachefs.cli import mount
+from cachefs.core.errors import Unreachable
+from cachefs.core.specs import Started
+from cachefs.launcher.processes import Server
+
+JOINED = Server("/socket", False, "")
+
+
+class Request:
+    def find_server(self) -> Server:
+        return JOINED
+
+
+class Clients:
+    """What each start of a client comes to, and how long it takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *outcomes: tuple[float, bool]) -> None:
+        self.now_s = 0.0
+        self.left = list(outcomes)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(mount, "_start_client", self.start)
+
+    def start(self, *_: Any) -> Started:
+        took_s, succeeds = self.left.pop(0)
+        self.now_s += took_s
+        if not succeeds:
+            raise Unreachable("no answer")
+        return Started(1)
+
+
+def start() -> tuple[Server, Started]:
+    request: Any = Request()
+    return mount._start(request, False)
+
+
+def test_a_server_that_was_just_ending_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = Clients(monkeypatch, (0.1, False), (0.1, False), (0.5, True))
+    assert start() == (JOINED, Started(1))
+    assert not clients.left
+
+
+def test_who_waited_in_vain_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = Clients(monkeypatch, (30.0, False), (0.1, True))
+    with pytest.raises(Unreachable):
+        start()
+    assert len(clients.left) == 1
