@@ -292,6 +292,19 @@ def test_what_is_here_is_served_without_a_master_and_in_any_epoch(tmp_path: Path
     run(script())
 
 
+def test_an_address_that_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2)
+        async with cluster.running() as nodes:
+            await nodes[0].server.stop()
+            before = {task.get_name() for task in asyncio.all_tasks()}
+            with pytest.raises(OSError, match="in use"):
+                await nodes[0].server.start("127.0.0.1", int(nodes[1].url.rpartition(":")[2]))
+            assert {task.get_name() for task in asyncio.all_tasks()} == before
+
+    run(script())
+
+
 def test_questions_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     async def script() -> None:
         cluster = Cluster(tmp_path, 1)

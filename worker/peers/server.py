@@ -160,7 +160,11 @@ class PeerServer:
         await runner.setup()
         self._runner = runner
         site = web.TCPSite(runner, host or None, port, ssl_context=self._ssl_context)
-        await site.start()
+        try:
+            await site.start()
+        except BaseException:
+            await self.stop()
+            raise
         address: tuple[Any, ...] = runner.addresses[0]
         return int(address[1])
 
