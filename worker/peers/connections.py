@@ -23,6 +23,7 @@ KEPT_PER_PEER: Final = 32
 KEPT_S: Final = 20.0  # less than a server keeps them
 HEAD_BYTES: Final = 4096  # read at a time while the head comes
 MOST_HEAD_BYTES: Final = 64 << 10
+PART_S: Final = 20.0  # for a head, or a page: a peer that sends a little now and then is given up
 
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -79,10 +80,11 @@ class Connection:
 
     def head(self) -> Head:
         """Raises BadAnswer, ClosedBefore."""
-        came = bytearray()
+        came, until = bytearray(), time.monotonic() + PART_S
         while (end := came.find(b"\r\n\r\n")) < 0:
             if len(came) > MOST_HEAD_BYTES:
                 raise BadAnswer("a head without an end")
+            _check(until)
             with _timed():
                 part = self._sock.recv(HEAD_BYTES)
             if not part:
@@ -97,7 +99,9 @@ class Connection:
         view[:done] = self._came[:done]
         self._came = self._came[done:]
         flags = socket.MSG_WAITALL if self._is_plain else 0
+        until = time.monotonic() + PART_S
         while done < len(view):
+            _check(until)
             with _timed():
                 size = self._sock.recv_into(view[done:], 0, flags)
             if not size:
@@ -118,6 +122,11 @@ class Connection:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _check(until: float) -> None:
+    if time.monotonic() > until:
+        raise TimeoutError("it comes too slowly")
 
 
 class _timed:
@@ -162,6 +171,7 @@ class Connections:
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[Connection, float]]] = {}
         self._closed = False
+        self._swept_at = clock()
 
     def take(self, url: str, *, fresh: bool = False) -> tuple[Connection, bool]:
         """A connection, and whether it was used before (then the peer may have closed it). Raises
@@ -194,12 +204,28 @@ class Connections:
 
     def give(self, url: str, connection: Connection) -> None:
         """Takes one back whose last answer was read to its end."""
+        now, gone = self._clock(), []
         with self._lock:
+            if now - self._swept_at >= KEPT_S:
+                gone = self._sweep(now)
             idle = self._idle.setdefault(url, [])
             if not self._closed and len(idle) < KEPT_PER_PEER:
-                idle.append((connection, self._clock()))
-                return
-        connection.close()
+                idle.append((connection, now))
+            else:
+                gone.append(connection)
+        for one in gone:
+            one.close()
+
+    def _sweep(self, now: float) -> list[Connection]:
+        """Those that nobody took for `KEPT_S`, of all peers: they are not kept any more."""
+        self._swept_at = now
+        everything, self._idle = self._idle, {}
+        gone = []
+        for url, idle in everything.items():
+            gone += [connection for connection, since_s in idle if now - since_s >= KEPT_S]
+            if young := [one for one in idle if now - one[1] < KEPT_S]:
+                self._idle[url] = young
+        return gone
 
     def keep(self, urls: set[str]) -> None:
         """Closes those to all other peers."""
