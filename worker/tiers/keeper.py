@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.model import NamespaceId
@@ -65,6 +65,8 @@ class Keeper:
         self._shared = shared
         self._reader = DiskReader()
         self._looker = Threads("tier-look", len(specs), Wake(asyncio.get_running_loop()))
+        self._one_look = asyncio.Lock()
+        self._looks: dict[int, asyncio.Future[_Look]] = {}
         self._numbers: dict[int, Running] = {}
         self._retired: list[Running] = []
         self._causes: dict[int, str] = {}  # why a tier is lost
@@ -196,21 +198,26 @@ class Keeper:
 
     async def look(self) -> None:
         """One look at what is lost, and at what only serves handles."""
-        for tier in range(len(self.specs)):
-            one = self._of(tier)
-            if one is None or not one.in_service:
-                await self._try_again(tier, one)
-        over = [one for one in self._retired if not one.users]
-        for one in over or self._retired[:-MOST_RETIRED]:
-            await self._end(one)
+        async with self._one_look:
+            for tier in range(len(self.specs)):
+                one = self._of(tier)
+                if one is None or not one.in_service:
+                    await self._try_again(tier, one)
+            over = [one for one in self._retired if not one.is_used]
+            for one in over or self._retired[:-MOST_RETIRED]:
+                await self._end(one)
 
     async def _try_again(self, tier: int, old: Running | None) -> None:
-        path = self.specs[tier].path
-        looking = self._looker.run(_look, path)
-        try:
-            identity, device, has_header = await asyncio.wait_for(looking, LOOK_LIMIT_S)
-        except (TimeoutError, OSError):
+        looking = self._looks.get(tier)
+        if looking is None:
+            looking = self._looks[tier] = self._looker.run(_look, self.specs[tier].path)
+        await asyncio.wait([looking], timeout=LOOK_LIMIT_S)
+        if not looking.done():
+            return  # one look at a time: it may hang as the disk does
+        del self._looks[tier]
+        if looking.exception() is not None:
             return
+        identity, device, has_header = looking.result()
         if old is not None and identity == old.identity:
             return  # its own watch brings it back
         if device != self._devices.get(tier, device) and not has_header:
@@ -258,9 +265,17 @@ class Keeper:
         self._looker.close(0.0)
 
 
-def _look(path: str) -> tuple[tuple[int, int] | None, int, bool]:
-    """(identity of the directory, its device or that where it would be, is a tier there?). Raises
-    OSError where there could be none. Blocks."""
+class _Look(NamedTuple):
+    """`identity` of the directory (st_dev, st_ino), None when it is gone; `device`: where it is or
+    would be; `has_header`: a tier is there."""
+
+    identity: tuple[int, int] | None
+    device: int
+    has_header: bool
+
+
+def _look(path: str) -> _Look:
+    """Raises OSError where there could be no directory. Blocks."""
     identity = directory_identity(path)
     device = identity[0] if identity else os.stat(os.path.dirname(path)).st_dev
-    return identity, device, os.path.exists(os.path.join(path, "TIER"))
+    return _Look(identity, device, os.path.exists(os.path.join(path, "TIER")))

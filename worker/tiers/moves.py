@@ -36,6 +36,7 @@ COPIES_AT_ONCE: Final = 4  # of one demotion
 MOST_DOUBLED: Final = 100_000  # more are found by the next sweep
 SETTLED_PER_TICK: Final = 256
 SWEEP_KEYS: Final = 2_000  # in one step of the loop
+EVICTED_WITHIN_S: Final = 15.0  # what was copied below has left above by then, if it does
 FIRST_PAUSE_S: Final = 1.0  # before another try to let go of what somebody has open
 LONGEST_PAUSE_S: Final = 60.0
 
@@ -125,11 +126,14 @@ class Moves:
             if size <= room.free_bytes:
                 return target
             space = target.worker.inside.space
-            if await space.make_room_from_idle(allocation(size), PROMOTE_WINDOW_S):
+            await target.unless_left(space.make_room_from_idle(allocation(size), PROMOTE_WINDOW_S))
+            if size <= target.room().free_bytes:
                 return target
         return None
 
-    async def _copy(self, origin: Origin, one: Running, target: Running) -> bool:
+    async def _copy(
+        self, origin: Origin, one: Running, target: Running, *, settled_later_s: float = 0.0
+    ) -> bool:
         """False when it was not taken."""
         key, content = origin.content.key, origin.content
         if key in self._sources:
@@ -138,7 +142,7 @@ class Moves:
         if held is None or not held.complete:
             return False
         self._sources[key] = one
-        self.doubled(key)
+        self.doubled(key, settled_later_s)
         try:
             await target.worker.fetch(content.namespace, content.ino)
         except CacheFSError:
@@ -171,16 +175,18 @@ class Moves:
             return
         for target in self._keeper.in_service():
             if target.tier > one.tier and target.room(origin).takes(origin.size):
-                if await self._copy(origin, one, target) and key in one.parts.order:
+                copied = await self._copy(origin, one, target, settled_later_s=EVICTED_WITHIN_S)
+                if copied and key in one.parts.order:
                     target.parts.order.hit(key, one.parts.order.last_use_s(key))
                 return
 
     # ---- what is in two tiers ----
 
-    def doubled(self, key: bytes) -> None:
-        """It may be in two tiers: one of them is to let it go."""
+    def doubled(self, key: bytes, later_s: float = 0.0) -> None:
+        """It may be in two tiers: one of them is to let it go, so much later at the earliest."""
         if len(self._doubled) < MOST_DOUBLED:
-            self._doubled.setdefault(key, _Doubled())
+            known = self._doubled.setdefault(key, _Doubled())
+            known.due_s = max(known.due_s, self._keeper.clocks.monotonic() + later_s)
         else:
             self._sweep_due = True
 
@@ -198,7 +204,7 @@ class Moves:
             best = max(found, key=lambda one: _worth(found[one]), default=None)
             for one in having:
                 if one is not best:
-                    await one.worker.inside.space.let_go([key])
+                    await one.unless_left(one.worker.inside.space.let_go([key]))
             having = [one for one in having if key in one.parts.order]
         doubled = self._doubled.get(key)
         if len(having) < 2:

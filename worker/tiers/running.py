@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cachefs.core.errors import BadConfig, CacheFSError, InUse
 from cachefs.core.model import Origin
@@ -43,6 +44,15 @@ class Running:
 
     def view(self) -> TierView:
         return TierView(self.tier, self.parts.tier.pub_fd, self.in_service, self.number)
+
+    @property
+    def is_used(self) -> bool:
+        """Has anybody a handle of it, or waits for one?"""
+        return self.users > 0 or len(self.worker.inside.catalog) > 0
+
+    async def unless_left(self, work: Coroutine[Any, Any, object]) -> None:
+        """Waits for something at its disk, as long as that answers. It goes on in any case."""
+        await self.parts.unless_left(self.parts.tasks.start(work), None)
 
     # ---- what it has ----
 

@@ -132,10 +132,32 @@ def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path:
             await first.worker.inside.space.make_room_ahead(20 * MIB)
             assert rig.in_tier(0) == set()
             assert rig.in_tier(1) == {used}
+            await tiers._moves.tick()
+            assert rig.in_tier(1) == {used}, "nobody settles what is on its way down"
             assert await read(tiers, used) == (rig.data[used], 1)
             status = tiers.status()
             assert status["origin_bytes"] == 20 * MIB
             assert status["tier_bytes"] == 10 * MIB
+
+    run(script())
+
+
+def test_what_was_copied_below_stays_until_it_has_left_above(tmp_path: Path) -> None:
+    """However many ticks come between; and what then stays above is let go of below."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB, admission="always", eviction="lru")
+        ino = rig.put(1, 10 * MIB)
+        async with rig.tiers() as tiers:
+            await tiers.fetch(NAMESPACE, ino)
+            moves, first = tiers._moves, tiers._keeper.running[0]
+            await moves._demote(first, [rig.content(ino).key], 1)
+            await moves.tick()
+            assert rig.in_tier(0) == rig.in_tier(1) == {ino}
+            moves._doubled[rig.content(ino).key].due_s = 0.0
+            await moves.tick()
+            assert (rig.in_tier(0), rig.in_tier(1)) == ({ino}, set())
+            assert not moves._doubled
 
     run(script())
 
