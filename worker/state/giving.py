@@ -121,6 +121,8 @@ class Giver:
         if view.epoch <= self._epoch:  # of a master that lost what it knew
             self.settled = 0
         unchanged = self.settled == self._epoch and owning == self._members
+        if self._epoch < 0 and not view.before:  # back before anything changed
+            unchanged = True
         # What came here in an epoch that was not settled may be known to nobody else.
         self._base = self._now if self.settled == self._epoch else None
         self._epoch, self._members = view.epoch, owning

@@ -141,7 +141,7 @@ class Fleet:
         self.now_s = 1000.0
         self.how = how
         self.sizes: dict[bytes, int] = {}
-        self.view = View(0)
+        self.view = View(0, (member("gone"),))
         self.nodes: dict[str, Node] = {}
         self._due: list[Callable[[], None]] = []
         for id in ids:

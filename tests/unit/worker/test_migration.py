@@ -183,6 +183,20 @@ def test_an_unchanged_set_of_owners_is_settled_at_once() -> None:
     assert sum(node.calls for node in fleet.nodes.values()) == calls
 
 
+def test_who_comes_back_before_anything_changed_has_nothing_to_hand_over() -> None:
+    """Else each restart would bring owners what they evicted."""
+    fleet = fleet_of_two(10)
+    fleet.nodes["b"].bits.clear()
+    copies = dict(fleet.nodes["a"].bits)
+    again = fleet.add("a")
+    again.bits = {**copies, key_of(3): 1, key_of(4): 1}
+    again.act(ViewCame(View(fleet.view.epoch, fleet.view.members, version=7)))
+    assert again.migration.settled == fleet.view.epoch
+    for _ in range(100):
+        fleet.turn()
+    assert again.calls == 0
+
+
 def test_a_taker_without_room_is_given_up_at_once() -> None:
     fleet = fleet_of_two(2000)
     new = fleet.add("c")
@@ -253,7 +267,7 @@ def test_what_is_not_ours_is_not_taken() -> None:
 
 def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
     giver = Migration("a")
-    assert giver.handle(ViewCame(View(1, (member("b"),))), -2.0) == []
+    assert giver.handle(ViewCame(View(1, (member("b"),), (member("a"),))), -2.0) == []
     (scan,) = giver.handle(Tick(), 0.0)
     assert isinstance(scan, Scan)
     held = Holding(key_of(2), SMALL, 1)
@@ -273,11 +287,14 @@ def test_a_newer_epoch_starts_anew_and_old_answers_mean_nothing() -> None:
 
 def test_a_taker_that_moved_is_found_at_its_new_address() -> None:
     giver = Migration("a")
-    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),))), -2.0)
+    giver.handle(ViewCame(View(1, (Member("b", "http://old:1", 1.0),), (member("a"),))), -2.0)
     giver.handle(Tick(), 0.0)
     giver.handle(Scanned(1, (Holding(key_of(2), SMALL, 1),), b""), 0.0)
     assert giver.handle(HaveCame(1, "b", None), 0.0) == [], "it does not answer"
-    assert giver.handle(ViewCame(View(1, (Member("b", "http://new:1", 1.0),))), 0.1) == []
+    assert (
+        giver.handle(ViewCame(View(1, (Member("b", "http://new:1", 1.0),), (member("a"),))), 0.1)
+        == []
+    )
     (ask,) = giver.handle(Tick(), 0.2)
     assert isinstance(ask, AskHave)
     assert ask.peer.url == "http://new:1"
@@ -287,7 +304,7 @@ def test_a_master_that_lost_its_store_is_followed() -> None:
     fleet = fleet_of_two(100)
     fleet.members(member("a"), member("b"), member("idle", 0.0))
     fleet.add("c")
-    fleet.view = View(0)
+    fleet.view = View(0, (member("a"),))
     fleet.members(member("a"), member("b"), member("c"))
     assert {node.migration.settled for node in fleet.nodes.values()} == {0}
     fleet.run()
@@ -297,7 +314,7 @@ def test_a_master_that_lost_its_store_is_followed() -> None:
 def test_an_index_that_cannot_be_read_is_tried_again() -> None:
     fleet = Fleet("a")
     giver = fleet.nodes["a"].migration
-    giver.handle(ViewCame(View(1, (member("b"),))), -2.0)
+    giver.handle(ViewCame(View(1, (member("b"),), (member("a"),))), -2.0)
     (scan,) = giver.handle(Tick(), 0.0)
     assert giver.handle(Scanned(1, (), b"", failed=True), 0.0) == []
     assert giver.settled == 0

@@ -106,7 +106,8 @@ def run(script: Callable[[dict[str, Node]], Awaitable[None]]) -> None:
 
 
 def view(epoch: int, *ids: str) -> View:
-    return View(epoch, tuple(Member(id, f"http://{id}:1", 1.0) for id in ids))
+    members = tuple(Member(id, f"http://{id}:1", 1.0) for id in ids)
+    return View(epoch, members, (Member("before", "http://before:1", 1.0),))
 
 
 async def running(*nodes: Node) -> list[asyncio.Task[None]]:
