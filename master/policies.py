@@ -105,7 +105,12 @@ class Policies:
         effective = self.table.effective(path)
         below = [PolicySaid(*one) for one in self.table.below(path)]
         return PoliciesAt(
-            effective.policy, effective.where, self.table.at(path), below[:MOST_SHOWN], len(below)
+            effective.policy,
+            effective.where,
+            self.table.at(path),
+            below[:MOST_SHOWN],
+            len(below),
+            [*effective.quotas],
         )
 
     # ---- workers ---------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class Catalog:
             log.warning("%s: %d pages were damaged, fetched again", entry.name, looked.bad_pages)
         if looked.lost:
             parts.order.remove(entry.key)
+            parts.charges.drop(entry.key)
         entry.fd = looked.fd
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
@@ -279,6 +280,7 @@ class Catalog:
         )
         for key in keys:
             parts.order.remove(key)
+            parts.charges.drop(key)
         return dropped
 
     def _close_all(self, dropped: dict[str, Dropped]) -> None:

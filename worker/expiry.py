@@ -1,4 +1,5 @@
-"""Frees what is older than its time to live, as the master's policies say. Owned by the loop.
+"""What the master's policies say of what is cached: frees what is older than its time to live, and
+what is more than a quota allows. Owned by the loop.
 
 What has just been filled is asked about once a second, many at once; everything that is cached is
 asked about again after a start, and whenever policies changed. Nothing goes without the master's
@@ -9,6 +10,7 @@ late. Open files go on: they read from the unlinked file.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -46,6 +48,7 @@ class Expirer:
         self._segments = segments
         self._housekeeping = housekeeping
         self._expiry = Expiry()
+        self._charges = parts.charges
         self._fresh: dict[bytes, float] = {}  # key -> when it was filled
         self._versions: dict[NamespaceId, int] = {}  # of the policies that are known here
         self._again: set[NamespaceId] = set()  # not all of whose policies are known here
@@ -80,11 +83,9 @@ class Expirer:
                 await self._ask()
             except OSError as err:
                 return self._catalog.disk_fault(err)
-            for _ in range(0, MOST_FREED_PER_TICK, FREED_AT_ONCE):
-                due = self._expiry.due(self._parts.clocks.wall(), FREED_AT_ONCE)
-                if not due:
-                    return
-                await self._free(due)
+            await self._free_what_is_due()
+            for path, excess_bytes in self._charges.excess().items():
+                await self._free_excess(path, excess_bytes)
 
     async def _ask(self) -> None:
         if not self._knows_namespaces:
@@ -93,6 +94,13 @@ class Expirer:
             self._knows_namespaces = True
         await self._ask_about_fresh()
         await self._ask_about_changed()
+
+    async def _free_what_is_due(self) -> None:
+        for _ in range(0, MOST_FREED_PER_TICK, FREED_AT_ONCE):
+            due = self._expiry.due(self._parts.clocks.wall(), FREED_AT_ONCE)
+            if not due:
+                return
+            await self._free(due)
 
     # ---- what the policies say -------------------------------------------------------------------
 
@@ -109,6 +117,7 @@ class Expirer:
 
     async def _ask_about_fresh(self) -> None:
         fresh, self._fresh = self._fresh, {}
+        self._charges.settle()
         for namespace, filled in _by_namespace(fresh).items():
             self._versions.setdefault(namespace, self._version(namespace))
             if not await self._learn(namespace, filled):
@@ -124,15 +133,21 @@ class Expirer:
         wanted, self._again = self._again, set()
         async for batch in self._housekeeping.records():
             filled = {key: float(_filled_s(record)) for key, record in batch}
+            sizes = {key: record.allocated_bytes for key, record in batch}
             for namespace, some in _by_namespace(filled).items():
                 asks = namespace in wanted and namespace not in self._again
-                if asks and not await self._learn(namespace, some):
+                if asks and not await self._learn(namespace, some, sizes):
                     self._again.add(namespace)
         self._versions |= {ns: versions[ns] for ns in wanted - self._again}
         self._again_at_s = now + RETRY_S if self._again else now
 
-    async def _learn(self, namespace: NamespaceId, filled: dict[bytes, float]) -> bool:
-        """Asks how long these, filled then, may stay. False: there was no answer."""
+    async def _learn(
+        self,
+        namespace: NamespaceId,
+        filled: dict[bytes, float],
+        sizes: dict[bytes, int] | None = None,
+    ) -> bool:
+        """Asks what is said of these, filled then. False: there was no answer."""
         contents = [ContentId.parse(key.hex()) for key in filled]
         for start in range(0, len(contents), ASKED_AT_ONCE):
             part = contents[start : start + ASKED_AT_ONCE]
@@ -145,7 +160,25 @@ class Expirer:
             for content, rule in zip(part, rules, strict=True):
                 ttl_s = -1.0 if rule.pinned else rule.ttl_s
                 self._expiry.put(content.key, filled[content.key], ttl_s, now_s)
+            await self._charge([one.key for one in part], rules, sizes or {})
         return True
+
+    async def _charge(
+        self, keys: Sequence[bytes], rules: Sequence[Rule], sizes: dict[bytes, int]
+    ) -> None:
+        """Counts what is cached of these against their quotas. Raises OSError."""
+        index = self._parts.tier.index
+        for key, rule in zip(keys, rules, strict=True):
+            size_bytes = 0
+            if rule.quotas:
+                entry = self._catalog.live(key)
+                if entry is not None and not entry.detached:
+                    size_bytes = entry.allocated_bytes
+                elif key in sizes:
+                    size_bytes = sizes[key]
+                elif record := await self._parts.ask_disk(index.get, key):
+                    size_bytes = record.allocated_bytes
+            self._charges.put(key, rule.quotas if size_bytes else (), size_bytes)
 
     async def _rules(self, namespace: NamespaceId, contents: Sequence[ContentId]) -> list[Rule]:
         service = self._service(namespace)
@@ -155,6 +188,25 @@ class Expirer:
         return rules
 
     # ---- what goes -------------------------------------------------------------------------------
+
+    async def _free_excess(self, path: bytes, excess_bytes: int) -> None:
+        """Frees what was not used for longest of what counts against a quota: it was lowered, or
+        this node's share of it."""
+        order = self._parts.order
+        known = [(key, size) for key, size in self._charges.charged(path) if key in order]
+        known.sort(key=lambda one: order.last_use_s(one[0]))
+        rest = iter(known)
+        while excess_bytes > 0:
+            some: list[bytes] = []
+            for key, size_bytes in itertools.islice(rest, FREED_AT_ONCE):
+                some.append(key)
+                excess_bytes -= size_bytes
+                if excess_bytes <= 0:
+                    break
+            if not some:
+                return  # what is left is pinned
+            await self._free(some)
+            excess_bytes = self._charges.excess().get(path, 0)
 
     async def _free(self, keys: Sequence[bytes]) -> None:
         retry_s = self._parts.clocks.wall() + RETRY_S

@@ -224,7 +224,7 @@ class Filler:
     def _reserved_nowait(self, piece: Piece) -> bool:
         if piece.room_bytes:
             return True
-        if self._space.reserve_nowait(piece.need_bytes):
+        if self._space.reserve_nowait(piece.need_bytes, piece.entry):
             piece.room_bytes = piece.need_bytes
         return bool(piece.room_bytes)
 

@@ -19,6 +19,7 @@ from worker.state.accounting import Ledger
 from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
 from worker.state.memory import MemoryBudget
+from worker.state.quotas import Charges, Quotas
 from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -133,6 +134,7 @@ class Shared:
 
     memory: MemoryBudget
     is_owned: Callable[[bytes, int], bool] | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 @dataclass(slots=True)
@@ -169,6 +171,7 @@ class Parts:
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
     touch: Callable[[bytes], None] = _ignore  # a content was used
     filled: Callable[[bytes], None] = _ignore  # something of a content came
+    charges: Charges = field(default_factory=lambda: Charges(Quotas()))
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES
+from cachefs.core.policies import shown
 from worker.catalog import Catalog
 from worker.entry import Entry, Handle
 from worker.fill import Filler
@@ -305,7 +306,7 @@ class Provider:
         missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
         if missing and not await self._space.reserve(need_bytes, entry):
-            raise NoSpace("the cache has no room for the file", remedy="give a larger --cache-size")
+            raise self._no_room(entry, need_bytes)
         room = _Room(self._space, need_bytes)
         try:
             for run in missing:
@@ -316,6 +317,14 @@ class Provider:
                     await asyncio.shield(future)
         finally:
             room.release()
+
+    def _no_room(self, entry: Entry, need_bytes: int) -> NoSpace:
+        full = self._space.full_quota(need_bytes, entry)
+        if full is not None:
+            cause = f"the quota of {shown(full)} is used up"
+            return NoSpace(cause, remedy="give a larger one: cachefs quota")
+        cause = "the cache has no room for the file"
+        return NoSpace(cause, remedy="give a larger --cache-size")
 
     async def _bring_one(self, entry: Entry, first: int, end: int, room: _Room) -> None:
         """Claims a piece when few enough of the file are in flight; pages that somebody else

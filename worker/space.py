@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import NO_RULE, Rule
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
@@ -64,16 +65,29 @@ class Space:
             return False
         verdict = self._judge(size_bytes, entry)
         if verdict is Verdict.ADMIT:
-            return self._parts.ledger.reserve(size_bytes)
+            return self._take(size_bytes, entry)
         if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
             return await self._reserve_by_evicting(size_bytes, entry)
 
-    def reserve_nowait(self, size_bytes: int) -> bool:
+    def reserve_nowait(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """As `reserve` where there is room; False where somebody has to decide or to make some."""
         parts = self._parts
-        return parts.health.writable(parts.clocks.monotonic()) and parts.ledger.reserve(size_bytes)
+        if not parts.health.writable(parts.clocks.monotonic()):
+            return False
+        return self.full_quota(size_bytes, entry) is None and self._take(size_bytes, entry)
+
+    def full_quota(self, size_bytes: int, entry: Wanted | None) -> bytes | None:
+        """The path whose quota refuses so much more of a content; None: no quota does."""
+        bounds = self._rule(entry).quotas
+        return self._parts.charges.refuses(bounds, size_bytes) if bounds else None
+
+    def _take(self, size_bytes: int, entry: Wanted | None) -> bool:
+        if not self._parts.ledger.reserve(size_bytes):
+            return False
+        self._parts.charges.promise(self._rule(entry).quotas, size_bytes)
+        return True
 
     def release(self, size_bytes: int) -> None:
         """Takes a promise back."""
@@ -98,7 +112,7 @@ class Space:
             idle_s = self._parts.config.idle_after_s if from_idle else None
             from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
             await self._make_room(size_bytes, idle_s, only_copies=from_copies)
-        if self._parts.ledger.reserve(size_bytes):
+        if self._take(size_bytes, entry):
             return True
         if verdict is not Verdict.REFUSE:
             self._nothing_until_s = self._parts.clocks.monotonic() + PAUSE_S
@@ -111,6 +125,8 @@ class Space:
     def _judge(self, size_bytes: int, entry: Wanted | None) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
+        if self.full_quota(size_bytes, entry) is not None:
+            return Verdict.REFUSE
         if self._oldest_use_s + config.idle_after_s <= now_s:
             self._look_for_the_oldest()
         return judge(
@@ -126,9 +142,11 @@ class Space:
 
     def _admission(self, wanted: Wanted | None) -> str:
         """As policies say of that content, else as the worker is set."""
+        return self._rule(wanted).admission or self._parts.config.admission
+
+    def _rule(self, wanted: Wanted | None) -> Rule:
         entry = None if wanted is None else self._catalog.live(wanted.key)
-        said = "" if entry is None else entry.origin.rule.admission
-        return said or self._parts.config.admission
+        return NO_RULE if entry is None else entry.origin.rule
 
     def _takes_copies(self, entry: Wanted) -> bool:
         parts = self._parts
@@ -293,6 +311,7 @@ class Space:
         parts = self._parts
         for name, size_bytes in result.gone.items():
             parts.order.remove(bytes.fromhex(name))
+            parts.charges.drop(bytes.fromhex(name))
             parts.ledger.cached_bytes -= size_bytes
             parts.counters.evicted_bytes += size_bytes
         for name in result.busy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cachefs.core.policies import shown
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
@@ -37,6 +38,7 @@ def status(
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,
         "freed_files": counters.freed_files,
+        "quota_used_bytes": {shown(path): used for path, used in parts.charges.used().items()},
         "verified_files": counters.verified,
         "bad_pages": counters.bad_pages,
         "scrubbed_bytes": counters.scrubbed_bytes,

@@ -38,6 +38,7 @@ from worker.space import Space
 from worker.state.accounting import Ledger, allocation
 from worker.state.memory import MemoryBudget, budget
 from worker.state.pages import page_count, range_bytes
+from worker.state.quotas import Charges
 from worker.status import status
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -128,6 +129,7 @@ class Worker:
             memory=memory,
             epoch=tier.header.epoch,
             is_owned=shared.is_owned,
+            charges=Charges(shared.quotas),
         )
         worker = cls(parts)
         await worker.housekeeping.measure_overhead()

@@ -359,13 +359,14 @@ class PolicySaid(msgspec.Struct, frozen=True):
 
 class PoliciesAt(Message, frozen=True):
     """`policy`: what holds; `where`: field -> who says so; `said`: what is said at this very path.
-    `below` is cut; there are `below_count`."""
+    `below` is cut; there are `below_count`. `quotas`: (path, bytes) of those that hold for it."""
 
     policy: Policy
     where: dict[str, str]
     said: Policy
     below: list[PolicySaid] = []
     below_count: int = 0
+    quotas: list[tuple[bytes, int]] = []
 
 
 Body = (

@@ -80,6 +80,13 @@ class Placement:
         return tuple(self._members[i] for i in ranked[:replicas])
 
 
+def share_of(members: Iterable[Member], id: str) -> float:
+    """The part of all blocks that a member owns, 0 to 1; 1 while nobody owns anything."""
+    weights = {member.id: max(0.0, member.weight) for member in members}
+    total = sum(weights.values())
+    return weights.get(id, 0.0) / total if total else 1.0
+
+
 def block_of(offset: int) -> int:
     """The number of the block that has the byte at `offset`."""
     return offset // BLOCK_BYTES

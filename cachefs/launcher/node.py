@@ -33,7 +33,7 @@ from cachefs.core import messages as m
 from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
-from cachefs.core.placement import Member, View, block_count
+from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
@@ -70,6 +70,7 @@ from worker.peers.source import ClusterSource, in_loop
 from worker.server.server import NodeServer
 from worker.source import OriginSource
 from worker.state.memory import MemoryBudget, budget
+from worker.state.quotas import Quotas
 from worker.tiers.tiers import Tiers
 
 log = logging.getLogger("cachefs.node")
@@ -153,7 +154,7 @@ class Node:
             self._sources.service,
             self._sources.connector,
             source=self._source,
-            shared=Shared(MemoryBudget(limit_bytes), self._is_owned),
+            shared=Shared(MemoryBudget(limit_bytes), self._is_owned, Quotas(self._share)),
         )
         stack.push_async_callback(self._cache.close)
         if not self._known_id:
@@ -171,6 +172,10 @@ class Node:
             origin_deadline_s=spec.origin_deadline_s,
             memory_limit_bytes=spec.memory_limit_bytes,
         )
+
+    def _share(self) -> float:
+        """Of the bytes that all nodes together may have below a quota: as of the blocks."""
+        return share_of(self._ring.view.members, self.id)
 
     def _is_owned(self, key: bytes, size: int) -> bool:
         ino = ContentId.parse(key.hex()).ino
@@ -318,7 +323,7 @@ class Node:
 
     def _condition(self) -> Condition:
         status = self._cache.status()
-        names = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight")
+        names = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight", "quota_used_bytes")
         facts: dict[str, Any] = {name: status[name] for name in names}
         facts["tiers"] = [_tier_facts(tier) for tier in status["tiers"]]
         settled = 0 if self._migration is None else self._migration.settled

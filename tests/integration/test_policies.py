@@ -173,3 +173,25 @@ def test_pins_hold_while_their_source_is_not_mounted(
     other = node.mount(bucket.url + "/other", *bucket.options, *limits, name="other")
     read_all(other)
     assert node.status(other)["cache"]["evicted_files"]["idle"] > 0
+
+
+def test_a_quota_bounds_what_is_cached_below_a_path(node: Node, mounted: Path) -> None:
+    """[S-quota] What is more is read past the cache; a lower quota frees what was used least."""
+    assert "no quota" in node.ok("quota", mounted / "kept")
+    node.ok("quota", mounted / "kept", "5MB")
+    for name, data in KEPT.items():
+        assert (mounted / name).read_bytes() == data
+    wait_until(lambda: 3 * MB < sum(cached(node, mounted / "kept")) <= 5 * MB, "it is kept", 10)
+    done = node.run("load", mounted / "kept", "--wait")
+    assert done.returncode == 1
+    assert "the quota of /kept is used up" in done.stdout + done.stderr
+    (shown,) = json.loads(node.ok("quota", mounted, "--json"))
+    assert (shown["path"], shown["quota_bytes"]) == (str(mounted / "kept"), 5 * MB)
+    assert 3 * MB < shown["used_bytes"] <= 5 * MB
+    node.ok("quota", mounted / "kept", "2MB")
+    wait_until(lambda: 0 < sum(cached(node, mounted / "kept")) <= 2 * MB, "it shrinks", 10)
+    read_all(mounted / "other")
+    assert sum(cached(node, mounted / "other")) > 20 * MB
+    node.ok("quota", mounted / "kept", "none")
+    node.ok("load", mounted / "kept", "--wait")
+    assert sum(cached(node, mounted / "kept")) == sum(len(data) for data in KEPT.values())

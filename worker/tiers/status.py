@@ -9,7 +9,14 @@ from typing import Any, Final
 from cachefs.core.tiers import TierSpec
 
 SHARED: Final = ("admission", "eviction", "memory")  # the same for all
-GAUGES: Final = ("limit_bytes", "used_bytes", "reserved_bytes", "fills_in_flight", "tiers")
+GAUGES: Final = (
+    "limit_bytes",
+    "used_bytes",
+    "reserved_bytes",
+    "fills_in_flight",
+    "tiers",
+    "quota_used_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from cachefs.core.errors import NoSpace
 from cachefs.core.policies import Rule
-from tests.unit.worker.rig import MIB, Rig, open_reader, read, run
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run
+from tests.unit.worker.test_expiry import Ruled
 from worker.worker import Worker
 
 SIZE = 2 * MIB
@@ -44,5 +47,57 @@ def test_admission_by_path(tmp_path: Path) -> None:
                     said == "always",
                     default == "always",
                 ]
+
+    run(script())
+
+
+class Quoted(Ruled):
+    """A namespace in which everything counts against one quota."""
+
+    def put_all(self, quota_bytes: int) -> None:
+        rule = Rule(quotas=((b"dir", quota_bytes),))
+        for ino, origin in self.origins.items():
+            self.origins[ino] = msgspec.structs.replace(origin, rule=rule)
+            self.rules[ino] = rule
+        self.policy_version += 1
+
+
+def test_a_quota_is_kept(tmp_path: Path) -> None:
+    """Fills beyond it are refused, and read all the same; a lower one frees what was used least; it
+    is known again after a restart."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.space = space = Quoted()
+        for ino in range(1, 11):
+            rig.put(ino, SIZE)
+        space.put_all(5 * SIZE + 4096)
+        async with rig.worker() as worker:
+            for ino in range(1, 11):
+                rig.wall_s += 1
+                assert await read(worker, ino) == rig.data[ino]
+            assert await cached(worker, rig, *range(1, 11)) == [True] * 5 + [False] * 5
+            with pytest.raises(NoSpace, match="the quota of /dir is used up"):
+                await worker.fetch(NAMESPACE, 9)
+            await worker.expirer.tick()
+            assert worker.status()["quota_used_bytes"] == {"/dir": 5 * SIZE}
+            await worker.free([rig.content(1)])
+            await worker.fetch(NAMESPACE, 9)
+            worker.used([rig.name(2)], 0)
+        async with rig.worker() as worker:
+            await worker.expirer.tick()
+            with pytest.raises(NoSpace):
+                await worker.fetch(NAMESPACE, 10)
+            space.put_all(3 * SIZE)
+            await worker.expirer.tick()
+            assert worker.status()["quota_used_bytes"] == {"/dir": 3 * SIZE}
+            assert await cached(worker, rig, 2, 9) == [True, True]
+            space.put_all(0)
+            for ino in space.rules:
+                space.rules[ino] = Rule()
+                space.origins[ino] = msgspec.structs.replace(space.origins[ino], rule=Rule())
+            await worker.expirer.tick()
+            await worker.fetch(NAMESPACE, 10)
+            assert worker.status()["quota_used_bytes"] == {}
 
     run(script())

@@ -1,0 +1,79 @@
+"""`cachefs quota`: how many bytes below a path may be cached, and how many are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli.policy_calls import Asked, asked
+from cachefs.core import messages as m
+from cachefs.core import policies
+from cachefs.core.addresses import is_cluster
+from cachefs.core.policies import parse
+from cachefs.core.units import format_size
+
+
+@click.command("quota")
+@click.argument("path")
+@click.argument("size", required=False)
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str,
+    size: str | None,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """Let no more than SIZE bytes of what is at or below PATH be cached; what is more is read past
+    the cache. `none` takes it back. Without a size: show what counts against which quota below."""
+    with asked(path, flags, config_file) as at:
+        if size is not None:
+            at.set(
+                parse([f"quota={size}"]) if size != "none" else policies.Policy(), ["quota_bytes"]
+            )
+        found = at.get()
+        rows = _quotas(at, found)
+        used = _used(at, path, flags, config_file) if rows else {}
+    if as_json:
+        return output.print_json(
+            [
+                {"path": at.shown(one), "quota_bytes": most, "used_bytes": used.get(one, 0)}
+                for one, most in rows
+            ]
+        )
+    for one, most in rows:
+        used_bytes = used.get(one, 0)
+        share = output.percent_of(used_bytes, most)
+        click.echo(f"{at.shown(one)}: {format_size(used_bytes)} of {format_size(most)} ({share})")
+    if not rows:
+        click.echo(f"{at.shown()}: no quota")
+
+
+def _quotas(at: Asked, found: m.PoliciesAt) -> list[tuple[bytes, int]]:
+    """(path, bytes) of the quotas that hold for a path, and of those below it."""
+    below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
+    return [one for one in (*found.quotas, *below) if one[1]]
+
+
+def _used(at: Asked, path: str, flags: dict[str, Any], config_file: str | None) -> dict[bytes, int]:
+    """By path of the namespace: on all workers of a cluster, as of their last heartbeats."""
+    if at.target is None or is_cluster(at.target.record.source.url):
+        cluster, _ = open_cluster(path, flags, config_file)
+        with cluster:
+            facts = [row.facts.get("quota_used_bytes", {}) for row in cluster.rows.values()]
+    else:
+        assert at.session is not None, "a path under a mount is asked of its server"
+        status = at.session.call(m.Status(), m.StatusReply).status
+        facts = [status["cache"]["quota_used_bytes"]]
+    total: dict[bytes, int] = {}
+    for used in facts:
+        for where, size_bytes in used.items():
+            key = where.strip("/").encode()
+            total[key] = total.get(key, 0) + size_bytes
+    return total

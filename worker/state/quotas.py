@@ -1,0 +1,98 @@
+"""How many bytes of this node's cache count against which quotas. Pure.
+
+A quota of a path bounds the bytes that all nodes together have cached of what is below it. Each
+node may have its share, by its weight among them, and refuses what would go beyond. What a fill was
+promised counts until it is counted as cached; a little more than the quota may be there for a
+moment, and is freed again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+Bounds = tuple[tuple[bytes, int], ...]  # (path, bytes of the quota)
+
+
+class Quotas:
+    """Of one node; its workers, one for each tier, count together. `share()`: of this node."""
+
+    def __init__(self, share: Callable[[], float] = lambda: 1.0) -> None:
+        self._share = share
+        self.used_bytes: Counter[bytes] = Counter()
+
+    def limit_bytes(self, quota_bytes: int) -> int:
+        return int(quota_bytes * self._share())
+
+
+class Charges:
+    """What one worker has below quotas, by content key."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._of: dict[bytes, tuple[Bounds, int]] = {}
+        self._promised: Counter[bytes] = Counter()
+
+    def put(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
+        """So much is cached of a content, and counts against these."""
+        self.drop(key)
+        if bounds:
+            self._of[key] = bounds, size_bytes
+            for path, _ in bounds:
+                self._quotas.used_bytes[path] += size_bytes
+
+    def drop(self, key: bytes) -> None:
+        """It is cached no more, or counts against nothing."""
+        bounds, size_bytes = self._of.pop(key, ((), 0))
+        for path, _ in bounds:
+            self._take(self._quotas.used_bytes, path, size_bytes)
+
+    def promise(self, bounds: Bounds, size_bytes: int) -> None:
+        for path, _ in bounds:
+            self._promised[path] += size_bytes
+            self._quotas.used_bytes[path] += size_bytes
+
+    def settle(self) -> None:
+        """What was promised is counted by now."""
+        promised, self._promised = self._promised, Counter()
+        for path, size_bytes in promised.items():
+            self._take(self._quotas.used_bytes, path, size_bytes)
+
+    def refuses(self, bounds: Bounds, size_bytes: int) -> bytes | None:
+        """The path whose quota has no room for so much more; None: there is."""
+        for path, quota_bytes in bounds:
+            if self._used(path) + size_bytes > self._quotas.limit_bytes(quota_bytes):
+                return path
+        return None
+
+    def excess(self) -> dict[bytes, int]:
+        """Of each quota that is exceeded, by how many bytes."""
+        bounds = {bound for bounds, _ in self._of.values() for bound in bounds}
+        over = {path: self._used(path) - self._quotas.limit_bytes(most) for path, most in bounds}
+        return {path: size_bytes for path, size_bytes in over.items() if size_bytes > 0}
+
+    def charged(self, path: bytes) -> Iterable[tuple[bytes, int]]:
+        """(key, bytes) of what counts against the quota of a path."""
+        for key, (bounds, size_bytes) in self._of.items():
+            if any(one == path for one, _ in bounds):
+                yield key, size_bytes
+
+    def used(self) -> dict[bytes, int]:
+        """By path, of this worker."""
+        used: Counter[bytes] = Counter()
+        for bounds, size_bytes in self._of.values():
+            for path, _ in bounds:
+                used[path] += size_bytes
+        return dict(used)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def _used(self, path: bytes) -> int:
+        return self._quotas.used_bytes[path]
+
+    @staticmethod
+    def _take(counter: Counter[bytes], path: bytes, size_bytes: int) -> None:
+        counter[path] -= size_bytes
+        if counter[path] <= 0:
+            del counter[path]
