@@ -212,6 +212,7 @@ class Model:
         await until(lambda: self.tiers.status()["fills_in_flight"] == 0)
         await until(lambda: not moves._promotions._moving and not moves._making_room)
         await keeper.look()
+        await keeper.look()
         assert not keeper._retired, "nobody uses them any more"
         for one in keeper.running:
             await until(lambda one=one: len(one.worker.inside.catalog) == 0)

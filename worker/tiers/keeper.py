@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0  # between looks at tiers that are lost
 LOOK_LIMIT_S: Final = 5.0
+UNREAD_S: Final = 5.5  # a little longer than one read takes at most
+POLL_S: Final = 0.01
 MOST_RETIRED: Final = 16  # workers that only serve handles; the oldest is closed before its last
 NUMBERS: Final = 256  # more than there are workers at once
 
@@ -199,13 +201,14 @@ class Keeper:
     async def look(self) -> None:
         """One look at what is lost, and at what only serves handles."""
         async with self._one_look:
+            # Not of those that were retired just now: other tiers may be about to read from them.
+            over = [one for one in self._retired if not one.is_used]
+            for old in over or self._retired[:-MOST_RETIRED]:
+                await self._end(old)
             for tier in range(len(self.specs)):
                 one = self._of(tier)
                 if one is None or not one.in_service:
                     await self._try_again(tier, one)
-            over = [one for one in self._retired if not one.is_used]
-            for one in over or self._retired[:-MOST_RETIRED]:
-                await self._end(one)
 
     async def _try_again(self, tier: int, old: Running | None) -> None:
         looking = self._looks.get(tier)
@@ -243,6 +246,7 @@ class Keeper:
         self.on_change()
 
     async def _end(self, one: Running) -> None:
+        await self._until_unread([one])
         self._retired.remove(one)
         await one.worker.close()
         self._past = counted(self._past, one.worker.status())
@@ -259,10 +263,19 @@ class Keeper:
             return
         self._closed = True
         await self.tasks.close()
+        self._reader.close()
+        await self._until_unread(self.running)
         ending = [one.worker.close() for one in (*self.running, *self._retired)]
         await asyncio.gather(*ending)
-        self._reader.close()
         self._looker.close(0.0)
+
+    async def _until_unread(self, tiers: Sequence[Running]) -> None:
+        """A tier is closed when no other one reads from it; one whose disk hangs is not waited
+        for."""
+        for _ in range(int(UNREAD_S / POLL_S)):
+            if not any(one.parts.outside for one in tiers):
+                return
+            await asyncio.sleep(POLL_S)
 
 
 class _Look(NamedTuple):

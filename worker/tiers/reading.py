@@ -4,6 +4,7 @@ that hangs keeps nobody but them.
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable
@@ -63,15 +64,19 @@ class DiskReader:
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
+        self._closed = False
 
     def call(self, parts: Parts, function: Callable[[], T], discard: Callable[[T], None]) -> T:
         """The result of a blocking call to that tier's disk. From any thread. Raises what it
-        raises, GivenUp after `CALL_S`: `discard` gets the result, should there be one at last."""
-        if parts.tier.in_memory:
-            return function()
+        raises, GivenUp after `CALL_S`: `discard` gets the result, should there be one at last. The
+        tier stays open while the call is in its `outside`."""
         call = _Call(function, discard)
         parts.outside.add(call)
         try:
+            if self._closed:
+                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
+            if parts.tier.in_memory:
+                return function()
             self._start()
             self._calls.put(call)
             call.done.wait(CALL_S)
@@ -94,6 +99,8 @@ class DiskReader:
             self._idle.release()
 
     def close(self) -> None:
-        """Ends the threads, those that are stuck when the disk lets them."""
+        """Ends the threads, those that are stuck when the disk lets them; no call begins any
+        more."""
+        self._closed = True
         for _ in self._threads:
             self._calls.put(None)

@@ -92,3 +92,11 @@ def test_what_is_under_way_can_be_seen() -> None:
     assert parts.outside == set()
     assert found == [7]
     reader.close()
+
+
+def test_nothing_begins_after_the_end() -> None:
+    reader, parts = DiskReader(), tier(in_memory=True)
+    reader.close()
+    with pytest.raises(GivenUp):
+        reader.call(parts, fail, ignore)
+    assert parts.outside == set()
