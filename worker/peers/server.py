@@ -215,7 +215,11 @@ class PeerServer:
             c.EPOCH_HEADER: str(self._ring.epoch),
         }
         response = PagesResponse(pages, self._senders.threads, headers)
-        await response.send(request)
+        try:
+            await response.send(request)
+        except ConnectionError as err:  # it got its pages elsewhere, or is gone itself
+            log.debug("%s: %s", request.remote, err)
+            return response
         counters = self.counters
         counters.pages += len(pages.checksums)
         counters.bytes += pages.size_bytes

@@ -6,14 +6,18 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from cachefs.core import cluster as c
 from cachefs.core.model import PAGE_BYTES
 from worker.peers import sending
+from worker.peers.ring import Ring
 from worker.peers.sending import PagesResponse
-from worker.serving import Pages
+from worker.peers.server import Handlers, PeerServer
+from worker.serving import Pages, PeerCache
 from worker.threads import Threads, Wake
 
 PAGES = 8
@@ -114,3 +118,46 @@ def test_a_receiver_that_goes_away_leaves_no_descriptor(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+class OneFile:
+    """A cache that has every page of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.asked = 0
+
+    async def here(self, key: bytes, first: int, end: int) -> Pages:
+        self.asked += 1
+        fd = os.open(self._path, os.O_RDONLY)
+        return Pages(fd, 0, 0, PAGES * PAGE_BYTES, [0] * PAGES)
+
+
+def test_peers_that_go_away_are_no_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asked another, too, and got its answer from there, closes the connection."""
+    (tmp_path / "file").write_bytes(bytes(PAGES * PAGE_BYTES))
+
+    async def nothing(*_: object) -> Any:
+        raise AssertionError
+
+    async def work() -> None:
+        cache = OneFile(tmp_path / "file")
+        handlers = Handlers(drop=nothing, status=dict)
+        server = PeerServer(cast(PeerCache, cache), Ring("me"), handlers, refresh=nothing)
+        port = await server.start("127.0.0.1")
+        question = f"GET {c.DATA_PATH}/{'0' * 72}?first=0&end=8&have=1 HTTP/1.1\r\nHost: x\r\n\r\n"
+        try:
+            for taken in (0, 0, 0, 1, 100_000):
+                before = cache.asked
+                with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as sock:
+                    sock.sendall(question.encode())
+                    if taken:
+                        await asyncio.to_thread(sock.recv, taken, socket.MSG_WAITALL)
+                while cache.asked == before or server.status()["in_flight"]:
+                    await asyncio.sleep(0.001)
+            assert server.status()["pages"] == 0
+        finally:
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+    assert not caplog.records
