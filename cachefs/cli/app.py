@@ -20,6 +20,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pin": ("pin", "Load what is at or below a path, and never evict it."),
     "unpin": ("unpin", "Let what was pinned be evicted again."),
     "ttl": ("ttl", "Free what was brought in longer ago than that: cachefs ttl PATH 7d."),
+    "du": ("du", "How much there is below a path, and how much of it is cached."),
     "quota": ("quota", "Limit how much of what is below a path may be cached."),
     "policy": ("policy", "The policies of a path: show, set, unset."),
     "master": ("master", "Run the master of a cluster."),

@@ -112,6 +112,10 @@ def test_policies_hold_on_every_node_of_a_cluster(tmp_path: Path, bucket: Bucket
             second.run("free", mounts[1] / "kept")
         assert second.json("free", mounts[1])["files"] == 0
 
+        size_bytes = sum(len(data) for name, data in KEPT.items() if name < "kept/6")
+        for path in (mounts[0], cluster.path("/data/kept")):
+            (found,) = first.json("du", path)
+            assert (found["files"], found["cached_bytes"]) == (6, size_bytes)
         cluster.master.kill()
         cluster.master.start()
         url = cluster.path("/data/kept/2")
@@ -192,6 +196,11 @@ def test_a_quota_bounds_what_is_cached_below_a_path(node: Node, mounted: Path) -
     wait_until(lambda: 0 < sum(cached(node, mounted / "kept")) <= 2 * MB, "it shrinks", 10)
     read_all(mounted / "other")
     assert sum(cached(node, mounted / "other")) > 20 * MB
+    (found,) = json.loads(node.ok("du", mounted, "--json"))
+    both = sum(cached(node, mounted / "kept")) + sum(cached(node, mounted / "other"))
+    assert found["size_bytes"] == sum(len(data) for data in {**KEPT, **OTHER}.values())
+    assert (found["files"], found["cached_bytes"]) == (30, both)
+    assert node.ok("du", mounted / "kept/1").split()[-1] == str(mounted / "kept/1")
     node.ok("quota", mounted / "kept", "none")
     node.ok("load", mounted / "kept", "--wait")
     assert sum(cached(node, mounted / "kept")) == sum(len(data) for data in KEPT.values())

@@ -1,0 +1,96 @@
+"""`cachefs du`: how much there is below a path, and how much of it is cached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from cachefs.cli import listing, output, settings
+from cachefs.cli.cluster_files import File, open_cluster
+from cachefs.cli.session import Target, attached, find_target
+from cachefs.core.addresses import is_cluster
+from cachefs.core.model import PAGE_BYTES, Kind
+from cachefs.core.units import format_size
+
+
+class Sum(msgspec.Struct):
+    """What is below a path. `cached_bytes`: what can be read without the origin."""
+
+    files: int = 0
+    size_bytes: int = 0
+    cached_bytes: int = 0
+
+    def add(self, size_bytes: int, cached_bytes: int) -> None:
+        self.files += 1
+        self.size_bytes += size_bytes
+        self.cached_bytes += cached_bytes
+
+
+@click.command("du")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(
+    paths: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
+    """The size of everything at or below each PATH, and how much of it is cached: here, or, of a
+    cluster's path, on any of its workers. Of a cluster only what its master knows is counted."""
+    sums = [(path, _sum(path, flags, config_file)) for path in paths]
+    if as_json:
+        return output.print_json(
+            [{"path": path, **msgspec.to_builtins(found)} for path, found in sums]
+        )
+    for line in output.columns([_row(*one) for one in sums], right=(0, 1, 2, 3)):
+        click.echo(line)
+
+
+def _row(path: str, found: Sum) -> list[str]:
+    share = output.percent_of(found.cached_bytes, found.size_bytes)
+    files = "1 file" if found.files == 1 else f"{found.files} files"
+    size, cached = format_size(found.size_bytes), format_size(found.cached_bytes)
+    return [size, f"{cached} cached", share, files, path]
+
+
+def _sum(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    if is_cluster(path) or is_cluster(find_target(path, home).record.source.url):
+        return _sum_everywhere(path, flags, config_file)
+    return _sum_here(find_target(path, home))
+
+
+def _sum_here(target: Target) -> Sum:
+    total = Sum()
+    with attached(target.record) as session:
+        inode = session.resolve(target)
+        single = [[listing.Row(target.path, inode)]]
+        is_directory = inode.kind is Kind.DIRECTORY
+        for page in listing.tree(session, inode, target.path) if is_directory else single:
+            for row in listing.with_cached(session, page):
+                if row.inode.kind is Kind.FILE:
+                    total.add(row.inode.size, row.cached_bytes)
+    return total
+
+
+def _sum_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
+    total = Sum()
+    cluster, inside = open_cluster(path, flags, config_file)
+    with cluster:
+        for batch in cluster.files(inside):
+            for file, bitmaps in zip(batch, cluster.have(batch), strict=True):
+                total.add(file.inode.size, _bytes_in(file, bitmaps))
+        cluster.warn_of_silent()
+    return total
+
+
+def _bytes_in(file: File, bitmaps: dict[str, int]) -> int:
+    """The bytes of the pages that any worker has."""
+    bits = 0
+    for one in bitmaps.values():
+        bits |= one
+    size_bytes = file.inode.size
+    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
+    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
+    return max(0, bits.bit_count() * PAGE_BYTES - short)
