@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from cachefs.core.cluster import Answer as PeerAnswer
@@ -16,6 +16,7 @@ from cachefs.core.cluster import Had, Have, Offer
 from cachefs.core.errors import (
     CacheFSError,
     DeadlineExceeded,
+    IsADirectory,
     NoSpace,
     NotFound,
     ProtocolError,
@@ -40,6 +41,7 @@ from worker.state.moves import (
     LookedAt,
     OfferAnswered,
     OfferCame,
+    Outdated,
     RefreshView,
     Scan,
     Scanned,
@@ -226,13 +228,31 @@ class Migration:
         return dict(zip(contents, bitmaps, strict=True))
 
     async def _send_offer(self, send: SendOffer) -> None:
-        offer = Offer(self._worker, self._url, send.epoch, [*send.blocks])
+        outdated = await self._outdated([*dict.fromkeys(key for key, _ in send.blocks)])
+        self._tell(Outdated(send.epoch, send.peer.id, outdated))
+        blocks = [block for block in send.blocks if block[0] not in outdated]
         failure: CacheFSError | None = None
         try:
-            await self._call(send.peer.url, offer)
+            if blocks:
+                await self._call(send.peer.url, Offer(self._worker, self._url, send.epoch, blocks))
         except CacheFSError as err:
             failure = err
         self._tell(OfferAnswered(send.epoch, send.peer.id, failure))
+
+    async def _outdated(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        """Those that are no file's contents any more, as far as the master says so."""
+        gone = await asyncio.gather(*(self._is_outdated(key) for key in keys))
+        return frozenset(key for key, is_gone in zip(keys, gone, strict=True) if is_gone)
+
+    async def _is_outdated(self, key: bytes) -> bool:
+        content = ContentId.parse(key.hex())
+        try:
+            located = self._locate(content.namespace, content.ino)
+            return (await self._within(CALL_S, located)).content != content
+        except (Stale, NotFound, IsADirectory):
+            return True
+        except CacheFSError:
+            return False  # the master does not answer
 
     async def _call(self, url: str, call: Have | Offer) -> PeerAnswer:
         answer = await self._within(CALL_S, self._ask_peer(url, call))

@@ -29,6 +29,7 @@ from worker.state.moves import (
     HaveCame,
     Holding,
     OfferAnswered,
+    Outdated,
     Scan,
     Scanned,
     SendOffer,
@@ -44,6 +45,7 @@ SCAN_PAUSE_S: Final = 5.0  # after an index that could not be read
 CONFIRM_S: Final = 1.0  # between two questions for the same block
 REOFFER_S: Final = 4.0  # an offer of which nothing came is made again
 GIVE_UP_S: Final = 120.0  # without progress
+PATIENT_OFFERS: Final = 45  # of one block: to be taken again is progress, others may be first
 FULL_S: Final = 30.0  # a taker without room is offered nothing for so long
 MOST_BACKOFF_S: Final = 10.0
 
@@ -180,6 +182,14 @@ class Giver:
             self._refused(taker, blocks, event.failure, now_s)
         return self._call(taker, now_s) + self._scan(now_s)
 
+    def on_outdated(self, event: Outdated) -> list[Action]:
+        """Part of an offer under way, of which the answer follows."""
+        taker = self._answered(event.epoch, event.peer)
+        if taker is not None:
+            for block in [block for block in taker.calling or () if block[0] in event.keys]:
+                self.blocks -= taker.wanted.pop(block, None) is not None
+        return []
+
     def advance(self, now_s: float) -> list[Action]:
         """What is due. To be called now and then, too."""
         actions: list[Action] = []
@@ -292,6 +302,7 @@ class Giver:
             return
         if known and missing != move.missing:
             taker.progress_s = move.offered_s = now_s
+            move.offers = 1
         move.missing, move.asked_s = missing, now_s
         stuck = not known or now_s - move.offered_s >= REOFFER_S
         (taker.wanted if stuck else taker.given)[block] = move
@@ -301,7 +312,7 @@ class Giver:
             move = taker.wanted.pop(block, None)
             if move is None:
                 continue
-            if not move.offers:
+            if move.offers < PATIENT_OFFERS:
                 taker.progress_s = now_s
             move.offers += 1
             move.offered_s = move.asked_s = now_s

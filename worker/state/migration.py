@@ -21,6 +21,7 @@ from worker.state.moves import (
     LookedAt,
     OfferAnswered,
     OfferCame,
+    Outdated,
     Scanned,
     Tick,
     ViewCame,
@@ -64,6 +65,8 @@ class Migration:
                 return self.giver.on_have(event, now_s)
             case OfferAnswered():
                 return self.giver.on_offer_answered(event, now_s)
+            case Outdated():
+                return self.giver.on_outdated(event)
             case OfferCame(offer):
                 return self.taker.on_offer(offer, now_s)
             case LookedAt():

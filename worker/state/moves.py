@@ -83,6 +83,15 @@ class OfferAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdated:
+    """Contents that no file has any more: nobody needs them."""
+
+    epoch: int
+    peer: str
+    keys: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class OfferCame:
     """Another worker has what is ours now. Decided at once: the first action is `Answer`."""
 
@@ -130,7 +139,8 @@ class AskHave:
 
 @dataclass(frozen=True, slots=True)
 class SendOffer:
-    """Tells the owner of these blocks that they are here."""
+    """Tells the owner of these blocks that they are here, but for those that are `Outdated`, of
+    which the giver hears first."""
 
     epoch: int
     peer: Member
@@ -172,6 +182,8 @@ class Bring:
 
 
 Event = (
-    ViewCame | Tick | Scanned | HaveCame | OfferAnswered | OfferCame | LookedAt | Brought
+    ViewCame | Tick | Scanned
+    | HaveCame | OfferAnswered | Outdated
+    | OfferCame | LookedAt | Brought
 )  # fmt: skip
 Action = Scan | AskHave | SendOffer | Answer | RefreshView | LookAt | Bring

@@ -159,6 +159,24 @@ def test_what_has_other_contents_now_is_not_taken() -> None:
     run(script)
 
 
+def test_outdated_contents_are_not_offered_and_keep_nothing_unsettled() -> None:
+    async def script(nodes: dict[str, Node]) -> None:
+        old, new = Node("a", nodes), Node("b", nodes)
+        old.inos_gone = {7}
+        for ino in (7, 8):
+            old.bits_of[content(ino).key] = ALL
+        tasks = await running(old, new)
+        for node in (old, new):
+            node.migration.on_view(view(1, "b"))
+        await asyncio.gather(old.settled.wait(), new.settled.wait())
+        assert new.bits_of == {content(8).key: ALL}
+        offered = [call for call in new.asked if isinstance(call, c.Offer)]
+        assert {key for offer in offered for key, _ in offer.blocks} == {content(8).key}
+        await end(tasks)
+
+    run(script)
+
+
 def test_a_full_cache_takes_nothing_and_refuses_for_a_while() -> None:
     async def script(nodes: dict[str, Node]) -> None:
         old, new = Node("a", nodes), Node("b", nodes)
