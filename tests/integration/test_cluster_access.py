@@ -332,3 +332,16 @@ def test_a_worker_answers_no_other_methods(tmp_path: Path) -> None:
                 assert b" 404 " in said
 
     run(work())
+
+
+def test_blocks_that_cannot_be_are_a_protocol_error(tmp_path: Path) -> None:
+    offers = [(CONTENT.key, -1), (CONTENT.key, 2**32), (CONTENT.key, 2**62), (b"no key", 0)]
+
+    async def work() -> None:
+        async with a_worker(tmp_path) as port:
+            caller = Caller(f"http://127.0.0.1:{port}")
+            for block in offers:
+                with pytest.raises(ProtocolError):
+                    await asyncio.to_thread(caller.call, c.Offer("w", "http://x:1", 1, [block]))
+
+    run(work())

@@ -49,6 +49,7 @@ PROVIDE_S: Final = 40.0
 BODY_S: Final = 20.0  # for the body of a call
 IDLE_S: Final = 75.0  # of a connection
 STOP_S: Final = 2.0
+MOST_BLOCK: Final = 0xFFFFFFFF  # the number of a block, see `cachefs.core.placement`
 MSGPACK: Final = "application/msgpack"
 
 _DATA_PATH: Final = c.DATA_PATH + "/"
@@ -279,13 +280,15 @@ class PeerServer:
                 bits = [await self._cache.bits(_content(key).key) for key in contents]
                 return c.Had([_little_endian(found) for found in bits])
             case c.Offer():
-                _bounded(call.blocks)
+                _check_blocks(call.blocks)
                 await self._handlers.offer(call)
                 return Done()
             case c.Doubt(content, pages):
                 if not caller.may_join:
                     raise AccessDenied("this token is not a worker's")
-                await self._cache.doubt(_content(content).key, pages)
+                await self._cache.doubt(
+                    _content(content).key, [page for page in pages if page >= 0]
+                )
                 return Done()
             case c.Drop(contents):
                 _bounded(contents)
@@ -409,6 +412,15 @@ def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin 
 def _bounded(items: list[Any]) -> None:
     if len(items) > c.BATCH_LIMIT:
         raise ProtocolError(f"more than {c.BATCH_LIMIT} at a time")
+
+
+def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
+    """Raises ProtocolError."""
+    _bounded(blocks)
+    for key, block in blocks:
+        _content(key)
+        if not 0 <= block <= MOST_BLOCK:
+            raise ProtocolError(f"block {block} cannot be")
 
 
 def _content(key: bytes) -> ContentId:
