@@ -157,6 +157,40 @@ def test_loss_and_return(node: FakeNode, tmp_path: Path) -> None:
     with_connection(tmp_path / "node.sock", test)
 
 
+def test_directories_of_further_tiers_come_and_go(node: FakeNode, tmp_path: Path) -> None:
+    before = descriptors()
+    directory = os.open(tmp_path, os.O_RDONLY)
+
+    async def test(conn: Connection) -> None:
+        heard: list[m.Message] = []
+        conn.on_event = heard.append
+
+        async def tiers(*expected: int) -> None:
+            while [known.tier for known in conn.published.dirs] != [*expected]:
+                await trio.sleep(0.001)
+
+        await tiers(0)
+        node.event(m.PublishedDirectory(2, True), directory)
+        await tiers(0, 2)
+        known = conn.published.of(2)
+        assert known is not None
+        assert os.path.samestat(os.fstat(known.fd), os.stat(tmp_path))
+        node.event(m.PublishedDirectory(0, False))
+        await tiers(2)
+        node.event(m.PublishedDirectory(99, True), directory)
+        node.event(m.TierState(False, tier=2))
+        while not heard:
+            await trio.sleep(0.001)
+        assert heard == [m.TierState(False, tier=2)]
+        node.cut()
+        await again(conn, LOOKUP)
+        await tiers(0)  # those of the next session
+
+    with_connection(tmp_path / "node.sock", test)
+    os.close(directory)
+    assert_no_more_descriptors(before)
+
+
 def test_dialling_again_uses_what_was_injected(node: FakeNode, tmp_path: Path) -> None:
     tries = []
 

@@ -194,9 +194,10 @@ class FakeNode:
         self._sessions.clear()
         self.open_handles.clear()
 
-    def event(self, body: m.Message) -> None:
+    def event(self, body: m.Message, fd: int | None = None) -> None:
+        """To every session; the descriptor stays the caller's."""
         for sock in self._sessions:
-            sock.send(m.encode(0, body))
+            _send(sock, m.encode(0, body), fd)
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -235,15 +236,11 @@ class FakeNode:
             body, fd = m.failure_of(err), None
         if isinstance(frame.body, _NO_ANSWER):
             return
-        data = m.encode(frame.id, body)
-        if fd is None:
-            sock.send(data)
-            return
         try:
-            rights = array.array("i", [fd]).tobytes()
-            sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            _send(sock, m.encode(frame.id, body), fd)
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
     # ---- answers ----
 
@@ -303,3 +300,8 @@ class FakeNode:
             self._last_handle = handle = self._last_handle + 1
             self.open_handles[handle] = body.ino
         return m.Opened(handle, inode.size, complete, True), self.open_cache_file(body.ino)
+
+
+def _send(sock: socket.socket, data: bytes, fd: int | None) -> None:
+    rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    sock.sendmsg([data], rights)

@@ -31,6 +31,7 @@ from cachefs.fuse.attributes import Defaults, blocks, kernel_time
 from cachefs.fuse.handles import MAX_SEGMENTS
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
+from cachefs.fuse.published import ANY_TIER
 from cachefs.fuse.vfs import Vfs
 from tests.unit.fuse.fake_node import NAMESPACE, FakeNode, assert_no_more_descriptors, descriptors
 
@@ -533,6 +534,26 @@ def test_bytes_that_the_disk_does_not_give_are_asked_anew(
         assert isinstance(asked, m.Ensure)
         assert asked.past_tier
         vfs.release(fh)
+
+    run(test)
+
+
+def test_what_one_tier_has_is_read_while_another_one_hangs(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    async def test(vfs: Vfs) -> None:
+        inode = await look(vfs, "d/warm")
+        vfs.on_event(m.TierState(False, tier=1))
+        assert not vfs.in_service(ANY_TIER)
+        handle = vfs.open_nowait(inode, os.O_RDONLY)
+        assert handle is not MUST_WAIT
+        assert await read(vfs, handle, 0, 100) == b"warm bytes"
+        vfs.release(handle)
+        vfs.on_event(m.TierState(False, tier=0))
+        assert vfs.open_nowait(inode, os.O_RDONLY) is MUST_WAIT
+        for tier in (0, 1):
+            vfs.on_event(m.TierState(True, tier=tier))
+        assert vfs.in_service(ANY_TIER)
 
     run(test)
 

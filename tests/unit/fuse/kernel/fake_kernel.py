@@ -81,7 +81,8 @@ class FakeVfs:
         self.table = HandleTable()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
         self.failure: OSError | None = None
-        self.tier_in_service = True  # the only tier that there is
+        self.tier = 0  # where complete files are
+        self.out: set[int] = set()  # tiers whose disk hangs
         self.dropped = 0
 
     def add(self, ino: int, *, complete: bool = False) -> None:
@@ -101,13 +102,13 @@ class FakeVfs:
     # ---- as Vfs ----
 
     def in_service(self, tier: int) -> bool:
-        return self.tier_in_service
+        return not self.out if tier < 0 else tier not in self.out
 
     def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | None:
         if self.failure is not None:
             raise self.failure
         ino = nodeid & MAX_INO
-        return (os.dup(self.contents[ino]), SIZE, 0) if ino in self.complete else None
+        return (os.dup(self.contents[ino]), SIZE, self.tier) if ino in self.complete else None
 
     def open_file_nowait(self, nodeid: int, flags: int, pid: int) -> FileHandle | MustWait:
         ino = nodeid & MAX_INO

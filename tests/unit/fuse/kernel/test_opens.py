@@ -140,12 +140,33 @@ def test_who_was_sent_back_before_a_death_is_not_sent_back_after_it(client: Clie
 def test_an_open_file_on_a_disk_that_hangs_is_opened_past_it(client: Client) -> None:
     client.vfs.complete.add(INO)
     client.open(INO)
-    client.vfs.tier_in_service = False
+    client.vfs.out = {0}
     with pytest.raises(Stale):
         client.answer(100, INO)
     client.vfs.complete.clear()
     client.open(nodeid(INO, 1))
     assert client.mode(nodeid(INO, 1)) is Mode.CACHED
+
+
+@pytest.mark.parametrize("by_a_predecessor", [False, True])
+def test_an_open_file_of_another_tier_than_the_one_that_hangs_stays_as_it_is(
+    client: Client, by_a_predecessor: bool
+) -> None:
+    """Unless a predecessor opened it: which tier it is of is not known then."""
+    client.vfs.complete.add(INO)
+    client.vfs.tier = 1
+    client.open(INO)
+    if by_a_predecessor:
+        client.die()
+    client.vfs.out = {0}
+    if by_a_predecessor:
+        with pytest.raises(Stale):
+            client.answer(100, INO)
+    else:
+        client.open(INO)
+        client.vfs.out = {1}
+        with pytest.raises(Stale):
+            client.answer(102, INO)
 
 
 def test_an_evicted_file_that_is_fetched_again_meets_its_old_opens(client: Client) -> None:
