@@ -36,6 +36,7 @@ BENCHES = (
     "master_calls",
     "peer_transfer",
     "node_names",
+    "policies",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
