@@ -169,6 +169,8 @@ class MasterClient:
                     return await self._exchange(data, _connections_of(body))
         except TimeoutError as err:
             raise self._unreachable(f"no answer to {type(body).__name__} in time") from err
+        except aiohttp.ClientSSLError as err:
+            raise self._unreachable(str(err), "check --tls-ca, and https or http") from err
         except (aiohttp.ClientError, OSError) as err:
             raise self._unreachable(str(err) or type(err).__name__) from err
 
@@ -190,10 +192,11 @@ class MasterClient:
         finally:
             looks.pop().cancel()
 
-    def _unreachable(self, why: str) -> MasterUnreachable:
+    def _unreachable(
+        self, why: str, remedy: str = "is `cachefs master` running there?"
+    ) -> MasterUnreachable:
         return MasterUnreachable(
-            f"the master at {self.url} cannot be reached: {why}",
-            remedy="is `cachefs master` running there?",
+            f"the master at {self.url} cannot be reached: {why}", remedy=remedy
         )
 
     async def _exchange(self, data: bytes, connections: str) -> c.Answer:

@@ -256,6 +256,18 @@ def test_a_body_without_a_length_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     run(script())
 
 
+def test_what_speaks_no_tls_says_where_to_look() -> None:
+    async def script() -> None:
+        async with Server(reply()).listening() as server:
+            url = server.url.replace("http:", "https:")
+            async with connected(url) as client:
+                with pytest.raises(MasterUnreachable) as caught:
+                    await client.ask(c.Greeting(), c.Greeted, reach_s=0)
+                assert "--tls-ca" in caught.value.remedy
+
+    run(script())
+
+
 def test_after_the_end_no_call_is_made() -> None:
     async def script() -> None:
         async with Server(hang).listening() as server, connected(server.url) as client:
