@@ -36,7 +36,9 @@ class PeerCalls:
     async def ask(self, url: str, call: c.Have | c.Offer) -> c.Answer:
         """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""
         try:
-            async with self._session.post(url + c.CALL_PATH, data=c.encode(call)) as reply:
+            async with self._session.post(
+                url + c.CALL_PATH, data=c.encode(call), allow_redirects=False
+            ) as reply:
                 data = await reply.content.read(c.MAX_ANSWER_BYTES + 1)
                 while len(data) <= c.MAX_ANSWER_BYTES and not reply.content.at_eof():
                     data += await reply.content.read(c.MAX_ANSWER_BYTES + 1 - len(data))

@@ -201,7 +201,9 @@ class MasterClient:
 
     async def _exchange(self, data: bytes, connections: str) -> c.Answer:
         session = self._open_session(connections)
-        async with session.post(self.url + c.CALL_PATH, data=data, headers=self._headers) as reply:
+        async with session.post(
+            self.url + c.CALL_PATH, data=data, headers=self._headers, allow_redirects=False
+        ) as reply:
             body = await _bounded_body(reply)
             try:
                 return c.decode_answer(body)

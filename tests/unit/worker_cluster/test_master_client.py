@@ -268,6 +268,21 @@ def test_what_speaks_no_tls_says_where_to_look() -> None:
     run(script())
 
 
+def test_nobody_is_sent_elsewhere_with_a_token() -> None:
+    async def script() -> None:
+        async with Server(reply()).listening() as other:
+
+            async def elsewhere(request: web.Request) -> web.StreamResponse:
+                raise web.HTTPTemporaryRedirect(other.url + c.CALL_PATH)
+
+            async with Server(elsewhere).listening() as server, connected(server.url) as client:
+                with pytest.raises(ProtocolError):
+                    await client.ask(c.Greeting(), c.Greeted)
+            assert not other.requests
+
+    run(script())
+
+
 def test_after_the_end_no_call_is_made() -> None:
     async def script() -> None:
         async with Server(hang).listening() as server, connected(server.url) as client:
