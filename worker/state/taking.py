@@ -36,7 +36,8 @@ from worker.state.rate import TokenBucket
 QUEUE_BLOCKS: Final = 16_384  # of all givers
 LOOK_BLOCKS: Final = 64  # about which a giver is asked at a time
 PIECE_PAGES: Final = 16  # brought by one call
-BRINGS: Final = 8  # at a time
+BRINGS: Final = 24  # at a time: small files are brought one by one, and wait for each other
+BRINGING_PAGES: Final = 128  # by them all, and one piece more
 FULL_S: Final = 30.0
 MOST_FAILURES: Final = 8  # in a row; then what the giver offered is forgotten
 
@@ -131,7 +132,7 @@ class Taker:
     def advance(self, now_s: float) -> list[Action]:
         """What is due. To be called now and then, too."""
         actions: list[Action] = []
-        while len(self._bringing) < BRINGS and self._bucket.is_open(now_s):
+        while self._may_bring_more and self._bucket.is_open(now_s):
             piece = self._next_piece()
             if piece is None:
                 break
@@ -163,6 +164,11 @@ class Taker:
     def _owns(self, block: Block) -> bool:
         owners = self._placement.owners(ino_of(block[0]), block[1], self._replicas)
         return any(one.id == self._worker for one in owners)
+
+    @property
+    def _may_bring_more(self) -> bool:
+        pages = sum(piece.end - piece.first for piece in self._bringing)
+        return len(self._bringing) < BRINGS and pages < BRINGING_PAGES
 
     def _next_piece(self) -> Bring | None:
         """Of the giver whose turn it is, who is then the last."""
