@@ -24,6 +24,7 @@ from worker.housekeeping import Housekeeping
 from worker.parts import Parts
 from worker.segments import Segments
 from worker.state.expiry import Expiry
+from worker.store.changes import TouchFile
 from worker.store.records import FileRecord
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,13 @@ class Expirer:
             self._fresh[key] = self._parts.clocks.wall()
         else:
             self._again.add(key_namespace(key))
+
+    def moved(self, key: bytes, filled_s: int) -> None:
+        """A content came from another tier of this node, where it was filled then."""
+        self.filled(key)
+        if key in self._fresh:
+            self._fresh[key] = float(filled_s)
+        self._parts.writer.submit([TouchFile(key, filled_s=filled_s)], _ignore)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -241,6 +249,10 @@ class Expirer:
                 continue
             allowed += [one.key for one in contents if one.name in permission.allowed]
         return allowed
+
+
+def _ignore(error: OSError | None) -> None:
+    """It counts as filled when it moved, then."""
 
 
 def key_namespace(key: bytes) -> NamespaceId:

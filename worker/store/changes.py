@@ -35,11 +35,13 @@ class DropFile:
 
 @dataclass(frozen=True, slots=True)
 class TouchFile:
-    """A later last use, or other allocated bytes, of a file that may be gone by now."""
+    """A later last use, other allocated bytes, or another time of its last fill (0: as it is), of a
+    file that may be gone by now."""
 
     key: bytes
     last_use_s: int = 0
     allocated_bytes: int = -1
+    filled_s: int = 0
 
     def apply(self, writer: IndexWriter) -> None:
         record = writer.get(self.key)
@@ -49,5 +51,10 @@ class TouchFile:
         last_use_s = max(record.last_use_s, self.last_use_s)
         writer.put(
             self.key,
-            msgspec.structs.replace(record, last_use_s=last_use_s, allocated_bytes=allocated),
+            msgspec.structs.replace(
+                record,
+                last_use_s=last_use_s,
+                allocated_bytes=allocated,
+                filled_s=self.filled_s or record.filled_s,
+            ),
         )

@@ -144,7 +144,10 @@ class Moves:
         self._sources[key] = one
         self.doubled(key, settled_later_s)
         try:
+            filled_s = await one.filled_s(key)
             await target.worker.fetch(content.namespace, content.ino)
+            if filled_s:
+                target.worker.expirer.moved(key, filled_s)
         except CacheFSError:
             return False
         finally:

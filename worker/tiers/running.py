@@ -78,6 +78,14 @@ class Running:
         takes_more = self.worker.inside.space.may_fit(missing_bytes, _Wanted(key, size))
         return Held(self.tier, record.complete, record.allocated_bytes, takes_more)
 
+    async def filled_s(self, key: bytes) -> int:
+        """When it was last filled, as its index says; 0: it does not."""
+        try:
+            record: FileRecord | None = await self.parts.ask_disk(self.parts.tier.index.get, key)
+        except OSError:
+            return 0
+        return record.filled_s if record is not None else 0
+
     # ---- what it may take ----
 
     def room(self, origin: Origin | None = None) -> Room:
