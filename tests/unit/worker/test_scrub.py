@@ -34,6 +34,7 @@ async def loaded(rig: Rig, worker: Worker) -> None:
 def test_a_flipped_bit_is_found_and_the_file_fetched_again(
     tmp_path: Path, offset: int, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """[S-bit-flips] Wherever in the file it is."""
     if not direct:  # a file system that cannot
 
         def refuse(*_: object) -> None:
