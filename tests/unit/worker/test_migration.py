@@ -12,7 +12,7 @@ from cachefs.core.errors import Stale, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES, Member, Placement, View
 from tests.unit.worker.migrating import Fleet, key_of, member
-from worker.state.giving import GIVE_UP_S, WINDOW_BLOCKS
+from worker.state.giving import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
 from worker.state.migration import Migration
 from worker.state.moves import (
     BLOCK_PAGES,
@@ -217,6 +217,15 @@ def test_a_taker_that_never_answers_is_given_up_after_a_while() -> None:
     assert sum(node.calls for node in fleet.nodes.values()) < 300, "it is asked ever less often"
 
 
+def test_a_taker_that_accepts_everything_and_brings_nothing_is_given_up_at_last() -> None:
+    fleet = fleet_of_two(3)
+    fleet.add("c").fails_to_bring = Unreachable("never")
+    fleet.members(member("a", 0.0), member("b", 0.0), member("c"))
+    took_s = fleet.run(PATIENT_OFFERS * REOFFER_S + 2 * GIVE_UP_S)
+    assert took_s > PATIENT_OFFERS * REOFFER_S
+    assert sum(node.migration.giver.given_up for node in fleet.nodes.values()) == 3
+
+
 def test_a_taker_that_starts_again_gets_everything_again() -> None:
     fleet = fleet_of_two(400, MIB, bytes_per_s=20 * MIB)
     fleet.add("c")
@@ -333,7 +342,7 @@ def test_much_to_hand_over_is_looked_at_in_a_window() -> None:
     assert len(fleet.nodes["b"].bits) == 3 * WINDOW_BLOCKS
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1 << 32), st.lists(st.sampled_from(["add", "drain", "lose", "wait"]),
                                          min_size=1, max_size=6))  # fmt: skip
 def test_whatever_changes_and_gets_lost_everything_finds_its_place(
