@@ -15,6 +15,7 @@ from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.state.tiers import PROMOTE_USES
+from worker.store import filesystem
 from worker.tiers.tiers import Tiers
 
 SMALL = 110 << 10
@@ -156,8 +157,8 @@ def test_what_was_copied_below_stays_until_it_has_left_above(tmp_path: Path) -> 
             assert rig.in_tier(0) == rig.in_tier(1) == {ino}
             moves._doubled[rig.content(ino).key].due_s = 0.0
             await moves.tick()
+            await until(lambda: not moves._doubled)
             assert (rig.in_tier(0), rig.in_tier(1)) == ({ino}, set())
-            assert not moves._doubled
 
     run(script())
 
@@ -226,7 +227,7 @@ def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -
             assert status["tier_bytes"] == fetched - 15 * MIB
             tiers._moves.doubled(rig.content(ino).key)
             await tiers._moves.tick()
-            assert rig.content(ino).key not in first.parts.order
+            await until(lambda: rig.content(ino).key not in first.parts.order)
 
     run(script())
 
@@ -253,8 +254,8 @@ def test_a_tier_that_hangs_is_a_smaller_cache_and_comes_back(tmp_path: Path) -> 
             come_back(first)
             assert told == [[False, True], [True, True]]
             await tiers._moves.tick()
+            await until(lambda: rig.in_tier(1) == set())  # one copy of each
             assert rig.in_tier(0) == {1, 2}
-            assert rig.in_tier(1) == set(), "one copy of each"
             for ino, data in rig.data.items():
                 assert await read(tiers, ino) == (data, 0)
 
@@ -330,14 +331,48 @@ def test_wrong_tiers_are_refused(tmp_path: Path) -> None:
             with pytest.raises(InUse):
                 async with rig.tiers():
                     pass
-        rig.directory(1).rename(tmp_path / "kept")
-        rig.specs[1] = TierSpec("mem", "/proc/self/nothing", MIB)
-        (tmp_path / "1" / "files").mkdir(parents=True)
-        (tmp_path / "1" / "files" / "thesis").touch()
-        rig.specs[1] = TierSpec("ssd", str(tmp_path / "1"), 64 * MIB)
+        (tmp_path / "thesis" / "files").mkdir(parents=True)
+        (tmp_path / "thesis" / "files" / "chapter").touch()
+        rig.specs[1] = TierSpec("ssd", str(tmp_path / "thesis"), 64 * MIB)
         with pytest.raises(BadConfig):
             async with rig.tiers():
                 pass
+
+    run(script())
+
+
+def test_a_tier_in_memory_must_be_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.specs[0] = TierSpec("mem", rig.specs[0].path, 48 * MIB)
+        with pytest.raises(BadConfig, match="tmpfs"):
+            async with rig.tiers():
+                pass
+
+    monkeypatch.setattr(filesystem, "MEMORY", frozenset())  # wherever the test's files are
+    run(script())
+
+
+def test_copies_that_a_crash_left_in_two_tiers_are_settled(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
+        rig.put(1, 10 * MIB)
+        rig.put(2, SMALL)
+        async with rig.tiers() as tiers:
+            first, second = tiers._keeper.running
+            for ino in rig.data:
+                for one in (first, second):
+                    await one.worker.fetch(NAMESPACE, ino)
+            assert rig.in_tier(0) == rig.in_tier(1) == {1, 2}
+            assert tiers.status()["origin_bytes"] == 10 * MIB + SMALL
+        async with rig.tiers() as tiers:
+            await tiers._moves.tick()
+            await until(lambda: rig.in_tier(1) == set())
+            assert rig.in_tier(0) == {1, 2}
+            for ino, data in rig.data.items():
+                assert await read(tiers, ino) == (data, 0)
 
     run(script())
 
