@@ -7,7 +7,7 @@ by the path at which it is at that moment. All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from cachefs.core.errors import BadConfig, CacheFSError
@@ -60,6 +60,7 @@ class Policies:
         self._window = PermissionWindow(monotonic() if others_gave else float("-inf"))
         self._one_at_a_time = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
+        self.pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     # ---- operators -------------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ class Policies:
             self._tree.forget_paths()
             self.on_change()
         if self.table.is_pinned(path) and (change.pin or "pin" in unset):
-            await asyncio.sleep(self._evictable_s(path))
+            await self.pause(self._evictable_s(path))
         return policy
 
     def _evictable_s(self, path: bytes) -> float:
