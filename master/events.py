@@ -10,7 +10,7 @@ from cachefs.core.errors import PositionGone
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import NamespaceId
 from master.store.base import Store
-from master.store.records import EVERYTHING, POLICIES
+from master.store.records import EVERYTHING, POLICIES, TIMES
 from master.store.snapshot import Names
 
 READ_AT_ONCE: Final = 100
@@ -67,6 +67,7 @@ class EventStream:
 
     def _event(self, seq: int, entries: list[tuple[int, bytes]]) -> Invalidate:
         if EVERYTHING in entries:
-            return Invalidate(self._namespace, seq, everything=True)
-        named = [entry for entry in entries if entry != POLICIES]
-        return Invalidate(self._namespace, seq, named, policies=len(named) < len(entries))
+            return Invalidate(self._namespace, seq, everything=True, times=TIMES in entries)
+        named = [entry for entry in entries if entry not in (POLICIES, TIMES)]
+        said = len(named) < len(entries)
+        return Invalidate(self._namespace, seq, named, policies=said, times=TIMES in entries)

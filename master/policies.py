@@ -77,9 +77,12 @@ class Policies:
             policy = merged(old, change, unset)
             if old.says_nothing and len(self.table) >= MAX_POLICIES:
                 raise BadConfig(f"there are {MAX_POLICIES} paths with policies, the limit")
-            other_names = _interval(old) != _interval(policy)
+            changes = {
+                "other_names": _interval(old) != _interval(policy),
+                "other_times": self.table.concerns_cached(path, policy),
+            }
             await asyncio.wrap_future(
-                transact(self._store, lambda txn: txn.put_policy(path, policy, other_names))
+                transact(self._store, lambda txn: txn.put_policy(path, policy, **changes))
             )
             self.table.put(path, policy)
             self._tree.forget_paths()

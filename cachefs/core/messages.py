@@ -168,13 +168,15 @@ class Resolve(Message, frozen=True):
 class Invalidate(Message, frozen=True):
     """Event: these dentries (parent ino, name) changed; `seq` is the position after them.
     `everything` tells the client to drop all that it knows of the namespace. `policies`: some
-    changed (and so they may have with `everything`), workers ask again for what they have."""
+    changed (and so they may have with `everything`); `times`: such as concern what is cached
+    already, workers ask again about all that they have."""
 
     namespace: NamespaceId
     seq: int
     entries: list[tuple[int, bytes]] = []
     everything: bool = False
     policies: bool = False
+    times: bool = False
 
 
 # ---- data --------------------------------------------------------------------------------------

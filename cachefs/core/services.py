@@ -77,7 +77,8 @@ class PolicyService(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Changes whenever a policy did, as far as that is known here."""
+        """Changes whenever what is cached got other times to live, or quotas, as far as that is
+        known here."""
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
         """Says more at a path, and leaves the fields `unset` open again; what is said there then.

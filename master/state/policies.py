@@ -28,7 +28,7 @@ MOST_GIVEN: Final = 10_000
 
 
 class PolicyTable:
-    """Policies by path. `version` grows with every change."""
+    """Policies by path. `version` grows with every change that concerns what is cached already."""
 
     def __init__(self, policies: dict[bytes, Policy] | None = None) -> None:
         self._policies = dict(policies or {})
@@ -42,12 +42,23 @@ class PolicyTable:
 
     def put(self, path: bytes, policy: Policy) -> None:
         """One that says nothing goes."""
+        self.version += self.concerns_cached(path, policy)
         if policy.says_nothing:
             self._policies.pop(path, None)
         else:
             self._policies[path] = policy
         self._changed()
-        self.version += 1
+
+    def concerns_cached(self, path: bytes, policy: Policy) -> bool:
+        """Would this give what is cached other times to live, or quotas? A pin takes what it pins
+        out of all times to live."""
+        old = self.at(path)
+        if (old.ttl_s, old.quota_bytes) != (policy.ttl_s, policy.quota_bytes):
+            return True
+        return old.pin != policy.pin and any(one.ttl_s is not None for one in self._all())
+
+    def _all(self) -> Iterable[Policy]:
+        return self._policies.values()
 
     def _changed(self) -> None:
         self._answers.clear()

@@ -18,7 +18,7 @@ The root of the namespace is the dentry (0, b"/"). Inos are never reused.
 Held dentries are the roots of the mount table and the directories above them: no origin's listing
 removes or replaces one. `MountRecord.path` never changes, since held directories are not renamed.
 An event entry `EVERYTHING` says that whatever is known of the namespace may be wrong, an entry
-`POLICIES` that policies changed.
+`POLICIES` that policies changed, `TIMES` that those did which concern what is cached already.
 Policies belong to paths, whatever is there.
 """
 
@@ -40,6 +40,7 @@ NO_PARENT: Final = 0
 ROOT_KEY: Final = b"/"
 EVERYTHING: Final = (NO_PARENT, b"/")  # no name has a '/'
 POLICIES: Final = (NO_PARENT, b"policies/")
+TIMES: Final = (NO_PARENT, b"times/")
 ORDER_END: Final = b"\xff" * 256  # above every order key: no name is longer than 255 bytes
 
 _INO = struct.Struct(">Q")

@@ -27,6 +27,7 @@ from master.store.records import (
     NO_PARENT,
     POLICIES,
     ROOT_KEY,
+    TIMES,
     DirectoryState,
     Meta,
     MountRecord,
@@ -362,14 +363,19 @@ class Transaction(Names):
 
     # ---- policies --------------------------------------------------------------------------------
 
-    def put_policy(self, path: bytes, policy: Policy, other_names: bool = False) -> None:
+    def put_policy(
+        self, path: bytes, policy: Policy, *, other_names: bool = False, other_times: bool = False
+    ) -> None:
         """One that says nothing is deleted. Workers hear that policies changed; `other_names`: and
-        that names are good for other times than was said, all are to be asked for anew."""
+        that names are good for other times than was said, all are to be asked for anew;
+        `other_times`: and that what they have cached may have other times to live, or quotas."""
         if policy.says_nothing:
             self.writer.delete(Table.POLICIES, [policy_key(path)])
         else:
             self.writer.put(Table.POLICIES, [(policy_key(path), encode((path, policy)))])
         self.announce(*(EVERYTHING if other_names else POLICIES))
+        if other_times:
+            self.announce(*TIMES)
 
     # ---- bookkeeping -----------------------------------------------------------------------------
 

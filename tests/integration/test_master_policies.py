@@ -110,9 +110,15 @@ def test_workers_are_told_with_the_place_and_by_the_stream(tmp_path: Path) -> No
             position, version = master.position, master.policy_version
             await master.set_policy(b"a", Policy(ttl_s=5.0, quota_bytes=7), [])
             await master.set_policy(b"b/f", Policy(admission="always"), [])
-            assert master.policy_version == version + 2
+            assert master.policy_version == version + 1  # the second concerns nothing cached
             events = await collect(master, position, 2)
-            assert [(event.policies, event.entries) for event in events] == [(True, []), (True, [])]
+            assert [(one.policies, one.times, one.entries) for one in events] == [
+                (True, True, []),
+                (True, False, []),
+            ]
+            await master.set_policy(b"b", PIN, [])  # there are times to live: it concerns them
+            assert master.policy_version == version + 2
+            await master.set_policy(b"b", Policy(), ["pin"])
             a, b = await origin_of(master, b"a/f"), await origin_of(master, b"b/f")
             assert (a.rule, a.alone) == (Rule(ttl_s=5.0, quotas=((b"a", 7),)), False)
             assert (b.rule, b.alone) == (Rule(admission="always"), True)

@@ -319,8 +319,8 @@ class RemoteNamespace:
 
     def _take(self, events: list[Invalidate]) -> None:
         for event in events:
+            self._policy_version += event.times
             if event.policies or event.everything:
-                self._policy_version += 1
                 self._cache.policies_changed()
             if event.everything:
                 self._forget_everything()
