@@ -211,6 +211,7 @@ class Model:
         keeper, moves = self.tiers._keeper, self.tiers._moves
         await until(lambda: self.tiers.status()["fills_in_flight"] == 0)
         await until(lambda: not moves._promotions._moving and not moves._making_room)
+        await until(lambda: not any(one.is_used for one in keeper._retired))
         await keeper.look()
         await keeper.look()
         assert not keeper._retired, "nobody uses them any more"
