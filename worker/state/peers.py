@@ -1,7 +1,9 @@
 """What is known of each peer: whether it answers, how soon, and whether to ask it at all. Pure.
 
 A peer that does not answer is avoided for a while, longer each time; then one read tries it. A peer
-whose bytes of a content were wrong is not asked for that content for a while.
+whose bytes of a content were wrong is not asked for that content for a while. One that lives and
+waits in vain for the origin (its way there may be broken, and that of others not) is asked for what
+it has and to bring nothing for a while, longer each time; then one read tries it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from typing import Final
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 TRY_S: Final = 5.0  # how long the one who tries a failed peer again has it for itself
+SLOW_ORIGIN_S: Final = 5.0  # a failure that took less costs its reader little
+ORIGIN_PAUSE_S: Final = 30.0
+LONGEST_ORIGIN_PAUSE_S: Final = 240.0
 WRONG_S: Final = 60.0
 MOST_WRONG: Final = 1_000
 MOST_NEWS: Final = 100
@@ -22,12 +27,26 @@ MOST_HEDGE_S: Final = 1.0
 
 
 class _Peer:
-    __slots__ = ("avoid_until_s", "failures", "latency_s")
+    __slots__ = (
+        "avoid_until_s",
+        "bring_from_s",
+        "failures",
+        "latency_s",
+        "origin_failed_at_s",
+        "origin_failures",
+    )
 
     def __init__(self) -> None:
         self.failures = 0  # since the last answer
         self.avoid_until_s = 0.0
         self.latency_s = -1.0  # of what it had; below 0: not known
+        self.origin_failures = 0  # since it brought something
+        self.origin_failed_at_s = float("-inf")
+        self.bring_from_s = 0.0
+
+    @property
+    def origin_pause_s(self) -> float:
+        return min(LONGEST_ORIGIN_PAUSE_S, ORIGIN_PAUSE_S * 2.0 ** min(self.origin_failures - 1, 8))
 
 
 class Peers:
@@ -70,6 +89,30 @@ class Peers:
         self.failures += 1
         if known.failures == 1:
             self._news = [*self._news[-MOST_NEWS:], peer]
+
+    def may_bring(self, peer: str, now: float) -> bool:
+        """May it be asked to bring something? True for one whose origin failed makes the caller the
+        one who tries it."""
+        known = self._peers.get(peer)
+        if known is None or not known.origin_failures:
+            return True
+        if now < known.bring_from_s:
+            return False
+        known.bring_from_s = now + known.origin_pause_s
+        return True
+
+    def brought(self, peer: str) -> None:
+        """Something that it had not."""
+        self._peers.setdefault(peer, _Peer()).origin_failures = 0
+
+    def origin_failed(self, peer: str, took_s: float, now: float) -> None:
+        """It could not bring something, and said so after `took_s`."""
+        known = self._peers.setdefault(peer, _Peer())
+        if took_s < SLOW_ORIGIN_S or now - took_s < known.origin_failed_at_s:
+            return  # many that were asked together fail together: that counts once
+        known.origin_failures += 1
+        known.origin_failed_at_s = now
+        known.bring_from_s = now + known.origin_pause_s
 
     def take_news(self) -> list[str]:
         """The peers that failed for the first time since their last answer, each told once."""

@@ -215,12 +215,15 @@ class Search:
         self._peers.answered(candidate.peer, now - since_s if known else None)
         match answer:
             case Answer.HAS:
+                if candidate.way is not Way.HAVE and not at_once:
+                    self._peers.brought(candidate.peer)
                 self._taken = candidate
                 return [*self._close_all(), Take(candidate)]
             case Answer.NOT_OWNER if not self._has_refreshed:
                 self._has_refreshed = True
                 return [*self._close_all(), Refresh()]
             case Answer.ORIGIN_FAILED:
+                self._peers.origin_failed(candidate.peer, now - since_s, now)
                 return [*self._close_all(), self._end()]
         if candidate == self._probe:
             self._probe = None
@@ -276,6 +279,8 @@ class Search:
         while self._left:
             candidate = self._left.popleft()
             if self._peers.take(candidate.peer, self._content, now):
+                if candidate.way is not Way.HAVE and not self._peers.may_bring(candidate.peer, now):
+                    candidate = candidate._replace(way=Way.HAVE)
                 self._asked[candidate] = now
                 if not self._has_hedged:
                     self._hedge_at_s = now + self._peers.hedge_after_s(candidate.peer)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.placement import Member, Placement
 from worker.source import Purpose
-from worker.state.peers import Peers
+from worker.state.peers import ORIGIN_PAUSE_S, Peers
 from worker.state.search import (
     Action,
     Answer,
@@ -146,6 +146,36 @@ def test_a_migration_gives_up_where_a_read_asks_the_origin() -> None:
 def test_an_origin_that_failed_the_owner_is_asked_and_nobody_else() -> None:
     search, _ = begun(OWNER, STAND_IN)
     assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
+
+
+def test_who_waited_in_vain_for_the_origin_is_asked_for_what_it_has_for_a_while() -> None:
+    """Its way there may be broken, and that of others not."""
+    peers, have = Peers(), OWNER._replace(way=Way.HAVE)
+    searches = [begun(OWNER, STAND_IN, peers=peers)[0] for _ in range(3)]
+    for search in searches:  # asked together, they fail together: that counts once
+        assert search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 20.0) == [UseOrigin()]
+    paused_s = 20.0
+    for pause_s in (ORIGIN_PAUSE_S, 2 * ORIGIN_PAUSE_S, 4 * ORIGIN_PAUSE_S):
+        search = Search(peers, KEY, [OWNER, STAND_IN], TIMES)
+        assert search.handle(Tick(), paused_s + pause_s - 1) == [Ask(have)]
+        assert search.handle(Answered(have, Answer.HAS_NOT), paused_s + pause_s) == [Ask(STAND_IN)]
+        one, other = (Search(peers, KEY, [OWNER, STAND_IN], TIMES) for _ in range(2))
+        assert one.handle(Tick(), paused_s + pause_s) == [Ask(OWNER)], "one tries it"
+        assert other.handle(Tick(), paused_s + pause_s) == [Ask(have)]
+        paused_s += pause_s + 20.0
+        one.handle(Answered(OWNER, Answer.ORIGIN_FAILED), paused_s)
+    search = Search(peers, KEY, [OWNER], TIMES)
+    assert search.handle(Tick(), paused_s + 1000) == [Ask(OWNER)]
+    search.handle(Answered(OWNER, Answer.HAS, at_once=False), paused_s + 1001)
+    search = Search(peers, KEY, [OWNER], TIMES)
+    assert search.handle(Tick(), paused_s + 1001) == [Ask(OWNER)], "it brings things again"
+
+
+def test_an_origin_that_refuses_at_once_is_asked_by_the_owner_again() -> None:
+    peers = Peers()
+    search, _ = begun(OWNER, peers=peers)
+    search.handle(Answered(OWNER, Answer.ORIGIN_FAILED), 0.5)
+    assert begun(OWNER, peers=peers)[1] == [Ask(OWNER)]
 
 
 def test_another_view_is_got_once() -> None:
