@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from cachefs.core import errors
+from cachefs.core import errors, policies
 from cachefs.core import messages as m
 from cachefs.core.model import Inode, Kind, NamespaceId
+from master.state.policies import PolicyTable
 
 NAMESPACE = NamespaceId(b"n" * 16)
 MTIME_NS = 1_700_000_000 * 10**9
@@ -36,6 +37,7 @@ class FakeNode:
         self.status: dict[str, Any] = {"processes": [], "mounts": []}
         self.failure: errors.CacheFSError | None = None
         self.stopped = threading.Event()
+        self._policies = PolicyTable()
 
     def _add(self, path: bytes, size: int) -> None:
         parts = path.split(b"/")
@@ -70,10 +72,23 @@ class FakeNode:
                 return m.LoadStarted(sum(isinstance(b, m.Load) for b in self.asked))
             case m.LoadStatus():
                 return self._load(body)
+            case m.SetPolicy():
+                said = policies.merged(self._policies.at(body.path), body.policy, body.unset)
+                self._policies.put(body.path, said)
+                return m.PolicySet(said)
+            case m.GetPolicies():
+                return self._policies_at(body.path)
             case m.Detach():
                 self.stopped.set()
                 return m.Done()
         raise AssertionError(f"unexpected {body}")
+
+    def _policies_at(self, path: bytes) -> m.PoliciesAt:
+        table, found = self._policies, self._policies.effective(path)
+        below = [m.PolicySaid(*one) for one in table.below(path)]
+        return m.PoliciesAt(
+            found.policy, found.where, table.at(path), below[:1], len(below), [*found.quotas]
+        )
 
     def _list(self, body: m.ListDir) -> m.Listing:
         parent = next(path for path, inode in self.inodes.items() if inode.ino == body.ino)

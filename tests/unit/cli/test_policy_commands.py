@@ -1,0 +1,119 @@
+"""The commands about policies against a scripted server: what they ask, print, and refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cachefs.core import messages as m
+from cachefs.core.policies import Policy
+from tests.unit.cli.fake_node import FakeNode
+from tests.unit.cli.test_commands import Run, no_pause, node, ok, progress, refused
+
+__all__ = ["no_pause", "node"]  # fixtures
+MIB = 1 << 20
+
+
+def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
+    assert ok(run("pin", "/mnt/data/d")) == (
+        "OK, /mnt/data/d is pinned; load 1 brings in what is missing\n"
+    )
+    assert ok(run("pin", "--no-load", "/mnt/data/d/x")).endswith("what is cached of it stays\n")
+    assert ok(run("unpin", "/mnt/data/d/x")) == "/mnt/data/d/x stays pinned, by /mnt/data/d\n"
+    assert ok(run("unpin", "/mnt/data/d")) == "OK, /mnt/data/d is no longer pinned\n"
+    assert ok(run("unpin", "/mnt/data/d")) == "/mnt/data/d was not pinned\n"
+    said = [body for body in node.asked if isinstance(body, m.SetPolicy)]
+    assert [(one.path, one.policy.pin, one.unset) for one in said[:3]] == [
+        (b"d", True, []),
+        (b"d/x", True, []),
+        (b"d/x", None, ["pin"]),
+    ]
+
+
+def test_a_pinned_path_is_no_glob(node: FakeNode, run: Run) -> None:
+    ok(run("pin", "/mnt/data/*[d]?"))
+    (asked,) = [body for body in node.asked if isinstance(body, m.Load)]
+    assert asked.paths == [b"[*][[]d][?]"]
+
+
+def test_a_pin_that_does_not_fit_says_how_much_does(
+    node: FakeNode, run: Run, no_pause: list[float]
+) -> None:
+    node.loads = [[progress("failed", 2, message="no room")]]
+    node.status = {"cache": {"limit_bytes": 3 * MIB}}
+    code, _, err = run("pin", "--wait", "/mnt/data/d")
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        "cachefs: /mnt/data/d is pinned, and not all of it is cached: "
+        "2 MiB of 4 MiB; the cache holds 3 MiB"
+    )
+
+
+def test_show_says_who_says_it(node: FakeNode, run: Run) -> None:
+    assert ok(run("policy", "set", "/mnt/data", "profile=train-read", "ttl=7d")) == (
+        "OK, /mnt/data: ttl=7d profile=train-read\n"
+    )
+    ok(run("policy", "set", "/mnt/data/d", "ttl=90s"))
+    ok(run("policy", "set", "/mnt/data/d/x", "pin=yes"))
+    lines = ok(run("policy", "show", "/mnt/data")).splitlines()
+    assert [line.split() for line in lines if line.startswith(("ttl ", "admission"))] == [
+        ["ttl", "7d", "/mnt/data"],
+        ["admission", "fill", "/mnt/data", "(train-read)"],
+    ]
+    assert lines[-2:] == ["below: /mnt/data/d  ttl=1m30s", "and 1 more below"]
+    found = json.loads(ok(run("policy", "show", "--json", "/mnt/data/d/x")))
+    assert (found["policy"]["ttl_s"], found["from"]["ttl_s"]) == (90.0, "/mnt/data/d")
+    assert (found["policy"]["pin"], found["below_count"]) == (True, 0)
+    assert ok(run("policy", "unset", "/mnt/data", "ttl")) == "OK, /mnt/data: profile=train-read\n"
+    assert ok(run("policy", "unset", "/mnt/data", "--all")) == "OK, /mnt/data: nothing\n"
+
+
+def test_ttl(node: FakeNode, run: Run) -> None:
+    assert ok(run("ttl", "/mnt/data/d")) == "/mnt/data/d: ttl never (free)\n"
+    assert ok(run("ttl", "/mnt/data/d", "12h", "--action", "free")) == (
+        "/mnt/data/d: ttl 12h00m (free), by /mnt/data/d\n"
+    )
+    assert json.loads(ok(run("ttl", "/mnt/data/d/x", "--json")))["ttl_s"] == 43200.0
+    assert ok(run("ttl", "/mnt/data/d", "none")) == "/mnt/data/d: ttl never (free)\n"
+    said = [body.policy for body in node.asked if isinstance(body, m.SetPolicy)]
+    assert said == [Policy(ttl_s=43200.0, ttl_action="free"), Policy()]
+
+
+def test_quota(node: FakeNode, run: Run) -> None:
+    node.status = {"cache": {"quota_used_bytes": {"/d": MIB}}}
+    assert ok(run("quota", "/mnt/data/d")) == "/mnt/data/d: no quota\n"
+    assert ok(run("quota", "/mnt/data/d", "4MiB")) == "/mnt/data/d: 1 MiB of 4 MiB (25%)\n"
+    assert json.loads(ok(run("quota", "/mnt/data", "--json"))) == [
+        {"path": "/mnt/data/d", "quota_bytes": 4 * MIB, "used_bytes": MIB}
+    ]
+    assert ok(run("quota", "/mnt/data/d", "none")) == "/mnt/data/d: no quota\n"
+
+
+def test_du(node: FakeNode, run: Run) -> None:
+    found = json.loads(ok(run("du", "/mnt/data/a.bin", "/mnt/data", "--json")))
+    assert found[0] == {
+        "path": "/mnt/data/a.bin", "files": 1, "size_bytes": MIB, "cached_bytes": MIB // 2
+    }  # fmt: skip
+    assert found[1]["files"] > 4
+    assert ok(run("du", "/mnt/data/a.bin")) == (
+        "1 MiB  512 KiB cached  50%  1 file  /mnt/data/a.bin\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("policy", "set", "/mnt/data", "colour=red"), "no such policy"),
+        (("policy", "set", "/mnt/data", "ttl"), "not key=value"),
+        (("policy", "unset", "/mnt/data"), "give keys, or --all"),
+        (("policy", "unset", "/mnt/data", "colour"), "no such policy"),
+        (("ttl", "/mnt/data", "soon"), "bad duration"),
+        (("quota", "/mnt/data", "much"), "bad size"),
+        (("pin", "/elsewhere"), "not under a CacheFS mount"),
+    ],
+)
+def test_refusals_are_one_line(
+    node: FakeNode, run: Run, words: tuple[str, ...], cause: str
+) -> None:
+    assert cause in refused(run(*words))
