@@ -140,6 +140,8 @@ class Expirer:
             return
         wanted, self._again = self._again, set()
         async for batch in self._housekeeping.records():
+            if not wanted - self._again:
+                break  # nobody answers
             filled = {key: float(_filled_s(record)) for key, record in batch}
             sizes = {key: record.allocated_bytes for key, record in batch}
             for namespace, some in _by_namespace(filled).items():
