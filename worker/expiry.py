@@ -139,17 +139,25 @@ class Expirer:
         if not self._again or now < self._again_at_s:
             return
         wanted, self._again = self._again, set()
+        try:
+            await self._ask_about_all_of(wanted)
+        except BaseException:
+            self._again |= wanted
+            raise
+        self._versions |= {ns: versions[ns] for ns in wanted - self._again}
+        self._again_at_s = now + RETRY_S if self._again else now
+
+    async def _ask_about_all_of(self, wanted: set[NamespaceId]) -> None:
+        """Those that gave no answer are in `_again` then. Raises OSError."""
         async for batch in self._housekeeping.records():
             if not wanted - self._again:
-                break  # nobody answers
+                return  # nobody answers
             filled = {key: float(_filled_s(record)) for key, record in batch}
             sizes = {key: record.allocated_bytes for key, record in batch}
             for namespace, some in _by_namespace(filled).items():
                 asks = namespace in wanted and namespace not in self._again
                 if asks and not await self._learn(namespace, some, sizes):
                     self._again.add(namespace)
-        self._versions |= {ns: versions[ns] for ns in wanted - self._again}
-        self._again_at_s = now + RETRY_S if self._again else now
 
     async def _learn(
         self,
