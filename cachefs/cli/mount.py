@@ -162,6 +162,7 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
         cache_dir=chosen.text("cache_dir"),
         cache_size_bytes=chosen.integer("cache_size"),
         memory_limit_bytes=chosen.integer("memory_limit"),
+        metrics=chosen.text("metrics"),
         sync_interval_s=chosen.seconds("sync_interval"),
         admission=chosen.text("admission"),
         eviction=chosen.text("eviction"),

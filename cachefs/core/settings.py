@@ -155,6 +155,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=_CACHES,
     ),
     Setting(
+        "metrics",
+        Type.TEXT,
+        "",
+        "Where the mount's server answers Prometheus (GET /metrics), as HOST:PORT on loopback.",
+        "nowhere; a cluster's processes answer on the ports of their calls",
+        commands=("mount",),
+    ),
+    Setting(
         "read_only", Type.SWITCH, True, "Mount read-only (this version mounts in no other way)."
     ),
     Setting(

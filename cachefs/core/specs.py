@@ -19,6 +19,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     cache_dir: str
     cache_size_bytes: int
     memory_limit_bytes: int = 0  # 0: a share of what the process may have
+    metrics: str = ""  # HOST:PORT at which it answers Prometheus
     sync_interval_s: float = 60.0
     admission: str = "fill"
     eviction: str = "sieve"

@@ -26,6 +26,7 @@ from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
 from cachefs.launcher import gil_home
 from cachefs.launcher.logs import log_to
+from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
@@ -268,11 +269,12 @@ async def _serve(
         stop = functools.partial(server.request_stop, signal.Signals(number).name)
         loop.add_signal_handler(number, stop)
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
-    log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
-    ready.say(Started(os.getpid(), warning=warning))
     together = asyncio.ensure_future(gil_home.keep_together())
     try:
-        await server.serve()
+        async with metrics_site(spec.metrics, server.status):
+            log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
+            ready.say(Started(os.getpid(), warning=warning))
+            await server.serve()
     finally:
         together.cancel()
         # Nobody may find a server that is ending: pointers go first, then the sessions.

@@ -1,0 +1,54 @@
+"""`GET /metrics` of a server that has no other port: one mount's, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from cachefs.core.access import is_loopback, parse_address
+from cachefs.core.errors import BadConfig
+
+PATH: Final = "/metrics"
+STOP_S: Final = 2.0
+
+
+@contextlib.asynccontextmanager
+async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> AsyncIterator[int]:
+    """Answers Prometheus at HOST:PORT until the block ends; gives the port. "": there is none, 0.
+    Raises BadConfig: no address of this machine, one that others reach, or a missing extra."""
+    if not address:
+        yield 0
+        return
+    host, port = parse_address(address, 0)
+    if not is_loopback(host):
+        raise BadConfig(
+            f"--metrics {address}: other machines would reach it",
+            remedy="use a loopback address (127.0.0.1:9400), with an agent on this machine",
+        )
+    try:
+        from aiohttp import web
+
+        from worker.metrics import exposition
+    except ImportError as err:
+        remedy = "install it: pip install 'cachefs[cluster]'"
+        raise BadConfig("metrics need the extra `cluster`", remedy=remedy) from err
+    text = exposition(status)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path != PATH or request.method != "GET":
+            return web.Response(status=404, text="no such page\n")
+        body, kind = text()
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=STOP_S)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as err:
+            remedy = "choose another --metrics"
+            raise BadConfig(f"cannot listen on {address}: {err.strerror}", remedy=remedy) from err
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

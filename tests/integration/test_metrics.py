@@ -1,0 +1,54 @@
+"""A mount without a cluster answers Prometheus, too, where it was asked to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Node
+from tests.services.metrics_page import documented, exported
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        text: str = reply.read().decode()
+        return text
+
+
+def test_a_mounts_server_answers_prometheus(node: Node, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"x" * 5000)
+    url = f"http://127.0.0.1:{free_port()}"
+    mounted = node.mount(f"file://{source}", "--metrics", url.removeprefix("http://"))
+    assert (mounted / "a").read_bytes() == b"x" * 5000
+    text = get(f"{url}/metrics")
+    assert 'cachefs_worker_bytes_total{source="origin"} 5000.0' in text
+    names = {name for name, _, _ in exported(text, "cachefs_")}
+    assert names < {name for name, _, _ in documented("cachefs_worker_")} | {
+        "cachefs_client_events_total"
+    }
+    with pytest.raises(urllib.error.HTTPError):
+        get(f"{url}/else")
+    node.umount(mounted)
+    with pytest.raises(OSError):
+        get(f"{url}/metrics")
+
+
+def test_others_must_not_reach_it(node: Node, tmp_path: Path) -> None:
+    said = node.fails("mount", f"file://{tmp_path}", node.mountpoint(), "--metrics", "0.0.0.0:9400")
+    assert "other machines" in said
+    node.allowed_log.append("other machines would reach it")
+    assert not os.path.ismount(node.mountpoint())
