@@ -41,7 +41,7 @@ MASTER_MODULE: Final = "cachefs.launcher.masterd"
 NODE_MODULE: Final = "cachefs.launcher.node"
 CLUSTER_MODULES: Final = ("aiohttp", "prometheus_client")  # of the extra "cluster"
 MOUNTS_NODE: Final = "mounts"  # the worker that mounts start
-RETURN_S: Final = 2.0  # for a worker that is being started again by whoever watches it
+RETURN_S: Final = 4.0  # for a worker that is being started again by whoever watches it
 _POLL_S: Final = 0.1
 
 
@@ -91,7 +91,8 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
     other, or a new one as `spec` says. Raises the typed error of a start that failed, InUse when
     the worker of mounts hangs."""
     home, address = StateHome(spec.home), address_of(spec.master)
-    _wait_for_return(used)
+    if used and Path(used).parent.name != spec.name:
+        _wait_for_return(Path(used).parent)
     pointer = find_node(home, address, used)
     if pointer is not None:
         return Server(pointer.socket, False, "")
@@ -104,15 +105,15 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
     return Server(str(directory / state.SOCKET_NAME), True, started.warning)
 
 
-def _wait_for_return(used: str) -> None:
-    """Give a worker that died, and that somebody starts again, its time."""
-    pointer = read_pointer(os.path.dirname(used)) if used else None
+def _wait_for_return(directory: Path) -> None:
+    """Gives a worker that ended, well or not, and that somebody starts again, its time: else a
+    restart would leave a mount with a second cache."""
     deadline = time.monotonic() + RETURN_S
-    while pointer is not None and pointer.stays and time.monotonic() < deadline:
-        if is_ours(pointer.pid):
+    while time.monotonic() < deadline:
+        pointer = read_pointer(directory)
+        if pointer is not None and is_ours(pointer.pid):
             return
         time.sleep(_POLL_S)
-        pointer = read_pointer(os.path.dirname(used))
 
 
 def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:

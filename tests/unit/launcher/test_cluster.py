@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,17 @@ def test_one_that_came_back_is_used_again(machine: Machine) -> None:
     machine.kill("b")
     machine.start("b")
     assert machine.ensure(machine.socket("b")).socket == machine.socket("b")
+
+
+def test_one_that_ended_and_is_started_again_is_waited_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pointer went with it."""
+    monkeypatch.setattr(cluster, "RETURN_S", 20.0)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(machine.ensure, machine.socket("a"))
+        machine.start("a")
+        assert found.result(30) == Server(machine.socket("a"), False, "")
 
 
 def test_one_directory_for_all_paths_of_a_cluster(machine: Machine) -> None:
