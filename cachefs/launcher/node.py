@@ -318,8 +318,11 @@ class Node:
         return int(self._cache.status()["limit_bytes"])
 
     def _free_bytes(self) -> int:
+        """Room that can be used: a disk that is full, or fails, has none, whatever its limit."""
         status = self._cache.status()
-        return max(0, int(status["limit_bytes"]) - int(status["used_bytes"]))
+        usable = [tier for tier in status["tiers"] if tier["state"] == "normal"]
+        room = sum(max(0, int(tier["limit_bytes"]) - int(tier["used_bytes"])) for tier in usable)
+        return min(room, max(0, int(status["limit_bytes"]) - int(status["used_bytes"])))
 
     def _condition(self) -> Condition:
         status = self._cache.status()
