@@ -440,7 +440,7 @@ def test_free_and_removal_under_readers(
     name = "train/n00/img_00000.jpg"
     with watched(mount / one for mount in mounts for one in (name, "big.bin")) as watchers:
         wait_for(lambda: all(one.seen for one in watchers), "everybody reads")
-        for _ in range(3):
+        for _ in range(2):
             standing.workers[0].run("free", mounts[0])
         standing.master.run("ufs", "rm", "/going", "--master", standing.master.url)
         wait_for(lambda: all(len(one.seen) > 1 for one in watchers), "everybody hears of it")
