@@ -30,7 +30,7 @@ format: venv ## rewrite the sources in the project's format
 unit: venv ## the unit tests
 	@$(PY) -m pytest tests/unit
 
-bench: ## every bar of performance, peers beside it; writes bench/RESULTS.md (needs root and /dev/fuse)
+bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make bench"
 	@scripts/versitygw
 	@$(PY) -m bench.run

@@ -1,4 +1,5 @@
-"""All benches: prints every bar with pass or fail, and writes RESULTS.md beside this file."""
+"""All benches: prints every bar with pass or fail, and writes RESULTS.md (one node) and
+RESULTS-cluster.md beside this file."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bench.harness import first_paragraph, labs, measure
 from bench.mounts import CACHEFS
 from bench.report import Result, as_json, markdown, page
 
-BENCHES = (
+NODE = (
     "origin_bytes",
     "cold_sequential",
     "cold_small",
@@ -32,13 +33,17 @@ BENCHES = (
     "namespace",
     "mount_time",
     "memory",
-    "placement",
-    "master_calls",
-    "peer_transfer",
-    "node_names",
     "policies",
 )
-RESULTS = Path(__file__).with_name("RESULTS.md")
+CLUSTER = (
+    "placement",
+    "master_calls",
+    "node_names",
+    "peer_transfer",
+    "cluster_bytes",
+    "cluster_epochs",
+)
+GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 
 
 def versions() -> str:
@@ -80,16 +85,31 @@ def summary(results: list[Result]) -> int:
     return failed
 
 
+def run_group(group: str, quick: bool) -> list[Result]:
+    """Runs a group's benches; what a full run found is written to the group's page."""
+    names, file = GROUPS[group]
+    described = machine.describe()
+    results = run_all(list(names), quick)
+    if not quick:
+        text = page(results, described, versions(), quick)
+        Path(__file__).with_name(file).write_text(text)
+    return results
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", action="append", choices=BENCHES)
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--only", metavar="NAME", action="append", choices=[*NODE, *CLUSTER])
+    some.add_argument("--group", choices=list(GROUPS), help="of one node, or of a cluster")
     parser.add_argument("--quick", action="store_true", help="small data, single runs")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures there, too")
     chosen = parser.parse_args()
-    described = machine.describe()
-    results = run_all(chosen.only or list(BENCHES), chosen.quick)
-    if not chosen.only and not chosen.quick:
-        RESULTS.write_text(page(results, described, versions(), chosen.quick))
+    described, results = machine.describe(), list[Result]()
+    if chosen.only:
+        results = run_all(chosen.only, chosen.quick)
+    else:
+        for group in [chosen.group] if chosen.group else GROUPS:
+            results += run_group(group, chosen.quick)
     if chosen.json:
         chosen.json.write_text(json.dumps(as_json(results, described), indent=1))
     return 1 if summary(results) else 0
