@@ -170,9 +170,9 @@ print(view[-1], hashlib.md5(view[1:]).hexdigest())
 
 
 def mapped(what: int | Path, flags: int, how: str = "read") -> str:
-    """`what`: a descriptor, or the file to open and close. What a program sees of a map: its last byte, and a checksum of all after the first. It is
-    not this process, whose threads answer for the file system: they could not while a page fault
-    holds the interpreter."""
+    """What a program sees of a map of `what`, a descriptor or a file to open and close: the last
+    byte, and a checksum of all after the first. It is not this process, whose threads answer for
+    the file system: they could not while a page fault holds the interpreter."""
     command = [sys.executable, "-c", MAPPER, str(what), str(flags), how]
     fds = [what] if isinstance(what, int) else []
     done = subprocess.run(
