@@ -136,11 +136,9 @@ class Moves:
     ) -> bool:
         """False when it was not taken."""
         key, content = origin.content.key, origin.content
-        if key in self._sources:
-            return False
         held = await one.held(key, origin.size)
-        if held is None or not held.complete:
-            return False
+        if held is None or not held.complete or key in self._sources:
+            return False  # somebody else moves it, perhaps since a moment ago
         self._sources[key] = one
         self.doubled(key, settled_later_s)
         try:
