@@ -50,7 +50,7 @@ __all__ = ["Clocks", "FetchResult", "FreedCounts", "Grant", "Worker", "WorkerCon
 
 log = logging.getLogger(__name__)
 
-CLOSE_WAIT_S: Final = 5.0  # for threads that are in a request
+CLOSE_WAIT_S: Final = 7.0  # for threads in a request: one that reads another tier gives up after 5
 HANGING_WAIT_S: Final = 0.5  # the same, while the disk hangs
 CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
 START_LIMIT_S: Final = 20.0

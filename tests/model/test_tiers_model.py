@@ -237,7 +237,6 @@ class Model:
         self.tiers._moves._promotions.check_invariants()
 
     def check(self) -> None:
-        seen: set[bytes] = set()
         for one in self.tiers._keeper.running:
             assert one.users == 0
             parts = one.parts
@@ -245,8 +244,6 @@ class Model:
             records = dict(parts.tier.index.scan(b"", 1000))
             assert set(parts.order.keys()) == set(records)
             assert parts.ledger.cached_bytes == sum(r.allocated_bytes for r in records.values())
-            assert not seen & set(records), "one content in two tiers"
-            seen |= set(records)
         self.tiers._keeper._shared.memory.check_invariants()
 
     async def flip_and_scrub(self) -> None:
@@ -261,7 +258,7 @@ class Model:
             assert (await read(self.tiers, ino))[0] == self.rig.data[ino]
 
 
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize("attempt", range(2))
 def test_a_file_reads_as_its_bytes_whatever_its_tiers_do(tmp_path: Path, attempt: int) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
