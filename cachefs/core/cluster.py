@@ -13,21 +13,35 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import errors
+from cachefs.core.jobs import Outcome, Task
 from cachefs.core.messages import (
+    AddJobPaths,
+    ControlJob,
     Done,
     Failure,
     Found,
     GetAttr,
+    GetJob,
+    GetJobFailures,
     GetPolicies,
+    GetSync,
     Invalidate,
+    JobFailures,
+    JobReply,
+    JobSubmitted,
+    JobTable,
     ListDir,
     Listing,
+    ListJobs,
     Lookup,
     Message,
     PoliciesAt,
     PolicySet,
     Resolve,
     SetPolicy,
+    StartSync,
+    SubmitJob,
+    SyncReply,
 )
 from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import View
@@ -324,6 +338,28 @@ class MasterStatusReply(Message, frozen=True):
     status: dict[str, Any]
 
 
+class Work(Message, frozen=True):
+    """A worker's loader: what became of its tasks, and how many bytes' worth of tasks it would take
+    now (in `room_bytes`; a task of small files counts at least 64 KiB a file). Waits up to `wait_s`
+    for a task when there is none. Answered by Worked. `run`: of the last answer, "" at first:
+    outcomes of another run of the master mean nothing and are passed over."""
+
+    worker: str
+    run: str
+    outcomes: list[Outcome]
+    room_bytes: int
+    wait_s: float = 0.0
+
+
+class Worked(Message, frozen=True):
+    """`running`: jobs whose tasks are still wanted, and how many bytes a second this worker may
+    fetch for each (0: no limit); tasks of other jobs are dropped without an outcome."""
+
+    run: str
+    tasks: list[Task]
+    running: dict[int, int]
+
+
 # ---- between workers -----------------------------------------------------------------------------
 
 
@@ -392,6 +428,8 @@ Call = (
     | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
     | RulesOf | SetPolicy | GetPolicies
     | Locate | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
+    | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
+    | StartSync | GetSync
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
     | Have | Offer | Doubt | Drop | WorkerStatus
 )  # fmt: skip
@@ -402,6 +440,7 @@ Answer = (
     | Rules | PolicySet | PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
     | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
+    | JobSubmitted | JobReply | JobTable | JobFailures | Worked | SyncReply
     | Had | Dropped | WorkerStatusReply
 )  # fmt: skip
 

@@ -13,8 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import errors
+from cachefs.core.jobs import JobFailure, JobShown, JobSpec
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
+from cachefs.core.syncs import Change, SyncShown
 
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
@@ -371,6 +373,110 @@ class PoliciesAt(Message, frozen=True):
     quotas: list[tuple[bytes, int]] = []
 
 
+class SubmitJob(Message, frozen=True):
+    """A load job. One runs for a set of paths: the same again changes its other settings. `key`:
+    drawn by the caller, so that a repeated question makes one job ("": none). `more`: AddJobPaths
+    follow before the list of paths is whole; the job begins at once all the same. Durable when
+    answered, by JobSubmitted. Raises BadConfig."""
+
+    namespace: NamespaceId
+    spec: JobSpec
+    key: str = ""
+    more: bool = False
+
+
+class JobSubmitted(Message, frozen=True):
+    job: int
+    updated: bool = False  # it was there
+
+
+class AddJobPaths(Message, frozen=True):
+    """More paths of a job that is still being submitted, at most PATHS_PER_CALL; `first`: the place
+    of the first of them in the job's list, so that a repeated question adds nothing twice. Answered
+    by Done. Raises NotFound, BadConfig."""
+
+    namespace: NamespaceId
+    job: int
+    first: int
+    paths: list[bytes]
+    last: bool = False
+
+
+class GetJob(Message, frozen=True):
+    """Answered by JobReply. Raises NotFound."""
+
+    namespace: NamespaceId
+    job: int
+
+
+class JobReply(Message, frozen=True):
+    job: JobShown
+
+
+class ListJobs(Message, frozen=True):
+    """The newest first, those older than `before` (0: from the newest), at most `limit`."""
+
+    namespace: NamespaceId
+    before: int = 0
+    limit: int = 100
+
+
+class JobTable(Message, frozen=True):
+    """`next`: to be asked for as `before`; 0: that was all."""
+
+    jobs: list[JobShown]
+    next: int = 0
+
+
+class GetJobFailures(Message, frozen=True):
+    """Failed files after a place in their list. Answered by JobFailures."""
+
+    namespace: NamespaceId
+    job: int
+    after: int = 0
+
+
+class JobFailures(Message, frozen=True):
+    """`next`: the place to ask after; 0: that was all."""
+
+    failures: list[JobFailure]
+    next: int = 0
+
+
+class ControlJob(Message, frozen=True):
+    """`action`: "stop", "resume" (a stopped one goes on; one that failed for want of room, too),
+    "retry" (an ended one tries its failed files again) or "forget" (an ended one). Answered by
+    JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
+
+    namespace: NamespaceId
+    job: int
+    action: str
+
+
+class StartSync(Message, frozen=True):
+    """Compare a path (`recursive`: and all below it) with its origin now, whatever is fresh.
+    `dry_run`: change nothing. Answered by SyncReply at once; asked again with GetSync."""
+
+    namespace: NamespaceId
+    path: bytes
+    recursive: bool = False
+    dry_run: bool = False
+
+
+class GetSync(Message, frozen=True):
+    """Raises NotFound. `after`: changes from that place in their list on."""
+
+    namespace: NamespaceId
+    sync: int
+    after: int = 0
+    stop: bool = False  # end it here
+
+
+class SyncReply(Message, frozen=True):
+    sync: SyncShown
+    changes: list[Change] = []
+
+
 Body = (
     Hello | Welcome | Attach | Attached | Detach | Leaving | MountFacts | Cancel | Done | Failure
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
@@ -378,6 +484,8 @@ Body = (
     | Status | StatusReply | CacheState | CacheStateReply
     | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
     | SetPolicy | PolicySet | GetPolicies | PoliciesAt
+    | SubmitJob | JobSubmitted | AddJobPaths | GetJob | JobReply | ListJobs | JobTable
+    | GetJobFailures | JobFailures | ControlJob | StartSync | GetSync | SyncReply
 )  # fmt: skip
 
 

@@ -9,7 +9,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from cachefs.core.messages import Found, Invalidate, Listing, PoliciesAt
+from cachefs.core.jobs import JobSpec
+from cachefs.core.messages import (
+    Found,
+    Invalidate,
+    JobFailures,
+    JobReply,
+    JobSubmitted,
+    JobTable,
+    Listing,
+    PoliciesAt,
+    SyncReply,
+)
 from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule
 
@@ -90,3 +101,33 @@ class PolicyService(Protocol):
 
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
         """What a worker needs to know of each, in order."""
+
+
+@runtime_checkable
+class JobService(Protocol):
+    """The load jobs of one namespace: what a metadata service that has them is, too. Each answers
+    as the message of its name in `cachefs.core.messages` says, and raises what that names."""
+
+    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
+        """Cancelled: it may have happened; the same `key` tells."""
+
+    async def add_job_paths(
+        self, job: int, first: int, paths: Sequence[bytes], *, last: bool
+    ) -> None: ...
+
+    async def job(self, job: int) -> JobReply: ...
+
+    async def jobs(self, before: int, limit: int) -> JobTable: ...
+
+    async def job_failures(self, job: int, after: int) -> JobFailures: ...
+
+    async def control_job(self, job: int, action: str) -> JobReply: ...
+
+
+@runtime_checkable
+class SyncService(Protocol):
+    """Syncs on demand of one namespace, as `JobService`."""
+
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply: ...
+
+    async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply: ...
