@@ -258,6 +258,7 @@ def test_a_flipped_byte_in_a_peers_copy_is_found_and_fetched_again(
 ) -> None:
     """[S-cluster-bytes]"""
     files = serve(cluster, bucket)
+    cluster.wait_until_settled()  # so that all is with its owners, who are asked by the trainer
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
     cluster.workers[0].umount(mount)
@@ -295,11 +296,7 @@ def test_blocks_move_to_a_worker_that_joins_and_the_origin_is_not_asked(
     added = cluster.add_worker(size="256MiB")
     other = added.mount(cluster.path("/data"))
     assert digests(other) == expected(files)
-    wait_for(
-        lambda: all(row["settled"] == row["epoch"] for row in cluster.worker_rows()),
-        "every block is in its place",
-        60.0,
-    )
+    cluster.wait_until_settled(60.0)
     assert proxy.counters().object_bytes == before
     added.umount(other)
     cluster.workers[0].umount(mount)

@@ -156,11 +156,7 @@ def test_a_partition_costs_time_and_no_byte(tmp_path: Path, bucket: Bucket) -> N
 
         networks.heal()
         cluster.wait_for_states(*NODES * ["serving"], limit_s=LOST_S)
-        wait_for(
-            lambda: all(row["settled"] == row["epoch"] for row in cluster.worker_rows()),
-            "every block is in its place",
-            60.0,
-        )
+        cluster.wait_until_settled(60.0)
         assert cluster.epoch() > epoch
         before = proxy.counters().object_bytes
         late = cluster.mount(1, "/data")
@@ -318,11 +314,7 @@ def test_a_disk_that_is_full_while_blocks_come(
         added = cluster.add_worker(size="256MiB")
         other = added.mount(cluster.path("/data"))
         right([mount, other], files)
-        wait_for(
-            lambda: all(row["settled"] == row["epoch"] for row in cluster.worker_rows()),
-            "what fits is in its place",
-            60.0,
-        )
+        cluster.wait_until_settled(60.0)
         right([mount, other], files)
         added.umount(other)
         added.stop()

@@ -194,6 +194,16 @@ class Cluster:
         (epoch,) = wait_for(known, "all workers know one epoch", limit_s)
         return int(epoch)
 
+    def wait_until_settled(self, limit_s: float = 30.0) -> None:
+        """Until every block is in its place, and every worker knows where that is."""
+
+        def settled() -> bool:
+            rows = [row for row in self.worker_rows() if row["state"] != "lost"]
+            newest = max(row["epoch"] for row in rows)
+            return all(row["settled"] == newest for row in rows)
+
+        wait_for(settled, "every block is in its place", limit_s)
+
     def wait_for_states(self, *states: str, limit_s: float = 30.0) -> None:
         """Until the workers are in these states, in any order."""
 
