@@ -342,13 +342,21 @@ class Work(Message, frozen=True):
     """A worker's loader: what became of its tasks, and how many bytes' worth of tasks it would take
     now (in `room_bytes`; a task of small files counts at least 64 KiB a file). Waits up to `wait_s`
     for a task when there is none. Answered by Worked. `run`: of the last answer, "" at first:
-    outcomes of another run of the master mean nothing and are passed over."""
+    outcomes of another run of the master mean nothing and are passed over; whoever asks with
+    another run has no tasks, those that it had are handed out again. `seen`: the greatest task
+    number that it got in this run, 0: none; later ones were lost on the way, and come again with
+    the same numbers (-1: not said). One question at a time: a later one ends an earlier one's wait.
+    `capacity_bytes`: all that its cache may hold, `pinned_bytes`: what of it must stay, as far as
+    the worker knows (-1: not said)."""
 
     worker: str
     run: str
     outcomes: list[Outcome]
     room_bytes: int
     wait_s: float = 0.0
+    seen: int = -1
+    capacity_bytes: int = -1
+    pinned_bytes: int = -1
 
 
 class Worked(Message, frozen=True):

@@ -20,6 +20,7 @@ FAILURES_PER_REPLY: Final = 500
 TASK_FILES: Final = 64  # of one task, at most
 TASK_BYTES: Final = 64 << 20  # a task ends with the file that goes beyond it
 HOLD_S: Final = 24 * 3600.0  # what was loaded is held until it was read once, at most so long
+LEASE_S: Final = 30.0  # a worker that does not ask for work for so long has lost its tasks
 PRIORITIES: Final = ("low", "normal", "high")
 
 
