@@ -15,7 +15,12 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.policies import KEYS, field_of, formatted, parse
 
 _Command = Callable[..., Any]
-_UNSAID = {"admission": "as the worker is set", "sync_interval": "of the source", "profile": "none"}
+_UNSAID = {
+    "admission": "as the worker is set",
+    "eviction": "as the worker is set",
+    "sync_interval": "of the source",
+    "profile": "none",
+}
 
 
 @click.group("policy")

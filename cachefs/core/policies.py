@@ -23,11 +23,16 @@ PERMISSION_S: Final = 8.0  # how long a worker may use a permission to evict
 PERMISSION_WINDOW_S: Final = 10.0
 FREE: Final = "free"
 ADMISSIONS: Final = ("fill", "always")
+MOST_REPLICAS: Final = 8
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+LOCAL_COPIES: Final = (AUTO, ALWAYS, NEVER)
+EVICTIONS: Final = ("sieve", "lru")
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is asked at one path; None: nothing is said of that. `ttl_s`: since the last fill,
-    FOREVER_S: kept for ever. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never again."""
+    FOREVER_S: kept for ever. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never again.
+    `replicas`: how many workers own each block. `local_copy`: of what other workers own."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -36,6 +41,9 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     admission: str | None = None
     sync_interval_s: float | None = None
     profile: str | None = None
+    replicas: int | None = None
+    local_copy: str | None = None
+    eviction: str | None = None
 
     @property
     def says_nothing(self) -> bool:
@@ -43,7 +51,9 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _NOTHING: Final = Policy()
-DEFAULTS: Final = Policy(pin=False, ttl_s=FOREVER_S, ttl_action=FREE, quota_bytes=0)
+DEFAULTS: Final = Policy(
+    pin=False, ttl_s=FOREVER_S, ttl_action=FREE, quota_bytes=0, replicas=1, local_copy=AUTO
+)
 PROFILES: Final[Mapping[str, Policy]] = {
     "train-read": Policy(admission="fill", sync_interval_s=3600.0),
     "checkpoint-write": Policy(admission="always", sync_interval_s=5.0),
@@ -53,13 +63,22 @@ DEFAULT: Final = "default"
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker needs to know of a content's policies. `admission` "": as the worker is set.
-    `quotas`: (path, bytes) of each quota that it counts against. Trailing fields may be added."""
+    """What a worker needs to know of a content's policies. `admission` and `eviction` "": as the
+    worker is set. `quotas`: (path, bytes) of each quota that it counts against. Trailing fields may
+    be added."""
 
     pinned: bool = False
     ttl_s: float = FOREVER_S
     admission: str = ""
     quotas: tuple[tuple[bytes, int], ...] = ()
+    replicas: int = 1
+    local_copy: str = AUTO
+    eviction: str = ""
+
+    @property
+    def owners(self) -> int:
+        """How many own a block; within bounds, whatever came over a wire."""
+        return min(max(1, self.replicas), MOST_REPLICAS)
 
 
 NO_RULE: Final = Rule()
@@ -78,7 +97,15 @@ class Effective(msgspec.Struct, frozen=True):
         """For workers."""
         policy = self.policy
         ttl_s = FOREVER_S if policy.ttl_s is None else policy.ttl_s
-        return Rule(bool(policy.pin), ttl_s, policy.admission or "", self.quotas)
+        return Rule(
+            bool(policy.pin),
+            ttl_s,
+            policy.admission or "",
+            self.quotas,
+            policy.replicas or 1,
+            policy.local_copy or AUTO,
+            policy.eviction or "",
+        )
 
 
 def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
@@ -168,6 +195,12 @@ def _one_of(name: str, allowed: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
+def _replicas(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_REPLICAS:
+        raise BadConfig(f"bad replicas {text!r}", remedy=f"write a number, 1 to {MOST_REPLICAS}")
+    return int(text)
+
+
 def _interval(text: str) -> float:
     return FOREVER_S if text == "never" else parse_duration(text)
 
@@ -183,7 +216,10 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[str], Any], Callable[[Any], str]]
     "ttl": ("ttl_s", _ttl, _duration),
     "ttl_action": ("ttl_action", _ttl_action, str),
     "quota": ("quota_bytes", _quota, lambda value: format_size(value) if value else "none"),
+    "replicas": ("replicas", _replicas, str),
+    "local_copy": ("local_copy", _one_of("local_copy", LOCAL_COPIES), str),
     "admission": ("admission", _one_of("admission", ADMISSIONS), str),
+    "eviction": ("eviction", _one_of("eviction", EVICTIONS), str),
     "sync_interval": ("sync_interval_s", _interval, _duration),
     "profile": ("profile", _one_of("profile", tuple(PROFILES)), str),
 }
@@ -216,7 +252,10 @@ def check(policy: Policy) -> None:
         "ttl": not _is_span(policy.ttl_s, MIN_TTL_S),
         "ttl_action": policy.ttl_action not in (None, FREE),
         "quota": policy.quota_bytes is not None and policy.quota_bytes < 0,
+        "replicas": not 1 <= (1 if policy.replicas is None else policy.replicas) <= MOST_REPLICAS,
+        "local_copy": policy.local_copy not in (None, *LOCAL_COPIES),
         "admission": policy.admission not in (None, *ADMISSIONS),
+        "eviction": policy.eviction not in (None, *EVICTIONS),
         "sync_interval": not _is_span(policy.sync_interval_s, 0.0),
         "profile": policy.profile not in (None, *PROFILES),
     }

@@ -23,6 +23,7 @@ from cachefs.core.policies import (
 )
 
 Chain = list[tuple[bytes, Policy]]
+OF_CACHED: Final = ("ttl_s", "quota_bytes", "replicas", "local_copy", "eviction")
 MOST_ANSWERS: Final = 10_000
 MOST_GIVEN: Final = 10_000
 
@@ -50,10 +51,10 @@ class PolicyTable:
         self._changed()
 
     def concerns_cached(self, path: bytes, policy: Policy) -> bool:
-        """Would this give what is cached other times to live, or quotas? A pin takes what it pins
-        out of all times to live."""
+        """Would this give what is cached other times to live, quotas, owners, or another way out? A
+        pin takes what it pins out of all times to live."""
         old = self.at(path)
-        if (old.ttl_s, old.quota_bytes) != (policy.ttl_s, policy.quota_bytes):
+        if any(getattr(old, name) != getattr(policy, name) for name in OF_CACHED):
             return True
         return old.pin != policy.pin and any(one.ttl_s is not None for one in self._all())
 

@@ -10,6 +10,7 @@ from cachefs.core.policies import (
     KEYS,
     PROFILES,
     Policy,
+    Rule,
     above,
     check,
     formatted,
@@ -31,7 +32,7 @@ def test_the_nearest_path_that_says_something_wins() -> None:
     assert found.policy.admission == "fill"
     assert found.where == {
         "pin": "/a/b", "ttl_s": "/a/b", "admission": "/", "ttl_action": DEFAULT,
-        "quota_bytes": DEFAULT,
+        "quota_bytes": DEFAULT, "replicas": DEFAULT, "local_copy": DEFAULT,
     }  # fmt: skip
 
 
@@ -41,6 +42,21 @@ def test_a_profile_says_what_its_own_path_leaves_open() -> None:
     assert found.policy.admission == PROFILES["interactive"].admission == "always"
     assert found.where["admission"] == "/w (interactive)"
     assert (found.policy.sync_interval_s, found.where["sync_interval_s"]) == (1.0, "/w")
+
+
+def test_workers_are_told_of_owners_copies_and_the_way_out() -> None:
+    chain = [(b"", Policy(replicas=3)), (b"a", Policy(local_copy="never", eviction="lru"))]
+    rule = resolve(chain).rule
+    assert (rule.replicas, rule.local_copy, rule.eviction) == (3, "never", "lru")
+    assert [Rule(replicas=count).owners for count in (-1, 0, 1, 8, 99)] == [1, 1, 1, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(replicas=0), Policy(replicas=9), Policy(local_copy=""), Policy(eviction="x")]
+)
+def test_what_means_nothing_is_refused_from_a_wire_too(policy: Policy) -> None:
+    with pytest.raises(BadConfig):
+        check(policy)
 
 
 def test_every_quota_above_counts() -> None:
@@ -59,7 +75,8 @@ def test_nothing_said_is_the_default() -> None:
 @pytest.mark.parametrize(
     "word",
     ["pin=yes", "ttl=7d", "ttl=never", "ttl_action=free", "quota=20GiB", "quota=none",
-     "admission=always", "sync_interval=90s", "sync_interval=never", "profile=train-read"],
+     "admission=always", "replicas=8", "local_copy=never", "eviction=lru",
+     "sync_interval=90s", "sync_interval=never", "profile=train-read"],
 )  # fmt: skip
 def test_what_is_shown_can_be_given_again(word: str) -> None:
     policy = parse([word])
@@ -71,7 +88,8 @@ def test_what_is_shown_can_be_given_again(word: str) -> None:
 @pytest.mark.parametrize(
     "word",
     ["pin=maybe", "ttl=0", "ttl=0.5s", "ttl=soon", "ttl_action=delete", "quota=-1", "pin",
-     "admission=never", "profile=none-such", "colour=red", "sync_interval=-2", "=3"],
+     "admission=never", "replicas=0", "replicas=9", "replicas=two", "local_copy=maybe",
+     "eviction=fifo", "profile=none-such", "colour=red", "sync_interval=-2", "=3"],
 )  # fmt: skip
 def test_what_means_nothing_is_refused(word: str) -> None:
     with pytest.raises(BadConfig):
@@ -95,7 +113,7 @@ def test_a_change_keeps_what_it_does_not_say() -> None:
     assert merged(old, Policy(), ["pin"]) == Policy(ttl_s=60.0)
     assert merged(old, Policy(), ["pin", "ttl_s"]).says_nothing
     assert formatted(Policy()) == {}
-    assert len(KEYS) == 7
+    assert len(KEYS) == 10
 
 
 def test_paths() -> None:
