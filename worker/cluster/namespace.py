@@ -46,6 +46,7 @@ from cachefs.core.services import MetadataService, Permission, PolicyService
 from worker.cluster import walk
 from worker.cluster.events import EventLog
 from worker.cluster.gather import Gather
+from worker.cluster.jobs import MasterJobs
 from worker.cluster.master_client import REACH_S, MasterClient, MasterUnreachable
 from worker.cluster.node_cache import Asked, NodeCache
 from worker.cluster.permissions import Permissions
@@ -65,7 +66,7 @@ MOST_NAMES_AT_ONCE: Final = 200  # small answers are heard sooner
 T = TypeVar("T", bound=Message)
 
 
-class RemoteNamespace:
+class RemoteNamespace(MasterJobs):
     """Made by `open`, ended by `close`. All methods belong to one event loop."""
 
     def __init__(

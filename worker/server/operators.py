@@ -1,4 +1,4 @@
-"""Answers to operators: status, cache state, load, free, policies. Called by sessions only."""
+"""Answers to operators: status, cache state, jobs, syncs, free, policies. Called by sessions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cachefs.core.errors import InUse, NotFound, ProtocolError, Stale, Unsupport
 from cachefs.core.model import ContentId, Kind
 from cachefs.core.policies import shown
 from cachefs.core.services import MetadataService, PolicyService
+from worker.server import jobs
 
 if TYPE_CHECKING:
     from worker.server.server import NodeServer
@@ -33,6 +34,17 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
             return m.PolicySet(await policies.set_policy(body.path, body.policy, body.unset))
         case m.GetPolicies():
             return await _policies(server.service(body.namespace)).policies_at(body.path)
+        case (
+            m.SubmitJob()
+            | m.AddJobPaths()
+            | m.GetJob()
+            | m.ListJobs()
+            | m.GetJobFailures()
+            | m.ControlJob()
+        ):
+            return await jobs.answer_job(server.service(body.namespace), body)
+        case m.StartSync() | m.GetSync():
+            return await jobs.answer_sync(server.service(body.namespace), body)
     raise ProtocolError(f"unexpected {type(body).__name__}")
 
 

@@ -326,4 +326,12 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Free: Session._operate,
     m.SetPolicy: Session._operate,
     m.GetPolicies: Session._operate,
+    m.SubmitJob: Session._operate,
+    m.AddJobPaths: Session._operate,
+    m.GetJob: Session._operate,
+    m.ListJobs: Session._operate,
+    m.GetJobFailures: Session._operate,
+    m.ControlJob: Session._operate,
+    m.StartSync: Session._operate,
+    m.GetSync: Session._operate,
 }
