@@ -5,7 +5,8 @@ Every operation is O(1) amortised. A file costs one dict entry and about 20 byte
 of the list are numbers (slots), slot 0 is the list's end on both sides.
 
 The caller evicts: `candidates` only names files, `remove` is called for those that went, `defer`
-for those that must stay for now (in use, or protected by a policy).
+for those that must stay for now (in use, or protected by a policy). What is held is set aside: it
+is not named before it is released.
 """
 
 from __future__ import annotations
@@ -39,12 +40,33 @@ class EvictionOrder(Protocol):
     def remove(self, key: bytes) -> None:
         """The file is gone. An unknown key is ignored."""
 
+    def hold(self, key: bytes, until_s: int, *, though_read: bool = False) -> None:
+        """It is not to go before `until_s` (at least 1; of a clock that only grows), or unless
+        `though_read`, before it is read: who reads it releases it. An unknown key is ignored."""
+
+    def release(self, key: bytes, now_s: int) -> None:
+        """It may go, as if used at `now_s`. A key that is not held is ignored."""
+
+    def held(self, key: bytes) -> tuple[int, bool]:
+        """(until, though read) as in `hold`; (0, False) for what is not held."""
+
+    @property
+    def held_count(self) -> int: ...
+
+    @property
+    def first_release_s(self) -> int:
+        """No hold ends before; `NEVER_S` when nothing is held."""
+
+    def release_due(self, until_s: int, now_s: int) -> None:
+        """Releases what was to be held until `until_s` or less: it goes before all others. Costs a
+        pass over all files, but for a time before `first_release_s`."""
+
     def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
         """Up to `count` keys, the first to go first, only such as were last used at or before
         `idle_before_s`. Fewer, even none, may come while others exist: ask again then."""
 
     def last_use_s(self, key: bytes) -> int:
-        """When the key was last used. Raises KeyError."""
+        """When the key was last used; `NEVER_S` while it is held. Raises KeyError."""
 
     def was_used(self, key: bytes) -> bool:
         """Was it used since it was inserted? Raises KeyError."""
@@ -78,6 +100,10 @@ class _Slots:
         self._older = array("I", [END])  # of END: the newest
         self._last_use_s = array("I", [NEVER_S])
         self._used = bytearray(1)
+        self._held_until_s = array("I", [0])  # 0: not held, and in the list
+        self._held_though_read = bytearray(1)
+        self._first_release_s = NEVER_S
+        self._held = 0
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -121,6 +147,8 @@ class _Slots:
             self._used.append(0)
             self._newer.append(END)
             self._older.append(END)
+            self._held_until_s.append(0)
+            self._held_though_read.append(0)
         self._slot[key] = slot
         return slot
 
@@ -136,10 +164,70 @@ class _Slots:
 
     def _drop(self, key: bytes) -> None:
         slot = self._slot.pop(key)
-        self._unlink(slot)
+        if self._held_until_s[slot]:
+            self._held_until_s[slot] = 0
+            self._held -= 1
+        else:
+            self._unlink(slot)
         self._key[slot] = b""
         self._last_use_s[slot] = NEVER_S
         self._free.append(slot)
+
+    # ---- holds ----
+
+    @property
+    def held_count(self) -> int:
+        return self._held
+
+    @property
+    def first_release_s(self) -> int:
+        return self._first_release_s if self._held else NEVER_S
+
+    def held(self, key: bytes) -> tuple[int, bool]:
+        slot = self._slot.get(key, END)
+        until_s = self._held_until_s[slot]
+        return until_s, bool(until_s and self._held_though_read[slot])
+
+    def hold(self, key: bytes, until_s: int, *, though_read: bool = False) -> None:
+        slot = self._slot.get(key)
+        if slot is None:
+            return
+        if not self._held:
+            self._first_release_s = NEVER_S
+        if not self._held_until_s[slot]:
+            self._set_aside(slot)
+            self._last_use_s[slot] = NEVER_S
+            self._held += 1
+        self._held_until_s[slot] = until_s
+        self._held_though_read[slot] = though_read
+        self._first_release_s = min(self._first_release_s, until_s)
+
+    def _set_aside(self, slot: int) -> None:
+        self._unlink(slot)
+
+    def release(self, key: bytes, now_s: int) -> None:
+        slot = self._slot.get(key)
+        if slot is not None and self._held_until_s[slot]:
+            self._put_back(slot, now_s)
+            self._link(slot, self._older[END], END)
+
+    def _put_back(self, slot: int, now_s: int) -> None:
+        self._held_until_s[slot] = 0
+        self._held -= 1
+        self._last_use_s[slot] = now_s
+
+    def release_due(self, until_s: int, now_s: int) -> None:
+        if until_s < self.first_release_s:
+            return
+        first_s = NEVER_S
+        for slot in self._slot.values():
+            held_until_s = self._held_until_s[slot]
+            if 0 < held_until_s <= until_s:
+                self._put_back(slot, now_s)
+                self._link(slot, END, self._newer[END])
+            elif held_until_s:
+                first_s = min(first_s, held_until_s)
+        self._first_release_s = first_s
 
 
 class LruOrder(_Slots):
@@ -156,14 +244,16 @@ class LruOrder(_Slots):
 
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
-        if slot is not None:
+        if slot is None:
+            return
+        self._used[slot] = 1
+        if not self._held_until_s[slot]:
             self._last_use_s[slot] = now_s
-            self._used[slot] = 1
             self._to_newest(slot)
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
-        if slot is not None:
+        if slot is not None and not self._held_until_s[slot]:
             self._to_newest(slot)
 
     def _to_newest(self, slot: int) -> None:
@@ -216,9 +306,11 @@ class SieveOrder(_Slots):
 
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
-        if slot is not None:
+        if slot is None:
+            return
+        self._used[slot] = self._visited[slot] = 1
+        if not self._held_until_s[slot]:
             self._last_use_s[slot] = now_s
-            self._used[slot] = self._visited[slot] = 1
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
@@ -228,16 +320,27 @@ class SieveOrder(_Slots):
     def remove(self, key: bytes) -> None:
         slot = self._slot.get(key)
         if slot is not None:
-            if self._hand == slot:
-                self._hand = self._newer[slot]
+            self._pass(slot)
             self._drop(key)
+
+    def _set_aside(self, slot: int) -> None:
+        self._pass(slot)
+        super()._set_aside(slot)
+
+    def _put_back(self, slot: int, now_s: int) -> None:
+        self._visited[slot] = 0
+        super()._put_back(slot, now_s)
+
+    def _pass(self, slot: int) -> None:
+        if self._hand == slot:
+            self._hand = self._newer[slot]
 
     def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
         """The hand stops behind the last one named; those named keep their place. A pass that
         looks for idle files clears no marks."""
         found: list[bytes] = []
         named: set[int] = set()
-        for _ in range(min(2 * len(self._slot), count + MOST_SKIPPED)):
+        for _ in range(min(2 * (len(self._slot) - self._held), count + MOST_SKIPPED)):
             slot = self._hand or self._newer[END]
             if len(found) == count or slot in named:
                 break
@@ -294,10 +397,34 @@ class OwnedLast:
         if key not in source:
             return
         last_use_s, used = source.last_use_s(key), source.was_used(key)
+        until_s, though_read = source.held(key)
         source.remove(key)
         target.insert(key, last_use_s)
         if used:
             target.hit(key, last_use_s)
+        if until_s:
+            target.hold(key, until_s, though_read=though_read)
+
+    def hold(self, key: bytes, until_s: int, *, though_read: bool = False) -> None:
+        self._of(key).hold(key, until_s, though_read=though_read)
+
+    def release(self, key: bytes, now_s: int) -> None:
+        self._of(key).release(key, now_s)
+
+    def held(self, key: bytes) -> tuple[int, bool]:
+        return self._of(key).held(key)
+
+    @property
+    def held_count(self) -> int:
+        return self._copies.held_count + self._owned.held_count
+
+    @property
+    def first_release_s(self) -> int:
+        return min(self._copies.first_release_s, self._owned.first_release_s)
+
+    def release_due(self, until_s: int, now_s: int) -> None:
+        self._copies.release_due(until_s, now_s)
+        self._owned.release_due(until_s, now_s)
 
     @property
     def copy_count(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from worker.store.index import IndexWriter
-from worker.store.records import FileRecord
+from worker.store.records import HELD_READ, FileRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +58,21 @@ class TouchFile:
                 filled_s=self.filled_s or record.filled_s,
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HoldFile:
+    """A file that may be gone by now is held until then (wall clock), or, with 0, no more."""
+
+    key: bytes
+    until_s: int
+    though_read: bool = False
+
+    def apply(self, writer: IndexWriter) -> None:
+        record = writer.get(self.key)
+        if record is None:
+            return
+        flags = record.flags & ~HELD_READ | (HELD_READ if self.though_read else 0)
+        if (record.held_until_s, record.flags) != (self.until_s, flags):
+            changed = msgspec.structs.replace(record, flags=flags, held_until_s=self.until_s)
+            writer.put(self.key, changed)

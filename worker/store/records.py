@@ -27,6 +27,7 @@ KEY_BYTES: Final = 36
 NAME_CHARS: Final = 72
 BLOCK_PAGES: Final = 256
 META_KEY: Final = b"meta"
+HELD_READ: Final = 1  # flag: held although it was read
 
 _BLOCK = struct.Struct(">I")
 _SUM_BYTES: Final = 8
@@ -36,7 +37,8 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One cache file. Trailing fields may be added, never moved.
 
     `epoch`: in which sync epoch its last page was recorded; `last_use_s`, `filled_s` (when its last
-    page came; 0: an earlier version did not say): wall clock.
+    page came; 0: an earlier version did not say): wall clock. `held_until_s` (wall clock, 0: not
+    held): so long it is not evicted; with the flag `HELD_READ` also after a read.
     """
 
     size: int
@@ -45,8 +47,9 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allocated_bytes: int
     complete: bool
     last_use_s: int
-    flags: int = 0  # none defined yet
+    flags: int = 0
     filled_s: int = 0
+    held_until_s: int = 0
 
 
 class IndexMeta(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ class _Model:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.use_s: dict[bytes, int] = {}
+        self.held: dict[bytes, tuple[int, bool]] = {}
 
     def insert(self, key: bytes, now_s: int) -> None:
         if key in self.use_s:
@@ -38,7 +39,7 @@ class _Model:
             self.use_s[key] = now_s
 
     def hit(self, key: bytes, now_s: int) -> None:
-        if key in self.use_s:
+        if key in self.use_s and key not in self.held:
             self.use_s[key] = now_s
             self.defer(key)
 
@@ -47,8 +48,20 @@ class _Model:
 
     def remove(self, key: bytes) -> None:
         if key in self.use_s:
-            self.keys.remove(key)
+            if self.held.pop(key, None) is None:
+                self.keys.remove(key)
             del self.use_s[key]
+
+    def hold(self, key: bytes, until_s: int, *, though_read: bool) -> None:
+        if key in self.use_s:
+            self.remove(key)
+            self.use_s[key] = NEVER_S
+            self.held[key] = until_s, though_read
+
+    def release(self, key: bytes, now_s: int, *, oldest: bool = False) -> None:
+        if self.held.pop(key, None) is not None:
+            self.keys.insert(0 if oldest else len(self.keys), key)
+            self.use_s[key] = now_s
 
     def candidates(self, count: int, idle_before_s: int) -> list[bytes]:
         raise NotImplementedError
@@ -56,7 +69,7 @@ class _Model:
 
 class _Lru(_Model):
     def defer(self, key: bytes) -> None:
-        if key in self.use_s:
+        if key in self.use_s and key not in self.held:
             self.keys.remove(key)
             self.keys.append(key)
 
@@ -71,7 +84,7 @@ class _Sieve(_Model):
         self.hand: bytes | None = None
 
     def defer(self, key: bytes) -> None:
-        if key in self.use_s:
+        if key in self.use_s and key not in self.held:
             self.visited.add(key)
 
     def remove(self, key: bytes) -> None:
@@ -133,6 +146,33 @@ class _Machine(RuleBasedStateMachine):
         self.real.remove(key)
         self.model.remove(key)
 
+    @rule(key=KEYS, until_s=st.integers(1, 9), though_read=st.booleans())
+    def hold(self, key: bytes, until_s: int, though_read: bool) -> None:
+        self.real.hold(key, until_s, though_read=though_read)
+        self.model.hold(key, until_s, though_read=though_read)
+
+    @rule(key=KEYS)
+    def release(self, key: bytes) -> None:
+        self.now_s += 1
+        self.real.release(key, self.now_s)
+        self.model.release(key, self.now_s)
+
+    @rule(until_s=st.integers(1, 9))
+    def release_due(self, until_s: int) -> None:
+        before = [*self.real.keys()]
+        self.real.release_due(until_s, 450)
+        for key in before:
+            if self.model.held.get(key, (NEVER_S, False))[0] <= until_s:
+                self.model.release(key, 450, oldest=True)
+
+    @invariant()
+    def holds_are_known(self) -> None:
+        held = self.model.held
+        assert self.real.held_count == len(held)
+        assert {key: self.real.held(key) for key in held} == held
+        first_s = min((until_s for until_s, _ in held.values()), default=NEVER_S)
+        assert self.real.first_release_s <= first_s
+
     @precondition(lambda self: len(self.model.keys) > 0)
     @rule(count=st.integers(1, 5), idle=st.one_of(st.just(NEVER_S), st.integers(400, 1040)))
     def evict(self, count: int, idle: int) -> None:
@@ -145,8 +185,8 @@ class _Machine(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        assert len(self.real) == len(self.model.keys)
-        assert all(key in self.real for key in self.model.keys)
+        assert len(self.real) == len(self.model.use_s)
+        assert all(key in self.real for key in self.model.use_s)
         assert all(self.real.last_use_s(key) == use for key, use in self.model.use_s.items())
         assert self.real.oldest_use_s() == min(self.model.use_s.values(), default=NEVER_S)
 
@@ -253,7 +293,9 @@ def test_a_copy_that_cannot_go_does_not_stand_in_the_way_of_others() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["insert", "oldest", "hit", "defer", "remove", "own", "disown"]),
+            st.sampled_from(
+                ["insert", "oldest", "hit", "defer", "remove", "hold", "release", "own", "disown"]
+            ),
             st.integers(0, 7),
         ),
         max_size=60,
@@ -276,6 +318,10 @@ def test_whose_a_file_is_changes_nothing_but_the_order(steps: list[tuple[str, in
                     one.defer(key)
                 case "remove":
                     one.remove(key)
+                case "hold":
+                    one.hold(key, 1 + now)
+                case "release":
+                    one.release(key, now)
                 case _:
                     one.set_owned(key, owned=step == "own")
         assert sorted(order.keys()) == sorted(plain.keys())
@@ -285,4 +331,5 @@ def test_whose_a_file_is_changes_nothing_but_the_order(steps: list[tuple[str, in
             assert known in order
             assert order.last_use_s(known) == plain.last_use_s(known)
             assert order.was_used(known) == plain.was_used(known)
+            assert order.held(known) == plain.held(known)
     assert set(order.candidates(8)) <= set(plain.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from worker.store.records import (
     BLOCK_PAGES,
+    HELD_READ,
     KEY_BYTES,
     MOST_RANGES,
     NAME_CHARS,
@@ -45,12 +47,32 @@ GOLDEN_HEADER = bytes.fromhex(
 )  # fmt: skip
 
 
+class _Earlier(msgspec.Struct, frozen=True, array_like=True):
+    """A record as the first version that had it knew it."""
+
+    size: int
+    etag: str
+    epoch: int
+    allocated_bytes: int
+    complete: bool
+    last_use_s: int
+    flags: int = 0
+
+
+def test_a_record_of_today_can_be_read_by_an_earlier_version() -> None:
+    record = FileRecord(5, "abcd", 1, 4096, True, 7, HELD_READ, 8, 9)
+    earlier = msgspec.msgpack.decode(encode_file(record), type=_Earlier)
+    assert earlier == _Earlier(5, "abcd", 1, 4096, True, 7, HELD_READ)
+
+
 def test_records_of_format_1_decode() -> None:
     record = decode_file(GOLDEN_FILE)
     assert record == FileRecord(3_408_045, "abcd", 5, 3_407_872, True, 1_710_227_456, 0)
-    assert (
-        encode_file(record) == b"\x98" + GOLDEN_FILE[1:] + b"\0"
-    )  # it says now when it was filled
+    # It says now when it was filled, and how long it is held.
+    assert encode_file(record) == b"\x99" + GOLDEN_FILE[1:] + b"\0\0"
+    assert decode_file(b"\x98" + GOLDEN_FILE[1:] + b"\x07") == msgspec.structs.replace(
+        record, filled_s=7
+    )
     meta = decode_meta(GOLDEN_META)
     assert meta == IndexMeta(1, b"t" * 16, 3, 12288)
     assert encode_meta(meta) == GOLDEN_META
