@@ -1,16 +1,19 @@
 """Blocking calls of a master, or of another node's worker, for the command line.
 
-One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`).
+One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`); other exchanges
+(`cachefs.client.admin`) go over the same connection.
 """
 
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import time
 import urllib.parse
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from cachefs.client.credentials import client_context, presented_token
 from cachefs.core import cluster as c
@@ -24,17 +27,19 @@ from cachefs.core.specs import Security
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
 _T = TypeVar("_T", bound=Message)
-_Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
+Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
+UNIX: Final = "unix:"  # before the path of a socket, in place of a URL
+_MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
 class HttpClient:
-    """Speaks with the process at `url`. Not for more than one thread. Raises BadConfig and
-    AccessDenied for what `security` names."""
+    """Speaks with the process at `url`, or at the socket `unix:PATH`. Not for more than one thread.
+    Raises BadConfig and AccessDenied for what `security` names."""
 
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
         self.url = url
         self._name = name
-        self._headers = {"Content-Type": "application/msgpack"}
+        self._headers: dict[str, str] = {}
         token = presented_token(security)
         if token:
             self._headers[HEADER] = header_of(token)
@@ -46,7 +51,7 @@ class HttpClient:
         """The answer, which must be of the type expected. Raises the typed error of a Failure,
         Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: one on a kept connection
         that turns out to be broken is made again."""
-        _, _, data = self._exchange("POST", c.CALL_PATH, c.encode(body), timeout_s)
+        _, _, data = self.exchange("POST", c.CALL_PATH, c.encode(body), timeout_s, _MSGPACK)
         reply = self._decoded(data)
         if isinstance(reply, Failure):
             raise error_of(reply)
@@ -60,7 +65,7 @@ class HttpClient:
         the first one, else as `call`."""
         question = {"ino": content.ino, "first": first, "end": end, "epoch": -1, "have": 1}
         path = f"{c.DATA_PATH}/{content.name}?{urllib.parse.urlencode(question)}"
-        status, headers, data = self._exchange("GET", path, None, CALL_TIMEOUT_S)
+        status, headers, data = self.exchange("GET", path, None, CALL_TIMEOUT_S)
         if status != http.client.OK:
             reply = self._decoded(data)
             if isinstance(reply, Failure):
@@ -89,28 +94,38 @@ class HttpClient:
     ) -> None:
         self.close()
 
-    def _exchange(self, method: str, path: str, body: bytes | None, timeout_s: float) -> _Reply:
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Whatever is answered, with its status. Raises Unreachable, DeadlineExceeded,
+        ProtocolError. Must be idempotent, as `call`."""
         is_kept = self._connection is not None
         deadline = time.monotonic() + timeout_s
+        asked = _Question(method, path, body, {**self._headers, **(headers or {})})
         try:
-            return self._attempt(method, path, body, deadline)
+            return self._attempt(asked, deadline)
         except Unreachable:
             if not is_kept:
                 raise
-        return self._attempt(method, path, body, deadline)
+        return self._attempt(asked, deadline)
 
-    def _attempt(self, method: str, path: str, body: bytes | None, deadline: float) -> _Reply:
+    def _attempt(self, asked: _Question, deadline: float) -> Reply:
         try:
-            return self._ask(method, path, body, deadline)
+            return self._ask(asked, deadline)
         except BaseException as err:
             self.close()  # what is under way on it belongs to nobody
             raise self._classified(err) from err
 
-    def _ask(self, method: str, path: str, body: bytes | None, deadline: float) -> _Reply:
+    def _ask(self, asked: _Question, deadline: float) -> Reply:
         connection = self._connected(deadline)
         assert connection.sock is not None
         connection.sock.settimeout(_rest_s(deadline))
-        connection.request(method, path, body, self._headers)
+        connection.request(asked.method, asked.path, asked.body, asked.headers)
         response = connection.getresponse()
         data = response.read(c.MAX_ANSWER_BYTES + 1)
         if len(data) > c.MAX_ANSWER_BYTES:
@@ -132,17 +147,18 @@ class HttpClient:
 
     def _connected(self, deadline: float) -> http.client.HTTPConnection:
         if self._connection is None:
-            host, port = parse_address(address_of(self.url), c.DEFAULT_PORT)
             timeout_s = min(CONNECT_TIMEOUT_S, _rest_s(deadline))
-            self._connection = (
-                http.client.HTTPConnection(host, port, timeout=timeout_s)
-                if self._context is None
-                else http.client.HTTPSConnection(
-                    host, port, timeout=timeout_s, context=self._context
-                )
-            )
+            self._connection = self._new_connection(timeout_s)
             self._connection.connect()
         return self._connection
+
+    def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.url.startswith(UNIX):
+            return _UnixConnection(self.url.removeprefix(UNIX), timeout_s)
+        host, port = parse_address(address_of(self.url), c.DEFAULT_PORT)
+        if self._context is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._context)
 
     def _classified(self, err: BaseException) -> BaseException:
         if isinstance(err, CacheFSError):
@@ -158,6 +174,26 @@ class HttpClient:
         if isinstance(err, http.client.HTTPException):
             return Unreachable(f"{self._name} broke off: {err!r}", path=self.url)
         return err
+
+
+class _Question(NamedTuple):
+    method: str
+    path: str
+    body: bytes | None
+    headers: dict[str, str]
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def _rest_s(deadline: float) -> float:
