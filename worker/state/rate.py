@@ -31,6 +31,15 @@ class TokenBucket:
         self._fill(now_s)
         self._tokens -= size_bytes
 
+    def set_rate(self, bytes_per_s: float, now_s: float) -> None:
+        """From now on so fast; what is owed stays owed, and nothing is given. Raises ValueError for
+        a rate that is not positive."""
+        if bytes_per_s <= 0:
+            raise ValueError("the rate must be positive")
+        self._fill(now_s)
+        self._rate = self._burst = bytes_per_s
+        self._tokens = min(self._tokens, self._burst)
+
     def _fill(self, now_s: float) -> None:
         if self._at_s is not None and now_s > self._at_s:
             self._tokens += (now_s - self._at_s) * self._rate
