@@ -20,6 +20,7 @@ from connectors.base import Entry, order_key
 from master.state import merge
 from master.state.merge import Action, Batch, Change
 from master.store.base import Store, Table, Writer
+from master.store.comparison import Compared, changes_of, compare, compare_name
 from master.store.records import (
     EVERYTHING,
     FORMAT,
@@ -55,12 +56,13 @@ class Merged(msgspec.Struct, frozen=True):
     changed: int = 0
     removed_directories: int = 0
     resume_after: bytes | None = None
+    compared: Compared = Compared()
 
 
 class Transaction(Names):
     """Reads and writes in one transaction of the engine; `finish` writes its bookkeeping."""
 
-    __slots__ = ("_events", "_meta", "_removed_directories", "writer")
+    __slots__ = ("_events", "_meta", "_removed_directories", "stat_changes", "writer")
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(writer)
@@ -71,6 +73,7 @@ class Transaction(Names):
         self._meta = meta
         self._events: list[tuple[int, bytes]] = []
         self._removed_directories = 0
+        self.stat_changes: Sequence[Change] = ()  # what the last `apply_stat` changed
 
     @property
     def removed_directories(self) -> int:
@@ -92,60 +95,12 @@ class Transaction(Names):
         announced where the directory was listed before, or when they are in `watched`."""
         if parent != ROOT_INO and self.place(parent) is None:
             raise Stale("the directory was removed while it was listed")
-        batch = self._without_held(parent, batch)
         events_before = len(self._events)
-        if batch.last:
-            below = None
-        else:
-            assert batch.upto is not None
-            below = batch.upto + b"\0"
-        stored = self.children(parent, batch.after, below, MAX_STORED_PER_MERGE)
-        cut = stored[-1][0] if len(stored) == MAX_STORED_PER_MERGE else None
-        entries = batch.entries if cut is None else batch.part(cut)
-        changes = merge.plan(stored, entries, batch.waiting, asked_at, now)
-        changes += self._late_changes(parent, batch, asked_at, now)
-        state = self.directory(parent)
-        self._apply(parent, changes, asked_at, watched, announce=state is not None)
-        return Merged(len(self._events) - events_before, self._removed_directories, cut)
-
-    def _without_held(self, parent: int, batch: Batch) -> Batch:
-        """The batch without what it says of held names: of a directory above a root it may say the
-        attributes, of a root nothing. `waiting` names keep what is stored under them."""
-        held = self.held_below(parent)
-        if not held:
-            return batch
-        roots = {name_of(key) for key, ino in held.items() if self.mount(ino) is not None}
-        names = {name_of(key) for key in held}
-        return msgspec.structs.replace(
-            batch,
-            entries=[
-                (key, entry)
-                for key, entry in batch.entries
-                if entry.name not in names or (key in held and entry.name not in roots)
-            ],
-            late=[entry for entry in batch.late if entry.name not in names],
-            waiting=batch.waiting | held.keys(),
-        )
-
-    def _late_changes(self, parent: int, batch: Batch, asked_at: float, now: float) -> list[Change]:
-        """Changes of names from before the range."""
-        changes = []
-        for name in batch.dropped:
-            old = self.dentry(parent, name)
-            if old is not None and not merge.is_newer(old, asked_at, now):
-                changes.append(Change(Action.REMOVE, name, None, old))
-        for entry in batch.late:
-            twin = self.dentry(parent, order_key(entry.name, True))
-            if twin is None or not merge.is_newer(twin, asked_at, now):
-                old = self.dentry(parent, entry.name)
-                changes += merge.plan(
-                    [] if old is None else [(entry.name, old)],
-                    [(entry.name, entry)],
-                    frozenset(),
-                    asked_at,
-                    now,
-                )
-        return changes
+        compared = compare(self, parent, batch, asked_at, now, MAX_STORED_PER_MERGE)
+        self._apply(parent, compared.changes, asked_at, watched, announce=compared.was_listed)
+        cut = compared.upto if compared.cut else None
+        changed = len(self._events) - events_before
+        return Merged(changed, self._removed_directories, cut, compared)
 
     def complete_listing(self, directory: int, listed_at: float, hidden: int) -> None:
         """The whole directory was merged from a listing that began at `listed_at`."""
@@ -178,23 +133,19 @@ class Transaction(Names):
         unchanged name gets the new time of checking, unless that is 0."""
         if parent != ROOT_INO and self.place(parent) is None:
             return None
-        keys = {key: self.dentry(parent, key) for key in merge.keys_of(name)}
-        right_key = None
         dir_key = order_key(name, True)
         if self.is_held(parent, dir_key):
             return self._apply_stat_of_held(parent, dir_key, entry, asked_at)
-        if entry is not None:
-            right_key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)
-        changes = [
-            Change(Action.REMOVE, key, None, old)
-            for key, old in keys.items()
-            if old is not None and key != right_key
-        ]
+        changes = compare_name(self, parent, name, entry)
         watched = frozenset([name]) if announce_new else frozenset[bytes]()
-        if entry is not None and right_key is not None:
-            changes += self._stat_change(parent, right_key, entry, keys[right_key], asked_at)
         self._apply(parent, changes, asked_at, watched, announce=False)
-        return None if right_key is None else self.dentry(parent, right_key)
+        self.stat_changes = changes
+        if entry is None:
+            return None
+        key = order_key(name, entry.fingerprint.kind is Kind.DIRECTORY)
+        if all(change.entry is None for change in changes):
+            self._checked(parent, key, asked_at)
+        return self.dentry(parent, key)
 
     def _apply_stat_of_held(
         self, parent: int, key: bytes, entry: Entry | None, asked_at: float
@@ -213,24 +164,19 @@ class Transaction(Names):
         if place is None:
             raise Stale("the directory is gone")
         parent, key = place
-        changes = self._stat_change(parent, key, entry, old, asked_at)
+        changes = changes_of(key, entry, old)
         self._apply(parent, changes, asked_at, frozenset(), announce=False)
+        if not changes:
+            self._checked(parent, key, asked_at)
         stored = self.dentry(parent, key)
         assert stored is not None, "an update removes nothing"
         return stored
 
-    def _stat_change(
-        self, parent: int, key: bytes, entry: Entry, old: Stored | None, asked_at: float
-    ) -> list[Change]:
-        if old is None:
-            return [Change(Action.INSERT, key, entry, None)]
-        action = merge.compare(old.inode, entry)
-        if action is not None:
-            return [Change(action, key, entry, old)]
-        if asked_at:
-            value = encode_dentry(old.inode, asked_at)
-            self.writer.put(Table.DENTRIES, [(dentry_key(parent, key), value)])
-        return []
+    def _checked(self, parent: int, key: bytes, asked_at: float) -> None:
+        """An unchanged name was seen at the origin."""
+        old = self.dentry(parent, key)
+        if old is not None and asked_at:
+            self.put_dentry(parent, key, old._replace(checked_at=asked_at))
 
     def announce(self, parent: int, name: bytes) -> None:
         """Tells clients to forget a name that may have changed."""
