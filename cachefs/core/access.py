@@ -23,6 +23,7 @@ import msgspec
 from cachefs.core import cluster as c
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.messages import (
+    Free,
     GetAttr,
     GetPolicies,
     ListDir,
@@ -181,13 +182,13 @@ def permit(caller: Caller, call: Message) -> None:
         return
     if isinstance(call, _OF_WORKERS) and not caller.may_join:
         raise _denied(caller, "is not a worker's")
-    if isinstance(call, (*_OF_OPERATORS, SetPolicy)) and not caller.may_write:
+    if isinstance(call, (*_OF_OPERATORS, SetPolicy, Free)) and not caller.may_write:
         raise _denied(caller, "is for reading only")
     # A source is read with the credentials of the cluster's machines: who adds one reads all that
     # these may read, wherever it is put.
     if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if isinstance(call, (Resolve, GetPolicies, SetPolicy)) and not caller.sees(call.path):
+    if isinstance(call, (Resolve, GetPolicies, SetPolicy, Free)) and not caller.sees(call.path):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     # What is said at the prefix itself is said of its holder, by others.
     if isinstance(call, SetPolicy) and caller.prefix and call.path.strip(b"/") == caller.prefix:

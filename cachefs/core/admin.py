@@ -93,12 +93,14 @@ class Problem(Answer, frozen=True):
 
 
 class About(Answer, frozen=True):
-    """Who answers. `namespace`: hex."""
+    """Who answers. `namespace`: hex, the one that is meant where none is named; `namespaces`: all
+    (an embedded server has one for each source)."""
 
     version: str
     namespace: str
     protocol: int
     epoch: int
+    namespaces: list[str] = []
 
 
 class Status(Answer, frozen=True):

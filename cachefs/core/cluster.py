@@ -54,11 +54,12 @@ MAX_CALL_BYTES: Final = 8 << 20
 MAX_ANSWER_BYTES: Final = 32 << 20
 BATCH_LIMIT: Final = 1000  # items of any list in a call
 
-# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1] answers pages
+# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1&worker=] answers pages
 # [first, end) of a content, all of one block and at most MAX_DATA_PAGES, as a raw body. `have=1`:
 # only what is here, ask nobody else. `next=1`: the asker gets no answer from the block's owners,
-# the receiver is the next in rank and may bring it in their place. ORIGIN_HEADER says where the
-# bytes come from (not with `have`), so that who brings them needs no master for it.
+# the receiver is the next in rank and may bring it in their place. `worker`: whom the asker means
+# (not with `have`). `epoch`: of the view by which it asks. ORIGIN_HEADER says where the bytes come
+# from (not with `have`), and how many own it, so that who brings them needs no master for that.
 # 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more; 404: not here
 # (have=1); 409: the receiver does not own the block in its view, body `Failure`, EPOCH_HEADER says
 # which; 410: Stale; 502: the origin failed; 503: too many requests; 507: no room; all with a body
@@ -210,12 +211,14 @@ class Rules(Message, frozen=True):
 
 class Walk(Message, frozen=True):
     """The files below `ino`, a batch at a time. `known`: from the store alone. `cursor`: b"" at
-    first, then the last answer's."""
+    first, then the last answer's. `limit`: files of a batch, 0: as the master likes; what the first
+    call says holds for the walk."""
 
     namespace: NamespaceId
     ino: int
     known: bool = False
     cursor: bytes = b""
+    limit: int = 0
 
 
 class Walked(Message, frozen=True):

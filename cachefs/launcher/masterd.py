@@ -14,7 +14,12 @@ from typing import Final
 
 import msgspec
 
-from cachefs.client.credentials import access_of, server_context
+from cachefs.client.credentials import (
+    access_of,
+    client_context,
+    presented_token,
+    server_context,
+)
 from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.cluster import DEFAULT_PORT
@@ -22,6 +27,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
 from cachefs.launcher.logs import log_to
+from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.serving import quit_now, stop_event
 from connectors.base import Connector
@@ -50,7 +56,9 @@ class Process:
         host, port = parse_address(spec.listen, DEFAULT_PORT)
         check_listen(host, has_tokens=not access.is_open)
         context = server_context(spec.security)
+        token, peers_ssl = presented_token(spec.security), client_context(spec.security, "https://")
         master = await asyncio.to_thread(Master.open_empty, spec.store_dir)
+        peers = PeerCalls(token, peers_ssl)
         try:
             server = MasterServer(
                 master,
@@ -58,6 +66,7 @@ class Process:
                 open_connector=self._connector,
                 authorize=access.check,
                 ssl_context=context,
+                peers=peers,
             )
             await self._attach(master)
             port = await server.start()
@@ -73,6 +82,7 @@ class Process:
             finally:
                 await server.stop()
         finally:
+            await peers.close()
             await master.close()
             log.info("stopped")
 

@@ -1,4 +1,4 @@
-"""Calls of a node's worker to its peers' control, over HTTP. Bytes go other ways
+"""Calls to workers' control over HTTP, of a node's worker and of a master. Bytes go other ways
 (`worker.peers.source`)."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PeerCalls:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
-    async def ask(self, url: str, call: c.Have | c.Offer) -> c.Answer:
+    async def ask(self, url: str, call: c.Have | c.Offer | c.Drop) -> c.Answer:
         """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""
         try:
             async with self._session.post(

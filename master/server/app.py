@@ -1,6 +1,7 @@
 """The master's HTTP server: calls, metrics and whether it lives.
 
     POST /v1/call   msgpack of one `Call` -> msgpack of one `Answer`; a `Failure` with 4xx or 5xx
+    /api/v1/…       JSON, see `cachefs.core.admin`
     GET /metrics    Prometheus
     GET /healthz    200 while the event loop turns; asks for no token
 
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from aiohttp import ClientPayloadError, web
+from aiohttp import web
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -28,7 +29,15 @@ from prometheus_client import (
 )
 
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, Access, Caller, check_listen, permit_metrics
+from cachefs.core.access import (
+    HEADER,
+    Access,
+    Caller,
+    check_listen,
+    is_loopback,
+    permit_metrics,
+)
+from cachefs.core.admin import API
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
@@ -39,7 +48,10 @@ from cachefs.core.errors import (
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
 from master.namespace import Master
+from master.server.admin.app import AdminApp
+from master.server.admin.at import Backend, Peers
 from master.server.calls import Calls, OpenConnector
+from master.server.http import Answer, read_body, status_of
 from master.server.members import Members
 from master.server.metrics import MasterCollector
 from master.server.tally import Tally
@@ -48,7 +60,7 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 2048  # calls; more are refused, not queued
 ANSWER_S: Final = 140.0  # an origin's listing may make no progress for 120 s
-BODY_S: Final = 20.0  # for the body of a call
+MAX_LINE_BYTES: Final = 64 << 10  # of the first line and of a header
 IDLE_S: Final = 75.0  # of a connection
 BACKLOG: Final = 1024
 STOP_S: Final = 2.0  # for calls under way
@@ -56,17 +68,6 @@ STOP_S: Final = 2.0  # for calls under way
 CALL_TYPE: Final = "application/msgpack"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
-STATUS_OF: Final = {
-    "protocol": 400,
-    "bad-config": 400,
-    "access-denied": 403,
-    "not-found": 404,
-    "stale": 409,
-    "in-use": 409,
-    "gone": 409,
-    "throttled": 429,
-    "deadline": 504,
-}
 _WAITING: Final = (c.GetEvents, c.GetView)
 
 Authorize = Callable[[str | None], Caller]
@@ -84,12 +85,13 @@ class MasterServer:
         authorize: Authorize | None = None,
         ssl_context: ssl.SSLContext | None = None,
         registry: CollectorRegistry | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
         the `Authorization` header; raises AccessDenied. None: everybody may do everything, on
         loopback only. `open_connector`: of a source that an operator adds; called in a thread.
-        Raises BadConfig.
+        `peers`: asks workers, for the admin API. Raises BadConfig.
         """
         if authorize is None:
             check_listen(listen[0], has_tokens=False)
@@ -105,12 +107,25 @@ class MasterServer:
             ProcessCollector(registry=self._registry)
         self._registry.register(MasterCollector(self._calls.status, self._tally))
         self._runner: web.ServerRunner | None = None
+        backend = Backend(master.namespace, self._ask, self.members, peers)
+        self._admin = AdminApp(
+            lambda: [backend],
+            self._authorize,
+            on_loopback=is_loopback(listen[0]),
+            on_failure=self._tally.failed,
+        )
 
     async def start(self) -> int:
         """Binds and answers from here on; returns the port. Raises BadConfig where the address
         cannot be had."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        server = _Bounded(self._handle, most, keepalive_timeout=IDLE_S, access_log=None)
+        server = _Bounded(
+            self._handle,
+            most,
+            keepalive_timeout=IDLE_S,
+            access_log=None,
+            max_line_size=MAX_LINE_BYTES,
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await self._runner.setup()
         host, port = self._listen
@@ -156,6 +171,8 @@ class MasterServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == c.CALL_PATH and request.method == "POST":
             return await self._call(request)
+        if request.path == API or request.path.startswith(f"{API}/"):
+            return await self._admin.handle(request)
         if request.path == HEALTH_PATH:
             return web.Response(text="ok\n")
         if request.path == METRICS_PATH:
@@ -172,14 +189,10 @@ class MasterServer:
         )
 
     async def _call(self, request: web.BaseRequest) -> web.Response:
-        began = time.monotonic()
         try:
             caller = self._authorize(request.headers.get(HEADER))
-            call = c.decode_call(await _body(request))
-            answer = self._calls.answer_nowait(call, caller)
-            if answer is None:
-                answer = await self._answer_later(call, caller)
-            body = self._encoder.encode(answer)
+            call = c.decode_call(await read_body(request, c.MAX_CALL_BYTES))
+            body = self._encoder.encode(await self._ask(call, caller))
         except CacheFSError as err:
             return self._failed(err)
         except struct.error as err:  # a number that no key of the store has
@@ -187,9 +200,17 @@ class MasterServer:
         except Exception as err:  # whatever it is, the caller gets an answer
             log.error("a call failed", exc_info=err)
             return self._failed(CacheFSError(f"internal error: {type(err).__name__}"))
+        return Answer(body=body, content_type=CALL_TYPE)
+
+    async def _ask(self, call: c.Call, caller: Caller) -> Message:
+        """The answer, judged and counted; raises the typed errors."""
+        began = time.monotonic()
+        answer = self._calls.answer_nowait(call, caller)
+        if answer is None:
+            answer = await self._answer_later(call, caller)
         took_s = None if isinstance(call, _WAITING) else time.monotonic() - began
         self._tally.answered(type(call).__name__, took_s)
-        return _Answer(body=body, content_type=CALL_TYPE)
+        return answer
 
     async def _answer_later(self, call: c.Call, caller: Caller) -> Message:
         """Long polls are bounded by `Calls` itself."""
@@ -212,9 +233,9 @@ class MasterServer:
             raise DeadlineExceeded(f"no answer within {ANSWER_S:g} s") from err
 
     def _failed(self, err: CacheFSError) -> web.Response:
-        self._tally.failures[err.code] += 1
+        self._tally.failed(err.code)
         body = c.encode(failure_of(err))
-        return web.Response(status=_status(err), body=body, content_type=CALL_TYPE)
+        return web.Response(status=status_of(err), body=body, content_type=CALL_TYPE)
 
 
 class _Bounded(web.Server):
@@ -228,14 +249,6 @@ class _Bounded(web.Server):
         super().connection_made(handler, transport)
         if len(self.connections) > self._most:
             transport.abort()
-
-
-class _Answer(web.Response):
-    """Gives its body up once it was sent: an idle connection keeps its last response."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await super().write_eof(data)
-        self.body = None
 
 
 class _Encoder:
@@ -261,28 +274,3 @@ class _Encoder:
         if body is None:
             body = self._beaten[answer.draining] = c.encode(answer)
         return body
-
-
-async def _body(request: web.BaseRequest) -> bytes:
-    """Read past the request, which would keep it. Raises ProtocolError for what is too large, comes
-    too slowly or breaks off."""
-    chunks, size_bytes = [], 0
-    try:
-        async with asyncio.timeout(BODY_S):
-            while chunk := await request.content.readany():
-                chunks.append(chunk)
-                size_bytes += len(chunk)
-                if size_bytes > c.MAX_CALL_BYTES:
-                    raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes")
-    except (ClientPayloadError, ConnectionError) as err:
-        raise ProtocolError("the call broke off") from err
-    except TimeoutError as err:
-        raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _status(err: CacheFSError) -> int:
-    known = STATUS_OF.get(err.code)
-    if known is not None:
-        return known
-    return 503 if err.retryable else 500

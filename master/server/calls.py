@@ -270,7 +270,7 @@ class Calls:
         if call.cursor:
             return await self._walks.go_on(call.ino, call.cursor)
         walk = self._master.known_files if call.known else self._master.walk
-        return await self._walks.begin(call.ino, walk(call.ino))
+        return await self._walks.begin(call.ino, walk(call.ino), call.limit)
 
     async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)

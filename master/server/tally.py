@@ -21,3 +21,6 @@ class Tally:
         self.calls[kind] += 1
         if took_s is not None:
             self.took_s.observe(took_s)
+
+    def failed(self, code: str) -> None:
+        self.failures[code] += 1

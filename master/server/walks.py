@@ -39,10 +39,12 @@ class Walks:
     def __len__(self) -> int:
         return len(self._walks)
 
-    async def begin(self, ino: int, files: AsyncIterator[Files]) -> Walked:
-        """The first batch of a walk. Raises Throttled, and what the walk raises."""
+    async def begin(self, ino: int, files: AsyncIterator[Files], limit: int = 0) -> Walked:
+        """The first batch of a walk whose batches have at most `limit` files (0: FILES_AT_ONCE).
+        Raises Throttled, and what the walk raises."""
         self._make_room()
-        walk, name = _Walk(ino, files, self._clock()), os.urandom(16)
+        limit = min(limit, FILES_AT_ONCE) if limit > 0 else FILES_AT_ONCE
+        walk, name = _Walk(ino, files, self._clock(), limit), os.urandom(16)
         self._walks[name] = walk
         self._arm()
         try:
@@ -106,8 +108,9 @@ class Walks:
 class _Walk:
     """One walk: a task that keeps a batch ready."""
 
-    def __init__(self, ino: int, files: AsyncIterator[Files], now: float) -> None:
+    def __init__(self, ino: int, files: AsyncIterator[Files], now: float, limit: int) -> None:
         self.ino = ino
+        self._limit = limit
         self.step = 0
         self.used_at = now
         self._ready: Files = []
@@ -130,11 +133,11 @@ class _Walk:
                 return self._last
             await self._wait(1, PATIENCE_S)
             if self._ready:
-                await self._wait(FILES_AT_ONCE, GATHER_S)
+                await self._wait(self._limit, GATHER_S)
             return self._take()
 
     def _take(self) -> tuple[Files, bool]:
-        files, self._ready = self._ready[:FILES_AT_ONCE], self._ready[FILES_AT_ONCE:]
+        files, self._ready = self._ready[: self._limit], self._ready[self._limit :]
         is_last = self.task.done() and not self._ready
         if is_last and not files:
             self._raise_failure()
@@ -156,7 +159,7 @@ class _Walk:
         async for batch in files:
             self._ready += batch
             self._stir()
-            while len(self._ready) >= FILES_AT_ONCE:
+            while len(self._ready) >= self._limit:
                 await self._stirred.wait()
 
     async def _wait(self, count: int, limit_s: float) -> None:

@@ -25,7 +25,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import NoSpace, ProtocolError
 from cachefs.core.model import NamespaceId
-from master.server import app
+from master.server import http as edge
 from master.server.app import MasterServer
 from master.server.streams import EventPolls
 from tests.services.http_master import Cluster, cluster, run, worker
@@ -66,7 +66,7 @@ def test_callers_that_break_off_leave_nothing_behind(
 def test_a_call_that_comes_too_slowly_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "BODY_S", 0.02)
+    monkeypatch.setattr(edge, "BODY_S", 0.02)
 
     async def work() -> None:
         async with cluster(tmp_path) as it:

@@ -20,6 +20,7 @@ from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from connectors.base import Connector
 from connectors.memory import MemoryConnector
 from master.namespace import Master
+from master.server.admin.at import Peers
 from master.server.app import MasterServer
 
 T = TypeVar("T", bound=m.Message)
@@ -29,7 +30,13 @@ DEADLINE_S = 30.0
 class Cluster:
     """One master on a free port, its origins by URL, and calls of it."""
 
-    def __init__(self, directory: Path, tokens: str = "", clock: Callable[[], float] | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        tokens: str = "",
+        clock: Callable[[], float] | None = None,
+        peers: Peers | None = None,
+    ):
         self.directory = directory
         self.origins: dict[str, MemoryConnector] = {}
         self.master: Master
@@ -38,6 +45,7 @@ class Cluster:
         self.port = 0
         self._authorize = Access(parse_tokens(tokens, "tokens")).check if tokens else None
         self._clock = clock or time.monotonic
+        self._peers = peers
         self._session: aiohttp.ClientSession
 
     def open_connector(self, source: UfsSpec) -> Connector:
@@ -56,6 +64,7 @@ class Cluster:
             open_connector=self.open_connector,
             authorize=self._authorize,
             clock=self._clock,
+            peers=self._peers,
         )
         self.port = await self.server.start()
         self._session = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")

@@ -1,0 +1,235 @@
+"""The admin API's edge: from a request to its route, and from answers and errors to JSON.
+
+Browsers are kept out: a request that writes must say that its body is JSON, which no page of
+another site can without being asked for leave (and nobody gives it); and a server on loopback
+answers only to names of this machine, whatever name a page had resolved to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import urllib.parse
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from cachefs.core import admin as a
+from cachefs.core.access import HEADER, Caller, is_loopback
+from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, ProtocolError
+from master.server.admin import openapi, routes
+from master.server.admin.at import At, Backend, Reply
+from master.server.admin.routes import Route
+from master.server.http import Answer, read_body, status_of
+
+log = logging.getLogger(__name__)
+
+_KEY: Final = re.compile("[!-~]{1,255}")
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_NEED_JSON: Final = ("POST", "PATCH", "PUT")
+
+Authorize = Callable[[str | None], Caller]
+
+
+class Refused(CacheFSError):
+    """A request that HTTP has a status of its own for."""
+
+    code = "refused"
+
+    def __init__(self, status: HTTPStatus, cause: str, remedy: str = "", **headers: str) -> None:
+        super().__init__(cause, remedy=remedy)
+        self.status = status
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+class Question(NamedTuple):
+    route: Route
+    params: dict[str, str]
+
+
+class AdminApp:
+    """Answers what is below `API`. `backends`: of every namespace, the first is meant where none is
+    named. `authorize`: as of `MasterServer`. `on_loopback`: names of other machines are refused.
+    `on_failure`: told the code of each."""
+
+    def __init__(
+        self,
+        backends: Callable[[], Sequence[Backend]],
+        authorize: Authorize,
+        *,
+        on_loopback: bool,
+        on_failure: Callable[[str], None] = lambda code: None,
+    ) -> None:
+        self._backends = backends
+        self._authorize = authorize
+        self._on_loopback = on_loopback
+        self._on_failure = on_failure
+
+    async def handle(self, request: web.BaseRequest) -> web.Response:
+        """The answer, whatever happens."""
+        try:
+            return await self._answer(request)
+        except Refused as err:
+            return self._problem(err, err.status, err.headers)
+        except CacheFSError as err:
+            return self._problem(err, status_of(err))
+        except (struct.error, OverflowError) as err:
+            return self._problem(ProtocolError(f"a number is out of range: {err}"), 400)
+        except Exception as err:  # whatever it is, the caller gets an answer
+            log.error("a request failed", exc_info=err)
+            return self._problem(CacheFSError(f"internal error: {type(err).__name__}"), 500)
+
+    def _problem(
+        self, err: CacheFSError, status: int, headers: dict[str, str] | None = None
+    ) -> web.Response:
+        code = AccessDenied.code if status == HTTPStatus.UNAUTHORIZED else err.code
+        self._on_failure(code)
+        problem = a.Problem(int(status), code, err.cause, err.remedy, err.path, err.request_id)
+        return Answer(
+            body=msgspec.json.encode(problem),
+            status=int(status),
+            content_type=a.PROBLEM_TYPE,
+            headers={**_HEADERS, **(headers or {})},
+        )
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        self._check_host(request)
+        if request.rel_url.raw_path == a.OPENAPI_PATH and request.method in ("GET", "HEAD"):
+            return _json(openapi.text(), 200)  # says nothing of this cluster: no token is needed
+        asked = _question(request)
+        caller = self._caller(request)
+        data = await self._body(request)
+        query = _query(request, asked.route)
+        backends = self._backends()
+        at = At(
+            _backend(backends, getattr(query, "namespace", None)),
+            [one.namespace.hex() for one in backends],
+            caller,
+            _params(asked),
+            query,
+            _decoded(data, asked.route),
+            _key(request),
+        )
+        return _reply(await asked.route.handler(at))
+
+    def _check_host(self, request: web.BaseRequest) -> None:
+        host = request.headers.get("Host", "")
+        name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+        if self._on_loopback and not is_loopback(name):
+            raise Refused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is reached by names of its own machine only",
+                "ask it as 127.0.0.1 or localhost",
+            )
+
+    def _caller(self, request: web.BaseRequest) -> Caller:
+        try:
+            return self._authorize(request.headers.get(HEADER))
+        except AccessDenied as err:
+            raise Refused(
+                HTTPStatus.UNAUTHORIZED, err.cause, err.remedy, WWW_Authenticate="Bearer"
+            ) from err
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        if request.method not in _NEED_JSON:
+            return b""
+        if request.content_type != a.JSON_TYPE:
+            raise Refused(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "a request that writes says that its body is JSON",
+                f"send Content-Type: {a.JSON_TYPE}",
+            )
+        if (request.content_length or 0) > a.MAX_BODY_BYTES:
+            raise Refused(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {a.MAX_BODY_BYTES} bytes"
+            )
+        return await read_body(request, a.MAX_BODY_BYTES)
+
+
+# ---- what was asked ------------------------------------------------------------------------------
+
+
+def _question(request: web.BaseRequest) -> Question:
+    """Raises NotFound; Refused for a method that the page does not have."""
+    below = request.rel_url.raw_path.removeprefix(a.API)
+    segments = [urllib.parse.unquote(part, errors="replace") for part in below.split("/")[1:]]
+    if segments and not segments[-1]:
+        segments.pop()
+    found = routes.find(segments)
+    if not found:
+        raise NotFound("no such page", path=request.path, remedy=f"see {a.OPENAPI_PATH}")
+    for route, params in found:
+        if route.method == request.method:
+            return Question(route, params)
+    allowed = ", ".join(dict.fromkeys(route.method for route, _ in found))
+    raise Refused(
+        HTTPStatus.METHOD_NOT_ALLOWED, f"this page has no {request.method}", Allow=allowed
+    )
+
+
+def _params(asked: Question) -> Any:
+    try:
+        return msgspec.convert(asked.params, asked.route.params, strict=False)
+    except (msgspec.ValidationError, ValueError) as err:
+        raise NotFound(f"no such thing: {err}") from err
+
+
+def _query(request: web.BaseRequest, route: Route) -> Any:
+    given: dict[str, str] = {}
+    for name, value in request.rel_url.query.items():
+        if name in given:
+            raise ProtocolError(f"the parameter {name!r} is given twice")
+        given[name] = value
+    try:
+        return msgspec.convert(given, route.query, strict=False)
+    except (msgspec.ValidationError, ValueError) as err:
+        raise ProtocolError(f"a parameter is not as it should be: {err}") from err
+
+
+def _decoded(data: bytes, route: Route) -> Any:
+    if route.body is None:
+        if data.strip() not in (b"", b"{}"):
+            raise ProtocolError("this request has no body")
+        return None
+    try:
+        return msgspec.json.decode(data, type=route.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise ProtocolError(f"the body is not as it should be: {err}") from err
+
+
+def _key(request: web.BaseRequest) -> str:
+    key = request.headers.get(a.KEY_HEADER, "")
+    if key and not _KEY.fullmatch(key):
+        raise ProtocolError(f"{a.KEY_HEADER} has 1 to 255 ASCII characters and no spaces")
+    return key
+
+
+def _backend(backends: Sequence[Backend], namespace: str | None) -> Backend:
+    for backend in backends:
+        if namespace in (None, backend.namespace.hex()):
+            return backend
+    raise NotFound("no such namespace here", remedy=f"GET {a.API} names them")
+
+
+# ---- what is answered ----------------------------------------------------------------------------
+
+
+def _reply(found: Any) -> web.Response:
+    reply = found if isinstance(found, Reply) else Reply(found, 200)
+    headers = {"Location": reply.location} if reply.location else {}
+    if reply.answer is None:
+        return web.Response(status=reply.status, headers={**_HEADERS, **headers})
+    return _json(msgspec.json.encode(reply.answer), reply.status, headers)
+
+
+def _json(body: bytes, status: int, headers: dict[str, str] | None = None) -> web.Response:
+    return Answer(
+        body=body,
+        status=status,
+        content_type=a.JSON_TYPE,
+        headers={**_HEADERS, **(headers or {})},
+    )

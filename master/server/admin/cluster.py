@@ -1,0 +1,89 @@
+"""The admin API's sources, workers and status."""
+
+from __future__ import annotations
+
+from cachefs.core import admin as a
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.errors import NotFound
+from cachefs.core.model import UfsSpec
+from master.server.admin.at import At, Reply
+
+
+async def about(at: At) -> a.About:
+    greeted = await at.ask(c.Greeting(), c.Greeted)
+    return a.About(
+        greeted.version, greeted.namespace.hex(), greeted.protocol, greeted.epoch, at.namespaces
+    )
+
+
+async def status(at: At) -> a.Status:
+    return a.Status((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
+
+
+# ---- sources -------------------------------------------------------------------------------------
+
+
+async def list_sources(at: At) -> a.Sources:
+    rows = (await at.ask(c.ListUfs(), c.UfsTable)).rows
+    items = sorted((a.Source.of(row) for row in rows), key=lambda source: source.path)
+    later = [one for one in items if at.query.next is None or one.path > at.query.next]
+    page = later[: at.query.limit]
+    return a.Sources(page, page[-1].path if len(later) > len(page) else None)
+
+
+async def add_source(at: At) -> Reply:
+    body: a.NewSource = at.body
+    path = a.bytes_of(body.path)
+    call = c.AddUfs(b"/" + path, UfsSpec(body.url, body.options), body.sync_interval_s)
+    added = await at.ask(call, c.UfsAdded)
+    return Reply(a.SourceAdded(a.text_of(path), body.url, added.root.ino, added.warning), 201)
+
+
+async def remove_source(at: At) -> Reply:
+    await at.ask(c.RemoveUfs(b"/" + a.bytes_of(at.query.path)), m.Done)
+    return Reply(None, 204)
+
+
+# ---- workers -------------------------------------------------------------------------------------
+
+
+async def list_workers(at: At) -> a.Workers:
+    table = await at.ask(c.ListWorkers(), c.WorkerTable)
+    rows = sorted(table.rows, key=lambda row: row.id)
+    later = [row for row in rows if at.query.next is None or row.id > at.query.next]
+    page = later[: at.query.limit]
+    return a.Workers(
+        [a.Worker.of(row) for row in page],
+        table.view.epoch,
+        [member.id for member in table.view.members],
+        bool(table.view.before),
+        page[-1].id if len(later) > len(page) else None,
+    )
+
+
+async def show_worker(at: At) -> a.Worker:
+    return await _worker(at)
+
+
+async def change_worker(at: At) -> a.Worker:
+    worker = (await _worker(at)).id
+    await at.ask(c.Drain(worker, undo=not at.body.draining), m.Done)
+    return await _worker(at)
+
+
+async def remove_worker(at: At) -> Reply:
+    await at.ask(c.RemoveWorker((await _worker(at)).id), m.Done)
+    return Reply(None, 204)
+
+
+async def _worker(at: At) -> a.Worker:
+    """Raises NotFound."""
+    rows = (await at.ask(c.ListWorkers(), c.WorkerTable)).rows
+    name: str = at.params.worker
+    exact = [row for row in rows if name in (row.id, row.url, row.url.partition("://")[2])]
+    found = exact or [row for row in rows if row.id.startswith(name)]
+    if len(found) != 1:
+        how_many = f"{len(found)} workers match" if found else "no worker matches"
+        raise NotFound(f"{how_many} {name!r}", remedy="GET /api/v1/workers lists them")
+    return a.Worker.of(found[0])

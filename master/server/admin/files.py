@@ -1,0 +1,240 @@
+"""The admin API's view of what is cached: of the files that the master knows, a batch at a time, it
+asks all workers what they have of them.
+
+Workers that do not answer in time are left out, and named in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from cachefs.core import admin as a
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.access import permit
+from cachefs.core.errors import CacheFSError, InUse, NotFound, ProtocolError, Unsupported
+from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind
+from cachefs.core.placement import BLOCK_BYTES, Placement, block_count
+from cachefs.core.policies import shown
+from master.server.admin.at import At, no_peers, position
+
+ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
+WORKER_S: Final = 10.0  # for an answer of a worker
+GO_ON_S: Final = 10.0  # then a sum is answered as far as it got
+AT_ONCE: Final = 32  # workers asked at a time
+
+T = TypeVar("T", bound=m.Message)
+
+
+class File(NamedTuple):
+    path: bytes
+    inode: Inode
+    content: ContentId
+
+
+class Batch(NamedTuple):
+    """`next` None: these are the last."""
+
+    files: list[File]
+    next: str | None
+
+
+class Asked:
+    """The workers, as one request asks them. `silent`: ids of those that did not answer, which are
+    not asked again."""
+
+    def __init__(self, at: At) -> None:
+        """Raises ProtocolError where workers cannot be asked."""
+        if at.backend.peers is None:
+            raise no_peers()
+        self._peers = at.backend.peers
+        self._rows = {row.id: row for row in at.backend.workers.rows() if row.state in ANSWERING}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self.silent: dict[str, str] = {}
+
+    async def have(self, files: Sequence[File]) -> list[dict[str, int]]:
+        """For each file the bitmaps of its pages, by the id of the worker that has some."""
+        found: list[dict[str, int]] = [{} for _ in files]
+        for worker, had in await self._all(c.Have([one.content.key for one in files]), c.Had):
+            for n, data in enumerate(had.pages[: len(files)]):
+                if any(data):
+                    found[n][worker] = int.from_bytes(data, "little")
+        return found
+
+    async def drop(self, files: Sequence[File]) -> list[c.Dropped]:
+        answers = await self._all(c.Drop([one.content.key for one in files]), c.Dropped)
+        return [dropped for _, dropped in answers]
+
+    async def _all(self, call: c.Have | c.Drop, kind: type[T]) -> list[tuple[str, T]]:
+        ids = [one for one in self._rows if one not in self.silent]
+        answers = await asyncio.gather(*(self._one(id, call, kind) for id in ids))
+        return [(id, one) for id, one in zip(ids, answers, strict=True) if one is not None]
+
+    async def _one(self, worker: str, call: c.Have | c.Drop, kind: type[T]) -> T | None:
+        try:
+            async with self._turns, asyncio.timeout(WORKER_S):
+                answer = await self._peers.ask(self._rows[worker].url, call)
+            if isinstance(answer, m.Failure):
+                raise m.error_of(answer)
+            if not isinstance(answer, kind):
+                raise ProtocolError(f"answered {type(answer).__name__}")
+        except TimeoutError:
+            self.silent[worker] = f"no answer within {WORKER_S:g} s"
+        except CacheFSError as err:
+            self.silent[worker] = err.one_line()
+        else:
+            return answer
+        return None
+
+    def silent_owning(self) -> list[str]:
+        """Who did not answer, and why. Those of mounts alone are passed over: nobody else need
+        reach them."""
+        return [f"{id}: {why}" for id, why in self.silent.items() if self._rows[id].weight > 0]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
+    """Raises NotFound; PositionGone for a `next` that is too old."""
+    found = (await at.ask(m.Resolve(at.namespace, path), m.Found)).inode
+    if found is None:
+        raise NotFound("no such file or directory", path=shown(path))
+    if found.kind is Kind.SYMLINK:
+        raise Unsupported("a symbolic link has no bytes", path=shown(path))
+    call = c.Walk(at.namespace, found.ino, True, position(next), limit)
+    walked = await at.ask(call, c.Walked)
+    files = [
+        File(name, inode, ContentId.of(at.namespace, inode))
+        for name, inode in walked.files
+        if inode.kind is Kind.FILE
+    ]
+    return Batch(files, walked.cursor.hex() or None)
+
+
+async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[Batch]:
+    """As many as can be answered together."""
+    until = time.monotonic() + GO_ON_S
+    while True:
+        batch = await _batch(at, path, next, a.MAX_LIMIT)
+        yield batch
+        next = batch.next
+        if next is None or time.monotonic() > until:
+            return
+
+
+async def show_usage(at: At) -> a.Usage:
+    path = a.bytes_of(at.query.path)
+    asked, files, size_bytes, cached_bytes = Asked(at), 0, 0, 0
+    async for batch in _batches(at, path, at.query.next):
+        for file, bitmaps in zip(batch.files, await asked.have(batch.files), strict=True):
+            files += 1
+            size_bytes += file.inode.size
+            cached_bytes += _bytes_in(file.inode.size, bitmaps)
+        next = batch.next
+    return a.Usage(a.text_of(path), files, size_bytes, cached_bytes, asked.silent_owning(), next)
+
+
+def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:
+    """The bytes of the pages that any worker has."""
+    bits = 0
+    for one in bitmaps.values():
+        bits |= one
+    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
+    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
+    return max(0, bits.bit_count() * PAGE_BYTES - short)
+
+
+async def free(at: At) -> a.Freed:
+    """On every worker that answers. Raises InUse for a path that is pinned."""
+    body: a.FreeRequest = at.body
+    path = a.bytes_of(body.path)
+    permit(at.caller, m.Free(at.namespace, path))
+    policy = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
+    if policy.policy.pin:
+        remedy = "unpin it first: cachefs unpin"
+        raise InUse(f"pinned by {policy.where['pin']}", path=shown(path), remedy=remedy)
+    asked, files, size_bytes, busy = Asked(at), 0, 0, 0
+    async for batch in _batches(at, path, body.next):
+        for dropped in await asked.drop(await _not_pinned(at, batch.files)):
+            files, size_bytes = files + dropped.files, size_bytes + dropped.bytes
+            busy += dropped.busy_files
+        next = batch.next
+    return a.Freed(files, size_bytes, busy, asked.silent_owning(), next)
+
+
+async def _not_pinned(at: At, files: list[File]) -> list[File]:
+    """Those that no path below pins."""
+    keys = [file.content.key for file in files]
+    rules = await at.ask(c.RulesOf(at.namespace, keys), c.Rules)
+    placed = zip(files, rules.places, strict=True)
+    return [file for file, place in placed if not rules.rules[place].pinned]
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+async def list_locations(at: At) -> a.Locations:
+    await at.ask(c.ListWorkers(), c.WorkerTable)  # may this caller know them?
+    asked = Asked(at)
+    batch, items = await _located(at, asked)
+    view = at.backend.workers.view
+    silent = asked.silent_owning()
+    return a.Locations(items, view.epoch, bool(view.before), silent, batch.next)
+
+
+async def list_checks(at: At) -> a.Checks:
+    await at.ask(c.ListWorkers(), c.WorkerTable)
+    asked = Asked(at)
+    batch, items = await _located(at, asked)
+    blocks = [(file, block) for file in items for block in file.blocks]
+    wrong: list[a.Misplaced] = []
+    if not at.backend.workers.view.before:  # while blocks move, nothing is misplaced
+        wrong = [one for file, block in blocks if (one := _misplaced(file, block)) is not None]
+    counts = [[one.pages for one in block.cached] for _, block in blocks]
+    return a.Checks(
+        wrong,
+        len(items),
+        sum(file.size_bytes for file in items),
+        sum(max(pages, default=0) for pages in counts),
+        sum(map(sum, counts)),
+        asked.silent_owning(),
+        batch.next,
+    )
+
+
+def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
+    """Has the owner less than another one?"""
+    most = max(block.cached, key=lambda one: one.pages, default=None)
+    owned = next((one.pages for one in block.cached if one.worker == block.owner), 0)
+    if most is None or not block.owner or owned >= most.pages:
+        return None
+    return a.Misplaced(file.path, block.block, most.worker, most.pages, block.owner, owned)
+
+
+async def _located(at: At, asked: Asked) -> tuple[Batch, list[a.FileAt]]:
+    batch = await _batch(at, a.bytes_of(at.query.path), at.query.next, at.query.limit)
+    placement = Placement(at.backend.workers.view.members)
+    had = await asked.have(batch.files)
+    both = zip(batch.files, had, strict=True)
+    return batch, [_file_at(file, bitmaps, placement) for file, bitmaps in both]
+
+
+def _file_at(file: File, bitmaps: dict[str, int], placement: Placement) -> a.FileAt:
+    size_bytes = file.inode.size
+    pages = -(-size_bytes // PAGE_BYTES)
+    blocks = []
+    for number in range(block_count(size_bytes)):
+        first, end = number * BLOCK_PAGES, min(pages, (number + 1) * BLOCK_PAGES)
+        owners = placement.owners(file.inode.ino, number)
+        mask = (1 << (end - first)) - 1
+        counts = {id: (bits >> first & mask).bit_count() for id, bits in bitmaps.items()}
+        cached = [a.CachedAt(id, count) for id, count in sorted(counts.items()) if count]
+        length = min(size_bytes, end * PAGE_BYTES) - first * PAGE_BYTES
+        owner = owners[0].id if owners else ""
+        blocks.append(a.BlockAt(number, length, end - first, owner, cached))
+    return a.FileAt(a.text_of(file.path), size_bytes, blocks)

@@ -1,0 +1,56 @@
+"""The admin API's policies and quotas."""
+
+from __future__ import annotations
+
+from cachefs.core import admin as a
+from cachefs.core import messages as m
+from cachefs.core.policies import FIELDS, Policy, shown
+from master.server.admin.at import At
+
+
+async def show_policy(at: At) -> a.PolicyAt:
+    return await _at(at, a.bytes_of(at.query.path))
+
+
+async def change_policy(at: At) -> a.PolicyAt:
+    """Durable, and in force on every worker, when it is answered."""
+    path = a.bytes_of(at.query.path)
+    body: a.PolicyChange = at.body
+    await at.ask(m.SetPolicy(at.namespace, path, body.set, [*body.unset]), m.PolicySet)
+    return await _at(at, path)
+
+
+async def unset_policies(at: At) -> a.PolicyAt:
+    """Nothing is said at the path any more."""
+    path = a.bytes_of(at.query.path)
+    await at.ask(m.SetPolicy(at.namespace, path, Policy(), [*FIELDS]), m.PolicySet)
+    return await _at(at, path)
+
+
+async def _at(at: At, path: bytes) -> a.PolicyAt:
+    return a.PolicyAt.of(path, await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt))
+
+
+async def list_quotas(at: At) -> a.Quotas:
+    path = a.bytes_of(at.query.path)
+    found = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
+    below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
+    used = _used(at)
+    rows = {
+        a.text_of(where): a.QuotaUse(a.text_of(where), most, used.get(shown(where), 0))
+        for where, most in (*found.quotas, *below)
+        if most
+    }
+    later = [row for text, row in rows.items() if at.query.next is None or text > at.query.next]
+    later.sort(key=lambda row: row.path)
+    page = later[: at.query.limit]
+    return a.Quotas(page, page[-1].path if len(later) > len(page) else None)
+
+
+def _used(at: At) -> dict[str, int]:
+    """By path, as people see it: on all workers, as of their last heartbeats."""
+    total: dict[str, int] = {}
+    for row in at.backend.workers.rows():
+        for where, size_bytes in row.facts.get("quota_used_bytes", {}).items():
+            total[where] = total.get(where, 0) + size_bytes
+    return total

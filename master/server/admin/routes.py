@@ -1,0 +1,265 @@
+"""The admin API's routes: one table, which answers requests and makes the OpenAPI page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core import admin as a
+from master.server.admin import cluster, files, jobs, policies, queries
+from master.server.admin.at import At
+
+Handler = Callable[[At], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`answers`: status -> the body's type, None for none. `path` is below `API`. `keyed`: takes an
+    Idempotency-Key."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    answers: dict[int, type[msgspec.Struct] | None]
+    query: type[queries.Params] = queries.Query
+    params: type[queries.Params] = queries.Params
+    body: type[a.Request] | None = None
+    keyed: bool = False
+    tag: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tag", self.path.split("/")[1] if self.path else "about")
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET"
+
+    @property
+    def operation(self) -> str:
+        """A name for generated clients."""
+        return self.handler.__name__
+
+
+def _get(
+    path: str,
+    summary: str,
+    handler: Handler,
+    answer: type[msgspec.Struct],
+    query: type[queries.Params] = queries.Query,
+    params: type[queries.Params] = queries.Params,
+) -> Route:
+    return Route("GET", path, summary, handler, {200: answer}, query, params)
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    _get("", "Who answers, and for which namespaces.", cluster.about, a.About),
+    _get("/status", "What `cachefs status` shows.", cluster.status, a.Status),
+    # sources
+    _get("/sources", "The sources, by path.", cluster.list_sources, a.Sources, queries.Page),
+    Route(
+        "POST",
+        "/sources",
+        "Show a source at a directory, which is made. The same source again changes nothing.",
+        cluster.add_source,
+        {201: a.SourceAdded},
+        body=a.NewSource,
+    ),
+    Route(
+        "DELETE",
+        "/sources",
+        "Take the source at a path out of the namespace. Nothing is deleted at the origin.",
+        cluster.remove_source,
+        {204: None},
+        queries.AtPath,
+    ),
+    # workers
+    _get("/workers", "The workers, by id.", cluster.list_workers, a.Workers, queries.Page),
+    _get(
+        "/workers/{worker}",
+        "One worker.",
+        cluster.show_worker,
+        a.Worker,
+        params=queries.OfWorker,
+    ),
+    Route(
+        "PATCH",
+        "/workers/{worker}",
+        "Drain a worker, or let it own data again.",
+        cluster.change_worker,
+        {200: a.Worker},
+        params=queries.OfWorker,
+        body=a.WorkerChange,
+    ),
+    Route(
+        "DELETE",
+        "/workers/{worker}",
+        "Forget a worker that is lost or drained.",
+        cluster.remove_worker,
+        {204: None},
+        params=queries.OfWorker,
+    ),
+    # policies
+    _get(
+        "/policies",
+        "What holds at a path, who says so, and what is said below.",
+        policies.show_policy,
+        a.PolicyAt,
+        queries.AtPath,
+    ),
+    Route(
+        "PATCH",
+        "/policies",
+        "Say something at a path, or leave it open again. In force when it is answered.",
+        policies.change_policy,
+        {200: a.PolicyAt},
+        queries.AtPath,
+        body=a.PolicyChange,
+    ),
+    Route(
+        "DELETE",
+        "/policies",
+        "Say nothing at a path any more.",
+        policies.unset_policies,
+        {200: a.PolicyAt},
+        queries.AtPath,
+    ),
+    _get(
+        "/quotas",
+        "Quotas that hold for a path or below it, and what counts against them.",
+        policies.list_quotas,
+        a.Quotas,
+        queries.PathPage,
+    ),
+    # what is cached
+    _get(
+        "/usage",
+        "How much there is at or below a path, and how much of it is cached.",
+        files.show_usage,
+        a.Usage,
+        queries.PathNext,
+    ),
+    Route(
+        "POST",
+        "/free",
+        "Drop what is cached at or below a path. Nothing is deleted at the origin.",
+        files.free,
+        {200: a.Freed},
+        body=a.FreeRequest,
+    ),
+    _get(
+        "/locations",
+        "Which workers own the blocks of files, and who has them.",
+        files.list_locations,
+        a.Locations,
+        queries.PathPage,
+    ),
+    _get(
+        "/checks",
+        "Is what is cached where it belongs?",
+        files.list_checks,
+        a.Checks,
+        queries.PathPage,
+    ),
+    # jobs
+    _get("/jobs", "Load jobs, the newest first.", jobs.list_jobs, a.Jobs, queries.Page),
+    Route(
+        "POST",
+        "/jobs",
+        "Submit a load job. The same paths as of one that runs change its settings (200).",
+        jobs.submit_job,
+        {200: a.JobSubmitted, 201: a.JobSubmitted},
+        body=a.NewJob,
+        keyed=True,
+    ),
+    _get("/jobs/{job}", "One job.", jobs.show_job, a.Job, params=queries.OfJob),
+    Route(
+        "DELETE",
+        "/jobs/{job}",
+        "Forget a job that has ended.",
+        jobs.forget_job,
+        {204: None},
+        params=queries.OfJob,
+    ),
+    Route(
+        "POST",
+        "/jobs/{job}/paths",
+        "More paths of a job that was submitted with `more`.",
+        jobs.add_paths,
+        {200: a.Job},
+        params=queries.OfJob,
+        body=a.JobPaths,
+    ),
+    Route(
+        "POST",
+        "/jobs/{job}/{action}",
+        "Stop a job, resume a stopped one, or retry the failed files of one that has ended.",
+        jobs.control_job,
+        {200: a.Job},
+        params=queries.OfJobAction,
+    ),
+    _get(
+        "/jobs/{job}/failures",
+        "Files that could not be loaded, and why.",
+        jobs.list_failures,
+        a.FailedFiles,
+        queries.Next_,
+        queries.OfJob,
+    ),
+    # syncs
+    Route(
+        "POST",
+        "/syncs",
+        "Compare a path with its origin now.",
+        jobs.start_sync,
+        {201: a.Sync},
+        body=a.NewSync,
+    ),
+    _get(
+        "/syncs/{sync}",
+        "How far a sync is, and changes from a place in their list on.",
+        jobs.show_sync,
+        a.Sync,
+        queries.Next_,
+        queries.OfSync,
+    ),
+    Route(
+        "DELETE",
+        "/syncs/{sync}",
+        "End a sync here.",
+        jobs.stop_sync,
+        {204: None},
+        params=queries.OfSync,
+    ),
+)
+
+_PARAMETER: Final = re.compile(r"\{(\w+)\}")
+
+
+def match(path: str, segments: list[str]) -> dict[str, str] | None:
+    """The parameters of a route's path, where the segments of a request's are of it."""
+    wanted = path.split("/")[1:]
+    if len(wanted) != len(segments):
+        return None
+    found = {}
+    for name, segment in zip(wanted, segments, strict=True):
+        parameter = _PARAMETER.fullmatch(name)
+        if parameter is not None:
+            found[parameter[1]] = segment
+        elif name != segment:
+            return None
+    return found
+
+
+def find(segments: list[str]) -> list[tuple[Route, dict[str, str]]]:
+    """The routes of a path below the API's, and its parameters; those that name more of it come
+    first."""
+    found = [
+        (route, params) for route in ROUTES if (params := match(route.path, segments)) is not None
+    ]
+    fewest = min((len(params) for _, params in found), default=0)
+    return [one for one in found if len(one[1]) == fewest]

@@ -1,0 +1,65 @@
+"""What the master's HTTP pages have in common: bodies read within bounds, statuses of errors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiohttp import ClientPayloadError, web
+
+from cachefs.core.errors import CacheFSError, ProtocolError
+
+BODY_S: Final = 20.0  # for the body of a request
+STATUS_OF: Final = {
+    "protocol": 400,
+    "bad-config": 400,
+    "access-denied": 403,
+    "not-found": 404,
+    "not-a-directory": 404,
+    "stale": 409,
+    "in-use": 409,
+    "gone": 409,
+    "is-a-directory": 409,
+    "unsupported": 422,
+    "name-too-long": 422,
+    "throttled": 429,
+    "credentials-missing": 502,
+    "origin-error": 502,
+    "archived": 502,
+    "deadline": 504,
+    "no-space": 507,
+}
+
+
+class Answer(web.Response):
+    """Gives its body up once it was sent: an idle connection keeps its last response."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        self.body = None
+
+
+def status_of(err: CacheFSError) -> int:
+    """The HTTP status of a failure."""
+    known = STATUS_OF.get(err.code)
+    if known is not None:
+        return known
+    return 503 if err.retryable else 500
+
+
+async def read_body(request: web.BaseRequest, most_bytes: int) -> bytes:
+    """Read past the request, which would keep it. Raises ProtocolError for what is too large, comes
+    too slowly or breaks off."""
+    chunks, size_bytes = [], 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            while chunk := await request.content.readany():
+                chunks.append(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > most_bytes:
+                    raise ProtocolError(f"a call of more than {most_bytes} bytes")
+    except (ClientPayloadError, ConnectionError) as err:
+        raise ProtocolError("the call broke off") from err
+    except TimeoutError as err:
+        raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
