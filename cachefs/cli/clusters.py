@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import cachefs
+from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core.addresses import DEFAULT_MASTER, address_of, master_url, parse_cluster
@@ -43,6 +44,11 @@ def master_of(chosen: Config, home: StateHome) -> str:
 def connect(chosen: Config, home: StateHome) -> HttpClient:
     """A client of the master. Raises BadConfig, AccessDenied; asks nothing yet."""
     return HttpClient(master_of(chosen, home), security(chosen))
+
+
+def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
+    """A client of the master's admin API; else as `connect`."""
+    return AdminClient(master_of(chosen, home), security(chosen))
 
 
 def connect_worker(url: str, chosen: Config) -> HttpClient:
