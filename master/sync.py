@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from cachefs.core.errors import CacheFSError, InUse, NotFound, OriginError, Stale
 from cachefs.core.model import Kind
-from connectors.base import Connector, Entry, Page, order_key
-from master.state.merge import Batch, Pages
+from connectors.base import Connector, Entry
+from master.lister import Lister, Watcher
+from master.state.differences import removed_directories
+from master.state.merge import Change
 from master.state.negatives import Negatives
 from master.store.base import Store
 from master.store.records import Stored, name_of
 from master.store.snapshot import Names
-from master.store.transaction import Merged, Transaction, transact
+from master.store.transaction import Transaction, transact
 from master.tree import Mount, Place, Tree
 
 T = TypeVar("T")
@@ -30,9 +32,10 @@ log = logging.getLogger("cachefs.master")
 
 LISTING_THREADS: Final = 8
 STAT_THREADS: Final = 32
-SORTED_PAGE: Final = 1000
+WATCHED_THREADS: Final = 8  # of listings for a sync: who looks a name up waits for none of them
 ORPHANS_AT_ONCE: Final = 16
 CLOSE_WAIT_S: Final = 5.0
+PROGRESS_WAIT_S: Final = 60.0
 
 
 class Listing:
@@ -46,6 +49,7 @@ class Listing:
         self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
         self.error: CacheFSError | None = None
         self.done = False
+        self.empty = False  # it is done and showed nothing
         self._moved = asyncio.Event()
 
     def passed(self, name: bytes) -> bool:
@@ -91,7 +95,9 @@ class Syncer:
         self._listings: dict[int, Listing] = {}
         self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
         self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
+        self._kept: set[int] = set()  # removed directories whose names somebody still counts
         self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
+        self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
         self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
         self._stopping = False
         self._gardening = False
@@ -113,24 +119,44 @@ class Syncer:
             self.spawn(self._drive(listing, place), place.mount)
         return listing
 
-    async def _drive(self, listing: Listing, place: Place) -> None:
+    async def list_anew(self, directory: int, place: Place, watcher: Watcher) -> Listing:
+        """Starts a listing once all that was asked about the directory before is answered, so that
+        no older answer is written after it. A directory that shows no names is not asked about by
+        itself."""
+        while True:
+            asked = [task for (parent, _), task in self._stats.items() if parent == directory]
+            if asked:
+                await asyncio.wait(asked)
+            elif (running := self._listings.get(directory)) is None:
+                break
+            else:
+                await running.progress(PROGRESS_WAIT_S)
+        if self._stopping:
+            raise InUse("the master is stopping")
+        listing = Listing(directory, place.mount, self._clock())
+        self._listings[directory] = listing
+        self.spawn(self._drive(listing, place, watcher), place.mount)
+        return listing
+
+    async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None = None) -> None:
         """Runs a listing in a thread and tells its waiters how it ended."""
         loop = asyncio.get_running_loop()
         watched = self.negatives.names(listing.directory)
-        lister = _Lister(self, loop, listing, place, watched)
+        lister = Lister(self, loop, listing, place, watched, watcher)
         error: CacheFSError | None = OriginError("the listing ended unexpectedly")
         try:
-            await loop.run_in_executor(self._listers, lister.run)
+            await loop.run_in_executor(self._watched if watcher else self._listers, lister.run)
             error = None
             self.listings_done += 1
             self.negatives.forget(listing.directory)
             place.mount.health.succeeded()
-            if lister.empty:
+            listing.empty = lister.empty
+            if lister.empty and watcher is None:
                 await self._look_at_directory(listing.directory)
         except CacheFSError as err:
             error = err
             if not self._stopping:
-                if isinstance(err, NotFound):
+                if isinstance(err, NotFound) and watcher is None:
                     await self._look_at_directory(listing.directory)
                 elif not isinstance(err, Stale):
                     place.mount.health.failed(err, self._clock())
@@ -175,6 +201,19 @@ class Syncer:
         """What a name is now at the origin; None: not there. Raises the connector's errors."""
         return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
 
+    async def stat_anew(
+        self, parent: int, name: bytes, place: Place
+    ) -> tuple[Stored | None, Sequence[Change], bool]:
+        """As `stat`, by a question that was not asked before; also what it changed in the store,
+        and whether all names of the parent were known. Directories among what is gone are kept
+        until `release`."""
+        while (asked := self._stats.get((parent, name))) is not None:
+            await asyncio.wait([asked])
+        seen: list[tuple[Sequence[Change], bool]] = []
+        key = (parent, name)
+        stored = await self._shared(key, place.mount, self._stat, parent, name, place, seen)
+        return stored, *seen[-1]
+
     async def stat_root(self, mount: Mount) -> Stored | None:
         """The attributes of a mount's root, from its own origin. Raises the connector's errors."""
         return await self._shared((mount.root, b""), mount, self._stat_root, mount)
@@ -215,7 +254,14 @@ class Syncer:
         self.wake()
         return stored
 
-    async def _stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
+    async def _stat(
+        self,
+        parent: int,
+        name: bytes,
+        place: Place,
+        seen: list[tuple[Sequence[Change], bool]] | None = None,
+    ) -> Stored | None:
+        """`seen`: who wants to know what changed puts a list there."""
         asked_at = self._clock()
         entry = await self._ask(place.mount, place.of(name))
         self.stats_done += 1
@@ -227,6 +273,9 @@ class Syncer:
             known = txn.directory(parent)
             announce = expected_none or (known is not None and known.complete)
             stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if seen is not None:
+                seen.append((txn.stat_changes, known is not None))
+                self.keep(txn.stat_changes)
             return stored, txn.removed_directories
 
         stored, removed = await self.write(apply)
@@ -289,7 +338,17 @@ class Syncer:
         if self._stopping:
             return []
         with self._store.snapshot() as reader:
-            return Names(reader).orphans(ORPHANS_AT_ONCE)
+            found = Names(reader).orphans(ORPHANS_AT_ONCE + len(self._kept))
+        return [ino for ino in found if ino not in self._kept]
+
+    def keep(self, changes: Iterable[Change]) -> None:
+        """Called in the writer's thread: what lies below the directories that these remove is
+        deleted after `release` only."""
+        self._kept.update(ino for _, ino in removed_directories(changes))
+
+    def release(self, changes: Iterable[Change]) -> None:
+        """From any thread; `directories_removed` follows."""
+        self._kept.difference_update(ino for _, ino in removed_directories(changes))
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -344,96 +403,5 @@ class Syncer:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._listers.shutdown(wait=False, cancel_futures=True)
+        self._watched.shutdown(wait=False, cancel_futures=True)
         self._askers.shutdown(wait=False, cancel_futures=True)
-
-
-class _Lister:
-    """One listing in its thread: fetches a page while the one before is being committed."""
-
-    def __init__(
-        self,
-        syncer: Syncer,
-        loop: asyncio.AbstractEventLoop,
-        listing: Listing,
-        place: Place,
-        watched: frozenset[bytes],
-    ) -> None:
-        self._syncer = syncer
-        self._loop = loop
-        self._listing = listing
-        self._place = place
-        self._watched = watched
-        self._may_be_absent = listing.directory != place.mount.root and syncer.is_held(
-            listing.directory
-        )
-        self._pages = Pages()
-        self._hidden = 0
-        self.empty = True  # no name was shown, none hidden
-
-    def run(self) -> None:
-        """Raises the connector's errors, Stale when the directory was removed meanwhile."""
-        written: tuple[Batch, Future[Merged]] | None = None
-        for page in self._listed():
-            batch = self._pages.add(page.entries, page.hidden)
-            self._hidden += batch.hidden
-            self.empty = self.empty and not (page.entries or page.hidden)
-            if written is not None:
-                self._settle(*written)
-            written = batch, self._write(batch)
-        if written is not None:
-            self._settle(*written)
-        batch = self._pages.end()
-        self._settle(batch, self._write(batch))
-
-    def _listed(self) -> Iterator[Page]:
-        """Pages in order; none where a directory that is held is not there at the origin."""
-        try:
-            yield from ordered_pages(self._place.mount.connector, self._place.path)
-        except NotFound:
-            if not self._may_be_absent:
-                raise
-
-    def _write(self, batch: Batch) -> Future[Merged]:
-        listing, now, hidden = self._listing, self._syncer.now, self._hidden
-        if self._syncer.stopping:
-            raise InUse("the master is stopping")
-
-        def merge(txn: Transaction) -> Merged:
-            txn.check_source(listing.directory, listing.mount.root, listing.mount.key)
-            merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
-            if batch.last and merged.resume_after is None:
-                txn.complete_listing(listing.directory, listing.started_at, hidden)
-            return merged
-
-        return transact(self._syncer.store, merge)
-
-    def _settle(self, batch: Batch, written: Future[Merged]) -> None:
-        """Waits until a batch is in the store, then moves the frontier."""
-        merged = written.result()
-        removed = merged.removed_directories
-        while merged.resume_after is not None:
-            batch = batch.rest(merged.resume_after)
-            merged = self._write(batch).result()
-            removed += merged.removed_directories
-        if removed:
-            self._loop.call_soon_threadsafe(self._syncer.directories_removed)
-        self._loop.call_soon_threadsafe(self._syncer.wake)
-        if batch.safe_below is not None:  # the end is told by `finish`, when nobody can join it
-            self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
-
-
-def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
-    """The listing in order, whatever the connector can do; an unordered one is held in memory."""
-    if connector.capabilities.ordered_listings:
-        yield from connector.list_dir(path)
-        return
-    entries: list[Entry] = []
-    hidden = 0
-    for page in connector.list_dir(path):
-        entries += page.entries
-        hidden += page.hidden
-    entries.sort(key=lambda e: order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY))
-    for start in range(0, len(entries), SORTED_PAGE):
-        yield Page(entries[start : start + SORTED_PAGE])
-    if hidden:
-        yield Page([], hidden)
