@@ -10,7 +10,7 @@ import click
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.session import checked, connected, find_target
-from cachefs.client.http import HttpClient
+from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
@@ -69,9 +69,8 @@ def _is_up(home: StateHome) -> bool:
 def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
-    with HttpClient(url, clusters.security(chosen)) as master:
-        tree = master.call(c.MasterStatus(), c.MasterStatusReply, ASK_S).status
-        rows = master.call(c.ListWorkers(), c.WorkerTable, ASK_S).rows
+    with AdminClient(url, clusters.security(chosen)) as master:
+        tree, rows = master.status(), master.workers().rows
     return {"master": url, "state": "ok", **tree, "workers": [_worker(row) for row in rows]}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
 
 from cachefs.cli import clusters, output, settings
-from cachefs.client.http import HttpClient
+from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.config import Config
@@ -19,7 +19,6 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from cachefs.core.units import format_duration
 
-ADD_S: Final = 120.0  # the origin is asked whether it is there
 _Command = Callable[..., Any]
 
 
@@ -49,7 +48,7 @@ def add(
     where, spec = namespace_path(path), _source(source, chosen)
     call = c.AddUfs(where, spec, chosen.seconds("sync_interval"))
     with _master(chosen) as master:
-        added = master.call(call, c.UfsAdded, ADD_S)
+        added = master.call(call, c.UfsAdded)
     if added.warning:
         print(f"cachefs: warning: {added.warning}", file=sys.stderr)
     shown = "/" + output.text_of(where.strip(b"/"))
@@ -95,8 +94,8 @@ def remove(path: str, as_json: bool, debug: bool, config_file: str | None, **fla
         click.echo(f"OK, nothing is at {shown} any more")
 
 
-def _master(chosen: Config) -> HttpClient:
-    return clusters.connect(chosen, settings.state_home(chosen))
+def _master(chosen: Config) -> AdminClient:
+    return clusters.connect_admin(chosen, settings.state_home(chosen))
 
 
 def _source(source: str, chosen: Config) -> UfsSpec:

@@ -10,7 +10,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.cluster_files import SHOWN_ID
-from cachefs.client.http import HttpClient
+from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import address_of
@@ -133,7 +133,7 @@ def find(rows: list[c.WorkerRow], name: str) -> c.WorkerRow:
     raise NotFound(f"{how_many} {name!r}", remedy="`cachefs workers` lists them with their ids")
 
 
-def _drained(master: HttpClient, worker: str) -> str:
+def _drained(master: AdminClient, worker: str) -> str:
     """Waits until it has handed everything over; its state. Raises NotFound for one that went."""
     while True:
         rows = master.call(c.ListWorkers(), c.WorkerTable).rows
@@ -145,5 +145,5 @@ def _drained(master: HttpClient, worker: str) -> str:
         time.sleep(POLL_S)
 
 
-def _master(chosen: Config) -> HttpClient:
-    return clusters.connect(chosen, settings.state_home(chosen))
+def _master(chosen: Config) -> AdminClient:
+    return clusters.connect_admin(chosen, settings.state_home(chosen))

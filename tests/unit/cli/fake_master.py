@@ -11,7 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import HEADER, Access
+from cachefs.core.admin import API, KEY_HEADER
 from cachefs.core.errors import CacheFSError, NotFound
+from tests.unit.cli import fake_admin
 
 Script = Callable[[m.Message], m.Message]
 
@@ -54,12 +56,14 @@ class FakeMaster:
                 master.connections += 1
 
             def do_POST(self) -> None:
-                data = self.rfile.read(int(self.headers["Content-Length"]))
+                data = self.rfile.read(int(self.headers["Content-Length"] or 0))
                 if master.drop_next:
                     master.drop_next = False
                     self.close_connection = True
                     return
                 status, reply = master.raw or (200, b"")
+                if not reply and self.path.startswith(API):
+                    return self.answer_api(data)
                 if not reply:
                     answer = master.answer(c.decode_call(data), self.headers.get(HEADER))
                     status = 400 if isinstance(answer, m.Failure) else 200
@@ -69,7 +73,24 @@ class FakeMaster:
                 self.end_headers()
                 self.wfile.write(reply)
 
+            do_PATCH = do_DELETE = do_POST
+
+            def answer_api(self, data: bytes) -> None:
+                def ask(body: m.Message) -> m.Message:
+                    return master.answer(body, self.headers.get(HEADER))
+
+                key = self.headers.get(KEY_HEADER, "")
+                page = fake_admin.answer(self.command, self.path, data, key, ask)
+                self.send_response(page.status)
+                self.send_header("Content-Type", page.kind)
+                if page.status != 204:
+                    self.send_header("Content-Length", str(len(page.body)))
+                self.end_headers()
+                self.wfile.write(page.body)
+
             def do_GET(self) -> None:
+                if self.path.startswith(API):
+                    return self.do_POST()
                 query = parse_qs(urlsplit(self.path).query)
                 pages, sums = master.pages(int(query["first"][0]), int(query["end"][0]))
                 body = b"".join(pages) or c.encode(m.failure_of(NotFound("not here")))

@@ -176,9 +176,9 @@ def test_workers(cluster: Cluster, run: Run) -> None:
 @pytest.mark.parametrize("name", [ALICE, "aaaa", "host-a"])
 def test_draining(cluster: Cluster, run: Run, name: str) -> None:
     assert "aaaaaaaa" in ok(run("workers", "drain", name))
-    assert cluster.master.asked[-1] == c.Drain(ALICE)
+    assert c.Drain(ALICE) in cluster.master.asked
     ok(run("workers", "drain", "--undo", name))
-    assert cluster.master.asked[-1] == c.Drain(ALICE, undo=True)
+    assert c.Drain(ALICE, undo=True) in cluster.master.asked
 
 
 def test_draining_waits_until_all_is_handed_over(cluster: Cluster, run: Run) -> None:
