@@ -133,6 +133,7 @@ class Catalog:
         if looked.lost:
             parts.order.remove(entry.key)
             parts.charges.drop(entry.key)
+            parts.rules.drop(entry.key)
         entry.fd = looked.fd
         entry.pages = PageMap(entry.size, looked.bits)
         entry.allocated_bytes = looked.allocated_bytes
@@ -281,6 +282,7 @@ class Catalog:
         for key in keys:
             parts.order.remove(key)
             parts.charges.drop(key)
+            parts.rules.drop(key)
         return dropped
 
     def _close_all(self, dropped: dict[str, Dropped]) -> None:
@@ -360,7 +362,8 @@ class Catalog:
         if not entry.recorded:
             entry.recorded = True
             parts.order.insert(entry.key, record.last_use_s)
-            if parts.is_owned is not None and not parts.is_owned(entry.key, entry.size):
+            parts.rules.put(entry.key, entry.origin.rule)
+            if not parts.owns(entry.key, entry.size):
                 parts.order.set_owned(entry.key, owned=False)
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
 

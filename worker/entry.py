@@ -22,10 +22,10 @@ class Entry:
     segment, or fails with the typed error; it may also be done without either: look again."""
 
     __slots__ = (
-        "ahead", "allocated_bytes", "busy_pieces", "commit_waiters", "committing", "completing",
-        "creation", "detached", "failed", "fd", "inflight", "inflight_bits", "key", "looking",
-        "measured_bytes", "name", "origin", "pages", "published", "recorded", "uncommitted",
-        "unrecorded", "users",
+        "ahead", "allocated_bytes", "asked_in", "busy_pieces", "commit_waiters", "committing",
+        "completing", "creation", "detached", "failed", "fd", "inflight", "inflight_bits", "key",
+        "looking", "measured_bytes", "name", "origin", "pages", "published", "recorded",
+        "uncommitted", "unrecorded", "users",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
@@ -44,6 +44,7 @@ class Entry:
         self.commit_waiters: list[asyncio.Future[None]] = []
         self.inflight: dict[int, asyncio.Future[None]] = {}
         self.inflight_bits = 0
+        self.asked_in: dict[int, int] = {}  # page for which peers may be waited -> since epoch
         self.busy_pieces = 0
         self.ahead = (0, 0)  # pages [first, end) that read-ahead wants, started a few at a time
         self.users = 0
@@ -69,17 +70,23 @@ class Entry:
     def page_count(self) -> int:
         return page_count(self.origin.size)
 
-    def claim(self, first: int, end: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Marks pages as being brought; none is claimed already."""
+    def claim(
+        self, first: int, end: int, loop: asyncio.AbstractEventLoop, epoch: int | None = None
+    ) -> None:
+        """Marks pages as being brought; none is claimed already. `epoch`: perhaps by peers, by the
+        view of that epoch or a later one."""
         for page in range(first, end):
             assert page not in self.inflight, f"page {page} is claimed twice"
             self.inflight[page] = loop.create_future()
         self.inflight_bits |= (1 << end) - (1 << first)
+        if epoch is not None:
+            self.asked_in.update(dict.fromkeys(range(first, end), epoch))
 
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
         """Ends a claim; only who made it may, once."""
         future = self.inflight.pop(page)
         self.inflight_bits &= ~(1 << page)
+        self.asked_in.pop(page, None)
         if error is None:
             future.set_result(None)
         else:

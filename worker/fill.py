@@ -76,13 +76,18 @@ class Filler:
     ) -> None:
         """Starts to bring the pages [first, end) of one block, of which none is here or claimed.
         `room_bytes` was reserved for them already (0: not yet). `past`: not by way of the tier's
-        disk."""
+        disk. A `READ` that waits for no peer is as good as a `SERVE`, and stays one."""
         piece = Piece(entry, first, end)
         piece.background, piece.cache_only, piece.whole = background, cache_only, whole
-        piece.room_bytes, piece.past, piece.purpose = room_bytes, past, purpose
+        piece.room_bytes, piece.past = room_bytes, past
+        epoch = None
+        if purpose is Purpose.READ:
+            epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
+            purpose = Purpose.SERVE if epoch is None else purpose
+        piece.purpose = purpose
         self._pieces.add(piece)
         self._count_buffer(piece, buffer_bytes(piece.size_bytes))
-        entry.claim(first, end, self._loop)
+        entry.claim(first, end, self._loop, epoch)
         entry.busy_pieces += 1
         self._background += background
         self._parts.counters.fills_in_flight += 1
@@ -102,10 +107,7 @@ class Filler:
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts
-        waits = piece.purpose is Purpose.READ and parts.source.waits_for_peers(
-            piece.entry.origin, piece.offset
-        )
-        return parts.askers if waits else parts.fetchers
+        return parts.askers if piece.purpose is Purpose.READ else parts.fetchers
 
     def _begun(
         self,

@@ -124,7 +124,7 @@ class Housekeeping:
         async for batch in self.records():
             for start in range(0, len(batch), LOAD_FILES):
                 for key, record in batch[start : start + LOAD_FILES]:
-                    parts.order.set_owned(key, owned=parts.is_owned(key, record.size))
+                    parts.order.set_owned(key, owned=parts.owns(key, record.size))
                 await asyncio.sleep(0)
 
     async def sweep(self) -> None:

@@ -20,6 +20,7 @@ from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
 from worker.state.memory import MemoryBudget
 from worker.state.quotas import Charges, Quotas
+from worker.state.rules import Rules
 from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -28,6 +29,7 @@ from worker.threads import Threads, Wake
 TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
 
 T = TypeVar("T")
+IsOwned = Callable[[bytes, int, int], bool]
 
 
 @dataclass(slots=True)
@@ -129,11 +131,12 @@ def no_answer() -> OSError:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the workers of one process, one for each tier, have in common. `is_owned(key, size)`:
-    does this node own a block of the content of that key (36 bytes) and size? None: all of them."""
+    """What the workers of one process, one for each tier, have in common. `is_owned(key, size, n)`:
+    does this node own a block of the content of that key (36 bytes) and size, which so many own?
+    None: all of them."""
 
     memory: MemoryBudget
-    is_owned: Callable[[bytes, int], bool] | None = None
+    is_owned: IsOwned | None = None
     quotas: Quotas = field(default_factory=Quotas)
 
 
@@ -156,7 +159,7 @@ class Parts:
     source: Source
     memory: MemoryBudget
     epoch: int
-    is_owned: Callable[[bytes, int], bool] | None = None
+    is_owned: IsOwned | None = None
     order_known: bool = False
     # Copies some of these contents, which are about to leave for want of so many bytes, to a slower
     # tier. None: there is none.
@@ -172,10 +175,15 @@ class Parts:
     touch: Callable[[bytes], None] = _ignore  # a content was used
     filled: Callable[[bytes], None] = _ignore  # something of a content came
     charges: Charges = field(default_factory=lambda: Charges(Quotas()))
+    rules: Rules = field(default_factory=Rules)
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
     def wall_s(self) -> int:
         return int(self.clocks.wall())
+
+    def owns(self, key: bytes, size_bytes: int) -> bool:
+        """Does this node own a block of it?"""
+        return self.is_owned is None or self.is_owned(key, size_bytes, self.rules.replicas(key))
 
     # ---- the tier's disk ----
 

@@ -15,7 +15,7 @@ from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.parts import Parts, no_answer
 from worker.segments import Segments
-from worker.source import Purpose
+from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
 from worker.state.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
@@ -229,9 +229,11 @@ class Provider:
             return None
         return await self.grant_whole(entry)
 
-    async def pages(self, entry: Entry, first: int, end: int) -> None:
+    async def pages(self, entry: Entry, first: int, end: int, epoch: int) -> None:
         """For a peer: brings the pages [first, end) and waits for them; they may be in segments.
-        Raises the error of the fill. Cancelled: the fill goes on."""
+        Raises the error of the fill. What readers here wait for peers to bring is waited for only
+        by who has the same view, see `Purpose`: else NotHere, for the first page. Cancelled: the
+        fill goes on."""
         past = not self._parts.health.in_service
         if entry.small and end - first == entry.page_count:
             self.claim_small(entry, Purpose.SERVE)
@@ -240,6 +242,10 @@ class Provider:
                 self._filler.claim(entry, *run, past=past, purpose=Purpose.SERVE)
         for page in range(first, end):
             future = entry.inflight.get(page)
+            if entry.asked_in.get(page, epoch) != epoch:
+                if page > first:
+                    return
+                raise NotHere("it is on its way here from another worker")
             if future is not None:
                 await asyncio.shield(future)
             elif entry.failed is not None and not self._filler.is_here(entry, page, past=past):

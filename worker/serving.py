@@ -62,10 +62,11 @@ class PeerCache(Protocol):
         """What is cached of the pages [first, end) from the first one on; None when that one is
         not. Nobody else is asked, not even the master."""
 
-    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
-        """The same, brought from the origin (or from peers that have it) where need be. Raises
-        NoSpace, and the error of the fill: Stale for another version there. Cancelled: the fill
-        goes on."""
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
+        """The same, brought from the origin (or from peers that have it) where need be, for a peer
+        that asks by the view of this `epoch`. Raises NotHere when readers here wait for peers to
+        bring it, by another view; NoSpace, and the error of the fill: Stale for another version
+        there. Cancelled: the fill goes on."""
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
@@ -193,13 +194,13 @@ class Serving:
 
     # ---- what is brought ----
 
-    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """See `PeerCache`."""
         entry = await self._catalog.open(origin, origin.content.key)
         try:
             end = min(end, entry.page_count)
             for _ in range(ATTEMPTS):
-                await self._provider.pages(entry, first, end)
+                await self._provider.pages(entry, first, end, epoch)
                 found = await self._of_entry(entry, first, end)
                 if found is not None:
                     return found

@@ -20,15 +20,18 @@ ConnectorFor = Callable[[NamespaceId, str], Connector]
 
 
 class Purpose(enum.Enum):
-    """For whom a fill is, which decides who may be asked."""
+    """For whom a fill is, which decides who may be asked. Only a `READ` waits for what a peer has
+    to bring first, for one that comes before this node in the order of owners. A peer may wait for
+    a `READ` here where both go by the same view: so no two nodes ever wait for each other."""
 
-    READ = "read"  # somebody on this node waits, or will
-    SERVE = "serve"  # a peer asked for it: nobody is asked who would have to ask others
+    READ = "read"  # somebody on this node waits, or will; others may bring it
+    SERVE = "serve"  # a peer asked, or it is ours: nobody is asked who would have to ask others
     MIGRATE = "migrate"  # only from peers that have it, never from the origin
 
 
 class NotHere(CacheFSError):
-    """No peer has it, and the origin was not to be asked. Never leaves the worker."""
+    """No peer has it, and the origin was not to be asked; or it is on its way here from a peer by
+    another view than that of the peer who asks. Never leaves the worker."""
 
     code = "not-here"
 
@@ -49,10 +52,11 @@ class SourceBody(Protocol):
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
 
-    def waits_for_peers(self, origin: Origin, offset: int) -> bool:
-        """Would a read for a reader here wait for what a peer has to bring first? Asked in the
-        loop, answered at once. Such reads get threads of their own: were they to share those in
-        which this node brings what it owns, two nodes could wait for each other's threads."""
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        """Would a read for a reader here wait for what a peer has to bring first, and by the view
+        of which epoch? Asked in the loop, answered at once. Such reads get threads of their own:
+        were they to share those in which this node brings what it owns, two nodes could wait for
+        each other's threads."""
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
@@ -103,8 +107,8 @@ class OriginSource:
     def __init__(self, connector_for: ConnectorFor) -> None:
         self._connector_for = connector_for
 
-    def waits_for_peers(self, origin: Origin, offset: int) -> bool:
-        return False
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        return None
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

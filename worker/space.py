@@ -152,7 +152,7 @@ class Space:
         parts = self._parts
         if parts.is_owned is None or not parts.order.copy_count:
             return False
-        return parts.is_owned(entry.key, entry.size)
+        return parts.is_owned(entry.key, entry.size, self._rule(entry).owners)
 
     def _look_for_the_oldest(self) -> None:
         """Last uses only grow and what comes is used now, so an old answer stays a lower bound."""
@@ -312,6 +312,7 @@ class Space:
         for name, size_bytes in result.gone.items():
             parts.order.remove(bytes.fromhex(name))
             parts.charges.drop(bytes.fromhex(name))
+            parts.rules.drop(bytes.fromhex(name))
             parts.ledger.cached_bytes -= size_bytes
             parts.counters.evicted_bytes += size_bytes
         for name in result.busy:

@@ -177,9 +177,9 @@ class Node:
         """Of the bytes that all nodes together may have below a quota: as of the blocks."""
         return share_of(self._ring.view.members, self.id)
 
-    def _is_owned(self, key: bytes, size: int) -> bool:
-        ino = ContentId.parse(key.hex()).ino
-        return any(self._ring.owns(ino, block) for block in range(block_count(size)))
+    def _is_owned(self, key: bytes, size: int, replicas: int) -> bool:
+        ino, blocks = ContentId.parse(key.hex()).ino, range(block_count(size))
+        return any(self._ring.owns(ino, block, replicas) for block in blocks)
 
     async def _start_peers(self, stack: contextlib.AsyncExitStack) -> str:
         """Listens to peers; the URL at which they reach this node."""

@@ -106,7 +106,7 @@ def test_a_slow_owner_is_hedged_by_the_other_replica(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, 3, replicas=2)
         cluster.rig.put(1, SIZE)
         async with cluster.running():
-            ranked = [member.id for member in cluster.nodes[0].ring.owners(1, 0)]
+            ranked = [member.id for member in cluster.nodes[0].ring.owners(1, 0, 2)]
             replica = next(node for node in cluster.nodes if node.id == ranked[1])
             await replica.worker.fetch(NAMESPACE, 1)
             before = cluster.body_bytes

@@ -50,6 +50,9 @@ class GetData:
     end: int
     epoch: int
     way: Way
+    replicas: int
+    asker: Fetch  # whose question it is, and to whom: for checks only
+    candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Fetch:
         self._on_page = on_page
         self._on_end = on_end
         self._calls: dict[Candidate, Call] = {}
+        self.waits_for: dict[Candidate, Fetch] = {}  # what is on its way to who was asked for it
         self._started_s = node.process.now_s
         self._until_s = node.process.now_s + ORIGIN_DEADLINE_S
         self._waking_s = float("inf")
@@ -115,6 +119,28 @@ class Fetch:
             may_ask_origin=self._purpose is not Purpose.MIGRATE,
         )
         self._tell(Tick())
+
+    def check_waits(self) -> None:
+        """Nothing on its way waits, by way of others, for itself."""
+        seen: set[Fetch] = set()
+        next_ones = [*self._waited]
+        while next_ones:
+            fetch = next_ones.pop()
+            assert fetch is not self, "nodes wait for each other"
+            if fetch not in seen:
+                seen.add(fetch)
+                next_ones += fetch._waited
+
+    @property
+    def _waited(self) -> list[Fetch]:
+        return [
+            fetch
+            for candidate, fetch in self.waits_for.items()
+            if candidate in self._calls
+            and not self._calls[candidate].is_over
+            and fetch._node.process.is_alive
+            and fetch._first < fetch._end
+        ]
 
     def _find(self) -> list[Candidate]:
         return self._node.candidates(self._file, self._first, self._purpose)
@@ -170,8 +196,13 @@ class Fetch:
 
     def _ask(self, candidate: Candidate) -> None:
         node = self._node
+        file, replicas = self._file, node.replicas_of(self._file.key)
         data = GetData(
-            self._file.key, self._file.ino, self._first, self._end, node.view.epoch, candidate.way
+            file.key, file.ino, self._first, self._end, candidate.epoch, candidate.way, replicas,
+            self, candidate,
+        )  # fmt: skip
+        assert candidate.way is Way.HAVE or self._purpose is Purpose.READ, (
+            "who brings something for a peer waits for another peer"
         )
 
         def answered(answer: object) -> None:
@@ -185,6 +216,7 @@ class Fetch:
                 self._troubled.add(candidate.peer)
                 self._tell(Failed(candidate))
 
+        self.waits_for.pop(candidate, None)
         self._calls[candidate] = node.call(candidate.url, data, answered, limit_s=CALL_S)
 
     def _refreshed(self) -> None:

@@ -72,7 +72,7 @@ class History:
             seed, files, calm=self.sort != "rough", migration_bytes_per_s=float(rate)
         )
         self.world.tracing = tracing
-        self.world.replicas = self.random.choice([1, 1, 1, 2])
+        self.world.replicas = self.random.choice([1, 1, 2, 3])
         self.files = files
         self._workers = self._lost = 0
         self._until_s = CALM_START_S + self.random.uniform(2.0, 20.0)

@@ -53,6 +53,11 @@ def test_what_asks_the_origin_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert "from the origin, but" in first_failure(range(0, 8, 4))
 
 
+def test_nodes_that_wait_for_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulator.worker.is_meant", lambda data, id: True)
+    assert "wait for each other" in first_failure(range(1018, 1400, 4))
+
+
 def test_an_eviction_without_permission_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulator.master.MasterHost.is_protected", lambda self, key: False)
     assert "protects was evicted" in first_failure(range(1, 200, 4))

@@ -86,9 +86,12 @@ class WorkerHost:
 
 
 class Piece:
-    """Pages on their way here, and who waits for them."""
+    """Pages on their way here, and who waits for them. `epoch`: by the view of which a `READ` waits
+    for peers."""
 
-    def __init__(self, first: int, end: int) -> None:
+    def __init__(self, first: int, end: int, epoch: int | None) -> None:
+        self.epoch = epoch
+        self.fetch: Fetch
         self.left = set(range(first, end))
         self.waiters: list[Waiter] = []
 
@@ -96,6 +99,20 @@ class Piece:
         self.left.discard(page)
         for waiter in [*self.waiters]:
             waiter(page, value, error)
+
+
+class OnItsWay(NotHere):
+    """A reader here waits for peers to bring it: nothing for a peer to wait for."""
+
+
+def is_meant(data: GetData, id: str) -> bool:
+    """An address may be another worker's by now, even the asker's own."""
+    return data.candidate.peer == id
+
+
+def is_safe(data: GetData, piece: Piece) -> bool:
+    """May a peer wait for that, without ever waiting for itself?"""
+    return piece.epoch in (None, data.epoch)
 
 
 class WorkerServer:
@@ -107,7 +124,8 @@ class WorkerServer:
         self.world = world
         self.process = Process(world.schedule, host.id)
         self.view = View(-1)
-        self.ring = Ring(host.id, replicas=world.replicas)
+        self.ring = Ring(host.id)
+        self.replicas = world.replicas
         self.holders = Holders()
         self.peers = Peers()
         self.migration = Migration(
@@ -175,7 +193,7 @@ class WorkerServer:
         self.call(master.URL, c.GetView(), answered)
 
     def _owns_first(self, key: bytes) -> bool:
-        return self.ring.owns_content(key)
+        return self.ring.owns_content(key, replicas=self.replicas_of(key))
 
     # ---- reads ----
 
@@ -186,7 +204,12 @@ class WorkerServer:
 
     def candidates(self, file: File, page: int, purpose: Purpose) -> list[Candidate]:
         block = page // mv.BLOCK_PAGES
-        return self.ring.candidates(file.ino, block, purpose, self.holders.of(file.key, block))
+        held, replicas = self.holders.of(file.key, block), self.replicas_of(file.key)
+        return self.ring.candidates(file.ino, block, purpose, held, replicas=replicas)
+
+    def replicas_of(self, key: bytes) -> int:
+        """As this node knows it."""
+        return self.replicas
 
     def get(
         self,
@@ -195,8 +218,10 @@ class WorkerServer:
         end: int,
         purpose: Purpose,
         done: Callable[[Bytes | CacheFSError], None],
+        may_wait: Callable[[Piece], bool] = lambda piece: True,
     ) -> None:
-        """The bytes of pages of one block, from the cache or by way of it; single-flight."""
+        """The bytes of pages of one block, from the cache or by way of it; single-flight.
+        `may_wait`: for what is on its way already?"""
         key, cache = file.key, self.cache
         cache.users[key] = cache.users.get(key, 0) + 1
         found: Bytes = {p: cache.read(key, p) for p in range(first, end) if cache.has(key, p)}
@@ -212,9 +237,10 @@ class WorkerServer:
         def heard(page: int, value: Page | None, error: CacheFSError | None) -> None:
             if page not in missing:
                 return
-            if isinstance(error, NotHere | NoSpace) and purpose is not Purpose.MIGRATE:
+            again = isinstance(error, NotHere | NoSpace) and not isinstance(error, OnItsWay)
+            if again and purpose is not Purpose.MIGRATE:
                 # It came for migration, which gives up early: whoever reads asks for himself.
-                return self._wait_for({page}, file, purpose, heard)
+                return self._wait_for({page}, file, purpose, heard, may_wait)
             missing.discard(page)
             if value is not None:
                 found[page] = value
@@ -227,7 +253,7 @@ class WorkerServer:
         if not missing:
             self.process.after(self.host.disk.answer_s, finish)
             return
-        self._wait_for({*missing}, file, purpose, heard)
+        self._wait_for({*missing}, file, purpose, heard, may_wait)
 
     def _wait_for(
         self,
@@ -235,6 +261,7 @@ class WorkerServer:
         file: File,
         purpose: Purpose,
         heard: Waiter,
+        may_wait: Callable[[Piece], bool],
     ) -> None:
         pieces: dict[Piece, None] = {}
         new: list[int] = []
@@ -242,15 +269,19 @@ class WorkerServer:
             piece = self._coming.get((file.key, page))
             if piece is None:
                 new.append(page)
+            elif not may_wait(piece):
+                heard(page, None, OnItsWay("from a peer"))
             else:
                 pieces[piece] = None
         for first, end in _runs(new):
             for part in split(first, end, PIECE_PAGES):
-                piece = Piece(*part)
+                waits = self.ring.waits(file.ino, part[0] // mv.BLOCK_PAGES)
+                piece = Piece(*part, waits if purpose is Purpose.READ else None)
                 pieces[piece] = None
                 for page in range(*part):
                     self._coming[file.key, page] = piece
-                self._begin(piece, file, part, purpose)
+                owns = purpose is Purpose.READ and waits is None
+                self._begin(piece, file, part, Purpose.SERVE if owns else purpose)
         for piece in pieces:
             piece.waiters.append(heard)
 
@@ -271,7 +302,7 @@ class WorkerServer:
             for page in sorted(piece.left):
                 piece.tell(page, None, error or Unreachable("it ended early"))
 
-        fetch = Fetch(self, file, *pages, purpose, on_page=on_page, on_end=on_end)
+        piece.fetch = fetch = Fetch(self, file, *pages, purpose, on_page=on_page, on_end=on_end)
         self.process.after(0.0, fetch.start)
 
     def _store(self, file: File, page: int, value: Page, purpose: Purpose, piece: Piece) -> None:
@@ -367,19 +398,32 @@ class WorkerServer:
 
     def _provide(self, data: GetData, reply: Reply) -> None:
         """Only the first owner brings things for whoever has another view."""
-        rank = self.ring.rank(data.ino, data.first // mv.BLOCK_PAGES)
-        most = self.ring.replicas - (data.way is not Way.NEXT)
+        if not is_meant(data, self.host.id):
+            return reply(Data(Answer.NOT_OWNER))
+        rank = self.ring.rank(data.ino, data.first // mv.BLOCK_PAGES, data.replicas)
+        most = data.replicas - (data.way is not Way.NEXT)
         if rank != 0 and not (0 < rank <= most and data.epoch == self.view.epoch):
             return reply(Data(Answer.NOT_OWNER))
         file = self.world.origin.by_key[data.key]
 
         def got(found: Bytes | CacheFSError) -> None:
+            if isinstance(found, OnItsWay):
+                body = self._here(data)
+                return reply(Data(Answer.HAS if body else Answer.HAS_NOT, body, False))
             if isinstance(found, CacheFSError):
                 return reply(Data(Answer.ORIGIN_FAILED))
             pages = range(data.first, data.end)
             reply(Data(Answer.HAS, tuple((found[p], (data.key, p)) for p in pages), False))
 
-        self.get(file, data.first, data.end, Purpose.SERVE, got)
+        may_wait = partial(self._may_wait, data)
+        self.get(file, data.first, data.end, Purpose.SERVE, got, may_wait)
+
+    def _may_wait(self, data: GetData, piece: Piece) -> bool:
+        if not is_safe(data, piece):
+            return False
+        data.asker.waits_for[data.candidate] = piece.fetch
+        data.asker.check_waits()
+        return True
 
     # ---- migration ----
 

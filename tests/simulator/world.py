@@ -153,10 +153,7 @@ class World:
         if reading.server.process.resumes_s > reading.since_s:
             return  # it was stopped: nobody's clock went on
         took_s = self.schedule.now_s - reading.since_s
-        # Of several owners one waits for another: during changes two may do so for each other,
-        # until one of them gives up.
-        is_quiet = self.calm and self.replicas == 1
-        limit_s = QUIET_DEADLINE_S if is_quiet else DEADLINE_S
+        limit_s = QUIET_DEADLINE_S if self.calm else DEADLINE_S
         assert took_s <= limit_s, (
             f"a read of ino {reading.file.ino} at {reading.server.host.id} took {took_s:.1f} s"
         )

@@ -64,7 +64,7 @@ class Exchange:
         self._head: Head | None = None
         self._sums: list[int] = []
 
-    def start(self, wanted: Wanted, epoch: int) -> None:
+    def start(self, wanted: Wanted) -> None:
         """Raises OSError."""
         origin, (first, end) = wanted
         self._size_bytes = origin.size
@@ -72,9 +72,10 @@ class Exchange:
         content, way = origin.content, self.candidate.way
         self._target = (
             f"{c.DATA_PATH}/{content.name}?ino={content.ino}&first={first}&end={end}"
-            f"&epoch={epoch}{_WAYS[way]}"
+            f"&epoch={self.candidate.epoch}{_WAYS[way]}"
         )
         if way is not Way.HAVE:
+            self._target += f"&worker={self.candidate.peer}"
             facts = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
             self._headers = {**self._headers, c.ORIGIN_HEADER: facts}
         try:

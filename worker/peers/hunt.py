@@ -78,7 +78,8 @@ class Shared:
         """Whom to ask for a page, before the origin."""
         content, block = origin.content, page * PAGE_BYTES // BLOCK_BYTES
         held = self.holders(content.key, block)
-        return self.ring.candidates(content.ino, block, purpose, held)
+        replicas = origin.rule.owners
+        return self.ring.candidates(content.ino, block, purpose, held, replicas=replicas)
 
 
 class Hunt:
@@ -156,7 +157,7 @@ class Hunt:
             exchange = Exchange(self._shared.connections, candidate, self._shared.headers)
             self._exchanges[candidate] = exchange
             try:
-                exchange.start(self._wanted, self._shared.ring.epoch)
+                exchange.start(self._wanted)
             except OSError as err:
                 self._lost(candidate, err, events)
 

@@ -24,11 +24,11 @@ class _Known:
 
 
 class Ring:
-    """`me` is this node's member id."""
+    """`me` is this node's member id. `replicas`: how many own a block of the content in question,
+    see `cachefs.core.policies`."""
 
-    def __init__(self, me: str, *, replicas: int = 1) -> None:
+    def __init__(self, me: str) -> None:
         self.me = me
-        self.replicas = replicas
         self._known = _Known(View(-1))
 
     @property
@@ -43,30 +43,37 @@ class Ring:
         """From the loop."""
         self._known = _Known(view)
 
-    def owners(self, ino: int, block: int) -> tuple[Member, ...]:
+    def owners(self, ino: int, block: int, replicas: int = 1) -> tuple[Member, ...]:
         """The first of them first."""
-        return self._known.now.owners(ino, block, self.replicas)
+        return self._known.now.owners(ino, block, replicas)
 
-    def rank(self, ino: int, block: int) -> int:
+    def rank(self, ino: int, block: int, replicas: int = 1) -> int:
         """This node's among the owners, and the one after them, who stands in; -1: none."""
-        ranked = self._known.now.owners(ino, block, self.replicas + 1)
+        ranked = self._known.now.owners(ino, block, replicas + 1)
         return next((rank for rank, one in enumerate(ranked) if one.id == self.me), -1)
 
-    def owns(self, ino: int, block: int) -> bool:
+    def owns(self, ino: int, block: int, replicas: int = 1) -> bool:
         """Is this node one of the owners?"""
-        return 0 <= self.rank(ino, block) < self.replicas
+        return 0 <= self.rank(ino, block, replicas) < replicas
 
-    def owns_content(self, key: bytes, block: int = 0) -> bool:
+    def owns_content(self, key: bytes, block: int = 0, replicas: int = 1) -> bool:
         """The same by a content's key."""
-        return self.owns(ContentId.parse(key.hex()).ino, block)
+        return self.owns(ContentId.parse(key.hex()).ino, block, replicas)
 
-    def waits(self, ino: int, block: int) -> bool:
-        """Does a reader here wait for another owner to bring it?"""
-        owners = self.owners(ino, block)
-        return bool(owners) and owners[0].id != self.me
+    def waits(self, ino: int, block: int) -> int | None:
+        """Does a reader here wait for another owner to bring it? The epoch by which it does."""
+        known = self._known
+        owners = known.now.owners(ino, block)
+        return known.view.epoch if owners and owners[0].id != self.me else None
 
     def candidates(
-        self, ino: int, block: int, purpose: Purpose, holders: Sequence[Member] = ()
+        self,
+        ino: int,
+        block: int,
+        purpose: Purpose,
+        holders: Sequence[Member] = (),
+        *,
+        replicas: int = 1,
     ) -> list[Candidate]:
         """See `worker.state.search.candidates`."""
         known = self._known
@@ -76,7 +83,8 @@ class Ring:
             self.me,
             ino,
             block,
+            epoch=known.view.epoch,
             purpose=purpose,
-            replicas=self.replicas,
+            replicas=replicas,
             holders=holders,
         )

@@ -40,6 +40,7 @@ from worker.peers.ring import Ring
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
 from worker.serving import Pages, PeerCache
+from worker.source import NotHere
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Asked(NamedTuple):
     epoch: int
     have: bool
     next: bool
+    worker: str  # who is meant; "": not said
 
     @property
     def block(self) -> int:
@@ -237,26 +239,31 @@ class PeerServer:
             raise NotFound("not here")
         if asked.origin is None:
             raise ProtocolError(f"{c.ORIGIN_HEADER} is missing")
-        await self._check_owner(asked)
-        work = self._cache.provide(asked.origin, asked.first, asked.end)
+        await self._check_owner(asked, asked.origin.rule.owners)
+        work = self._cache.provide(asked.origin, asked.first, asked.end, asked.epoch)
         try:
             return await asyncio.wait_for(work, PROVIDE_S), False
         except TimeoutError as err:
             raise OriginFailed(DeadlineExceeded("it did not come in time")) from err
+        except NotHere as err:
+            raise NotFound(err.cause) from err
         except (NoSpace, Stale):
             raise
         except CacheFSError as err:
             raise OriginFailed(err) from err
 
-    async def _check_owner(self, asked: Asked) -> None:
+    async def _check_owner(self, asked: Asked, replicas: int) -> None:
         """Raises NotOwner. The first owner waits for nobody, so it may bring things for whoever has
-        another view; the others must have the asker's, or two might wait for each other."""
+        another view; the others must have the asker's, or two might wait for each other. An address
+        may be another worker's by now, even the asker's own."""
         ring = self._ring
+        if asked.worker not in ("", ring.me):
+            raise NotOwner(f"{asked.worker} is not here any more")
         if asked.epoch > ring.epoch:
             with contextlib.suppress(CacheFSError):
                 await self._refresh()
-        rank = ring.rank(asked.content.ino, asked.block)
-        most = ring.replicas if asked.next else ring.replicas - 1
+        rank = ring.rank(asked.content.ino, asked.block, replicas)
+        most = replicas if asked.next else replicas - 1
         if rank != 0 and not (0 < rank <= most and asked.epoch == ring.epoch):
             raise NotOwner(f"not the owner in epoch {ring.epoch}")
 
@@ -385,7 +392,8 @@ def _asked(request: web.BaseRequest) -> Asked:
         raise ProtocolError(f"not a question for pages: {err}") from err
     have, stands_in = query.get("have") == "1", query.get("next") == "1"
     origin = _origin(request, content, first)
-    asked = Asked(content, origin, first, end, epoch, have, stands_in)
+    worker = query.get("worker", "")
+    asked = Asked(content, origin, first, end, epoch, have, stands_in, worker)
     if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
         raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
     if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:

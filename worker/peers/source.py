@@ -102,7 +102,7 @@ class ClusterSource:
 
     # ---- `Source` ----
 
-    def waits_for_peers(self, origin: Origin, offset: int) -> bool:
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """See `Source`."""
         return self._ring.waits(origin.content.ino, block_of(offset))
 

@@ -30,6 +30,7 @@ class Candidate(NamedTuple):
     peer: str  # member id
     url: str
     way: Way
+    epoch: int = -1  # of the view that named it
 
 
 class Answer(enum.Enum):
@@ -127,33 +128,30 @@ def candidates(
     ino: int,
     block: int,
     *,
+    epoch: int = -1,
     purpose: Purpose = Purpose.READ,
     replicas: int = 1,
     holders: Sequence[Member] = (),
 ) -> list[Candidate]:
     """Whom to ask for pages of a block, in order, the origin after them. `before`: the placement
-    while blocks still move from it; `holders`: others that are known to have it.
+    while blocks still move from it, in this `epoch`; `holders`: others that are known to have it.
 
     Whoever brings something for a peer (`SERVE`) asks only for what others have, and so does the
-    first owner: so no two nodes wait for each other."""
+    first owner. A reader's node waits only for those before it in rank."""
     ranked = now.owners(ino, block, replicas + 1)
     owners, stand_ins = ranked[:replicas], ranked[replicas:]
     ids = [member.id for member in owners]
     rank = ids.index(me) if me in ids else len(ids)
     fillers = owners[:rank] if purpose is Purpose.READ else ()
-    found = [_asked(member, Way.FILL) for member in fillers]
+    found = [Candidate(member.id, member.url, Way.FILL, epoch) for member in fillers]
     if found and rank == len(ids):
-        found += [_asked(member, Way.NEXT) for member in stand_ins]
+        found += [Candidate(member.id, member.url, Way.NEXT, epoch) for member in stand_ins]
     asked = {me, *(one.peer for one in found if one.way is Way.FILL)}
     for member in (*holders, *before.owners(ino, block, replicas), *owners):
         if member.id not in asked:
             asked.add(member.id)
-            found.append(_asked(member, Way.HAVE))
+            found.append(Candidate(member.id, member.url, Way.HAVE, epoch))
     return [one for one in found if one.peer != me]
-
-
-def _asked(member: Member, way: Way) -> Candidate:
-    return Candidate(member.id, member.url, way)
 
 
 class Search:

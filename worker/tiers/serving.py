@@ -41,10 +41,10 @@ class TiersServing:
                 return found
         return None
 
-    async def provide(self, origin: Origin, first: int, end: int) -> Pages:
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """See `PeerCache`."""
         one = await self._chosen(origin)
-        return await one.worker.serving.provide(origin, first, end)
+        return await one.worker.serving.provide(origin, first, end, epoch)
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool

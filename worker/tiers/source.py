@@ -47,7 +47,7 @@ class TierSource:
         self.on_bad = on_bad
         self._others = others
 
-    def waits_for_peers(self, origin: Origin, offset: int) -> bool:
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """As of the next source: what other tiers have is not known without their disks."""
         return self.then.waits_for_peers(origin, offset)
 

@@ -14,10 +14,11 @@ from typing import Any
 from cachefs.core.errors import NotFound, Stale
 from cachefs.core.messages import Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.policies import NO_RULE
 from cachefs.core.services import Permission
 from connectors.memory import MemoryConnector
 from worker.machine import available_memory
-from worker.parts import Shared
+from worker.parts import IsOwned, Shared
 from worker.source import Source
 from worker.state.memory import MemoryBudget, budget
 from worker.worker import Clocks, Grant, Worker, WorkerConfig
@@ -73,6 +74,7 @@ class Rig:
         self.data: dict[int, bytes] = {}
         self.wall_s = 1_700_000_000.0
         self.attached = True
+        self.rule = NO_RULE  # of files that are put from now on
 
     def put(self, ino: int, data: bytes | int) -> int:
         """A file at the origin, of these bytes or of so many random ones; the namespace knows
@@ -81,7 +83,9 @@ class Rig:
         path = b"dir/%d" % ino
         found = self.origin.put(path, content)
         id = ContentId(NAMESPACE, ino, 0, self.random.getrandbits(64))
-        self.space.origins[ino] = Origin(id, "u", path, found.etag, found.size, found.mtime_ns)
+        self.space.origins[ino] = Origin(
+            id, "u", path, found.etag, found.size, found.mtime_ns, self.rule
+        )
         self.data[ino] = content
         return ino
 
@@ -113,7 +117,7 @@ class Rig:
     async def worker(
         self,
         source: Source | None = None,
-        is_owned: Callable[[bytes, int], bool] | None = None,
+        is_owned: IsOwned | None = None,
         **changes: Any,
     ) -> AsyncIterator[Worker]:
         config = dataclasses.replace(self.config, **changes)

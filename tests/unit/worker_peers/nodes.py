@@ -13,6 +13,7 @@ from cachefs.core import access
 from cachefs.core import cluster as c
 from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
+from cachefs.core.policies import Rule
 from tests.unit.worker.rig import MIB, Rig
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
@@ -28,11 +29,11 @@ SOON = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)
 class Node:
     """One worker with its server."""
 
-    def __init__(self, cluster: Cluster, number: int, replicas: int) -> None:
+    def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
         self.number = number
         self.id = f"node{number}"
-        self.ring = Ring(self.id, replicas=replicas)
+        self.ring = Ring(self.id)
         self.worker: Worker
         self.source: ClusterSource
         self.server: PeerServer
@@ -51,8 +52,8 @@ class Node:
     def set_view(self, view: View) -> None:
         self.source.on_view(view)
 
-    def is_owned(self, key: bytes, size: int) -> bool:
-        return self.ring.owns_content(key)
+    def is_owned(self, key: bytes, size: int, replicas: int) -> bool:
+        return self.ring.owns_content(key, replicas=replicas)
 
     async def take_offer(self, offer: c.Offer) -> None:
         self.offers.append(offer)
@@ -77,6 +78,7 @@ class Cluster:
         **config: Any,
     ) -> None:
         self.rig = Rig(directory / "0", limit_bytes, **config)
+        self.rig.rule = Rule(replicas=replicas)
         self.weights = weights or {}
         self.refreshes = 0
         self.view = View(0)
@@ -84,7 +86,7 @@ class Cluster:
         self.access = access.Access()
         self.headers: dict[str, str] = {}
         self.tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = None, None
-        self.nodes = [Node(self, number, replicas) for number in range(nodes)]
+        self.nodes = [Node(self, number) for number in range(nodes)]
         self._directory = directory
 
     @contextlib.asynccontextmanager

@@ -30,7 +30,7 @@ class TiersRig(Rig):
             TierSpec("ssd", str(directory / str(tier)), limit) for tier, limit in enumerate(limits)
         ]
         self.source: Source = OriginSource(lambda ns, key: self.origin)
-        self.is_owned: Callable[[bytes, int], bool] | None = None
+        self.is_owned: Callable[[bytes, int, int], bool] | None = None
 
     def directory(self, tier: int) -> Path:
         return Path(self.specs[tier].path)

@@ -459,7 +459,7 @@ def test_what_this_node_does_not_own_goes_first(tmp_path: Path, restarted: bool)
     async def script() -> None:
         rig = TiersRig(tmp_path, 64 * MIB, admission="always", eviction="lru")
         owned = {1, 2, 3}
-        rig.is_owned = lambda key, size: ContentId.parse(key.hex()).ino in owned
+        rig.is_owned = lambda key, size, replicas: ContentId.parse(key.hex()).ino in owned
         for ino in range(1, 7):
             rig.put(ino, 8 * MIB)
         async with rig.tiers() as tiers:
@@ -490,7 +490,7 @@ def test_what_this_node_owns_is_placed_where_copies_make_room(tmp_path: Path) ->
 
     async def script() -> None:
         rig = TiersRig(tmp_path, 64 * MIB, 64 * MIB)
-        rig.is_owned = lambda key, size: ContentId.parse(key.hex()).ino >= 10
+        rig.is_owned = lambda key, size, replicas: ContentId.parse(key.hex()).ino >= 10
         for ino in (1, 2, 10, 11, 12):
             rig.put(ino, 15 * MIB)
         rig.put(3, 30 * MIB)
@@ -531,7 +531,7 @@ def test_peers_get_pages_of_whatever_tier_has_them(tmp_path: Path) -> None:
                 assert pages is not None
                 assert os.pread(pages.fd, 3 * MIB, pages.offset) == data[2 * MIB : 5 * MIB]
                 pages.close()
-                pages = await tiers.serving.provide(rig.space.origins[ino], 0, 1)
+                pages = await tiers.serving.provide(rig.space.origins[ino], 0, 1, 0)
                 assert os.pread(pages.fd, MIB, pages.offset) == data[:MIB]
                 pages.close()
                 assert await tiers.serving.bits(key) == (1 << -(-len(data) // MIB)) - 1
