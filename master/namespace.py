@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cachefs.core.cluster import Place as Placed
-from cachefs.core.cluster import UfsAdded, UfsRow
+from cachefs.core.cluster import UfsAdded, UfsRow, Work, Worked
 from cachefs.core.errors import (
     BadConfig,
     CacheFSError,
@@ -26,7 +26,18 @@ from cachefs.core.errors import (
     Stale,
     Unsupported,
 )
-from cachefs.core.messages import Found, Invalidate, Listing, PoliciesAt, failure_of
+from cachefs.core.jobs import JobSpec
+from cachefs.core.messages import (
+    Found,
+    Invalidate,
+    JobFailures,
+    JobReply,
+    JobSubmitted,
+    JobTable,
+    Listing,
+    PoliciesAt,
+    failure_of,
+)
 from cachefs.core.model import (
     ROOT_INO,
     ContentId,
@@ -37,12 +48,15 @@ from cachefs.core.model import (
     UfsSpec,
 )
 from cachefs.core.policies import Policy, Rule, shown
-from cachefs.core.services import MetadataService, Permission, PolicyService
+from cachefs.core.services import JobService, MetadataService, Permission, PolicyService
 from connectors.base import Connector
 from master import walk
 from master.answers import Answers
 from master.directories import Directories
 from master.events import EventStream
+from master.jobs.ground import Ground
+from master.jobs.runner import Clocks
+from master.jobs.service import LoadJobs
 from master.mounts import VOID_INTERVAL_S, MountTable
 from master.policies import Policies
 from master.state.freshness import MAX_VALID_S
@@ -82,6 +96,7 @@ class Master:
         )
         self._policies.on_change = self._policies_changed
         self.on_policies: Callable[[], None] = lambda: None  # changed, and nobody heard of it yet
+        self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
         self._closed = False
 
@@ -175,6 +190,7 @@ class Master:
         if self._closed:
             return
         self._closed = True
+        await self.load_jobs.close()
         self._events.close()
         await self._sync.close()
         await self._mounts.close()
@@ -375,6 +391,45 @@ class Master:
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
         return self._policies.rules(contents)
 
+    # ---- load jobs (see JobService) --------------------------------------------------------------
+
+    def _ground(self) -> Ground:
+        return Ground(
+            self._store,
+            self._tree,
+            self._meta.namespace,
+            self._policies.table,
+            self.resolve,
+            self._directories.list_dir,
+            self._directories.list_ahead,
+            self.report_changed,
+            self.locate_nowait,
+        )
+
+    async def work(self, call: Work) -> Worked:
+        """A worker asks for tasks of load jobs; see `Work`."""
+        return await self.load_jobs.work(call)
+
+    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
+        return await self.load_jobs.submit_job(spec, key, more=more)
+
+    async def add_job_paths(
+        self, job: int, first: int, paths: Sequence[bytes], *, last: bool
+    ) -> None:
+        await self.load_jobs.add_job_paths(job, first, paths, last=last)
+
+    async def job(self, job: int) -> JobReply:
+        return await self.load_jobs.job(job)
+
+    async def jobs(self, before: int, limit: int) -> JobTable:
+        return await self.load_jobs.jobs(before, limit)
+
+    async def job_failures(self, job: int, after: int) -> JobFailures:
+        return await self.load_jobs.job_failures(job, after)
+
+    async def control_job(self, job: int, action: str) -> JobReply:
+        return await self.load_jobs.control_job(job, action)
+
     # ---- events, status --------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
@@ -394,6 +449,7 @@ class Master:
             "sequence": meta.seq,
             "listings": self._sync.listings_done,
             "stats": self._sync.stats_done,
+            "jobs": self.load_jobs.status(),
             "sources": [_mount_status(mount) for mount in self._tree.mounts()],
         }
 
@@ -415,4 +471,7 @@ if TYPE_CHECKING:
         return master
 
     def _has_policies(master: Master) -> PolicyService:
+        return master
+
+    def _has_jobs(master: Master) -> JobService:
         return master

@@ -33,6 +33,9 @@ class Table(enum.IntEnum):
     MEMBERS = 7
     HELD = 8
     POLICIES = 9
+    JOBS = 10
+    JOB_PATHS = 11
+    JOB_FAILURES = 12
 
 
 class Reader(Protocol):

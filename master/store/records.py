@@ -10,6 +10,7 @@
     MEMBERS      as `master.state.membership` says; nothing here reads it
     HELD         parent ino (8 BE) order_key  -> ino (8 BE): a dentry of the mount table
     POLICIES     `policy_key` of a path       -> msgpack array of the path, a map `Policy`
+    JOBS, JOB_PATHS, JOB_FAILURES as `master.store.jobs` says
 
 `order_key` is the name, with a '/' behind it for a directory. `checked_at` is the wall time (s) at
 which the origin last showed the name as it stands. It lies behind the inode, outside its array, so

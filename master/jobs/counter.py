@@ -1,0 +1,127 @@
+"""The walk of a job that counts ahead: what its paths select, fresh from the origins.
+
+It brings names into the store, where the walk that feeds finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.globs import Selection, select
+from cachefs.core.messages import Found as Answer
+from cachefs.core.model import Inode, Kind
+from cachefs.core.policies import shown
+from master.jobs.ground import Ground
+from master.jobs.walk import Found, Fresh, OrderedWalk
+from master.state.jobs import Job
+from master.state.window import Position
+from master.store import jobs as table
+
+PATHS_AT_ONCE: Final = 256
+RESOLVED_AT_ONCE: Final = 32
+
+
+class Counter:
+    """`moved` is called after every step; `wait` returns when something about the job changed."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        job: Job,
+        moved: Callable[[], None],
+        wait: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._ground = ground
+        self._job = job
+        self._moved = moved
+        self._wait = wait
+
+    async def run(self) -> None:
+        """To the end of the list of paths. Cancelled: goes on from where it was recorded."""
+        job = self._job
+        if job.record.counting_done:
+            return
+        after = job.record.counted
+        async for index, selection, found in self._selected(after.index):
+            start = after.path if index == after.index else b""
+            await self._count(index, selection, found, start)
+            job.counted(Position(index + 1), 0, 0, 0, matched=False)
+            self._moved()
+        job.counting_ended()
+        self._moved()
+
+    async def _selected(
+        self, index: int
+    ) -> AsyncIterator[tuple[int, Selection, Answer | CacheFSError]]:
+        """The job's paths from one on, and what is at their bases."""
+        job = self._job.record.job
+        turns = asyncio.Semaphore(RESOLVED_AT_ONCE)
+        while True:
+            with self._ground.store.snapshot() as reader:
+                texts = table.paths(reader, job, index, PATHS_AT_ONCE)
+            if not texts:
+                if not self._job.record.paths_open:
+                    return
+                await self._wait()
+                continue
+            selections = [select(text) for text in texts]
+            found = await asyncio.gather(*(self._resolve(turns, one.base) for one in selections))
+            for selection, answer in zip(selections, found, strict=True):
+                yield index, selection, answer
+                index += 1
+
+    async def _resolve(self, turns: asyncio.Semaphore, base: bytes) -> Answer | CacheFSError:
+        async with turns:
+            try:
+                return await self._ground.resolve(base)
+            except CacheFSError as err:
+                return err
+
+    async def _count(
+        self, index: int, selection: Selection, found: Answer | CacheFSError, after: bytes
+    ) -> None:
+        """What one path selects."""
+        base = selection.base
+        if isinstance(found, CacheFSError):
+            self._job.note(base, found)
+        elif found.inode is None:
+            self._job.note(base, NotFound("no such file or directory", path=shown(base)))
+        elif found.inode.kind is not Kind.DIRECTORY:
+            above, _, name = base.rpartition(b"/")
+            if after != base:
+                self._add(index, selection, Found(0, above, [(name, found.inode)]))
+        else:
+            await self._count_below(index, selection, found.inode, after)
+        if selection.pattern is not None and not self._job.record.matched:
+            self._job.note(base, NotFound("the pattern matches no file", path=shown(base)))
+
+    async def _count_below(
+        self, index: int, selection: Selection, inode: Inode, after: bytes
+    ) -> None:
+        source = Fresh(self._ground.list_dir, self._ground.list_ahead)
+        walk = OrderedWalk(self._ground.store, source, self._job.note)
+        walk.begin(inode.ino, selection.base, after)
+        try:
+            while (found := await walk.next()) is not None:
+                if found.files:
+                    self._add(index, selection, found)
+        except CacheFSError as err:
+            self._job.note(selection.base, err)
+
+    def _add(self, index: int, selection: Selection, found: Found) -> None:
+        head = found.path + b"/" if found.path else b""
+        files = size = needed = 0
+        for name, inode in found.files:
+            if inode.kind is Kind.FILE and selection.matches(head + name):
+                files += 1
+                size += inode.size
+                if len(self._ground.policies):
+                    needed += inode.size * self._ground.replicas(found.path, name)
+        needed = needed if len(self._ground.policies) else size
+        matched = self._job.record.matched or files > 0
+        last = head + found.files[-1][0]
+        self._job.counted(Position(index, last), files, size, needed, matched=matched)
+        self._moved()

@@ -1,0 +1,217 @@
+"""A running job: its two walks, looks at origins, and the writes that make its progress durable.
+
+All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.jobs import JobState, Outcome
+from cachefs.core.model import Kind, Origin
+from master.jobs.counter import Counter
+from master.jobs.feeder import Feeder
+from master.jobs.ground import Ground
+from master.state.desk import Desk, Pack
+from master.state.jobs import Caches, Effects, Job
+from master.state.window import Part, Slot
+from master.store import jobs as table
+
+log = logging.getLogger("cachefs.jobs")
+
+LOOKS_AT_ONCE = 16
+SAVE_AGAIN_S = 5.0
+
+
+class Clocks:
+    """`now`: monotonic, `wall`: of the day; both in seconds."""
+
+    def __init__(self, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.now = now
+        self.wall = wall
+
+
+class Runner:
+    """One job in this run of the master. `handed`: called when parts were added to the desk, or are
+    no longer wanted; `room`: all that may be cached, as far as known."""
+
+    def __init__(
+        self,
+        ground: Ground,
+        job: Job,
+        desk: Desk,
+        clocks: Clocks,
+        handed: Callable[[], None],
+        room: Callable[[], Caches | None],
+    ) -> None:
+        self.job = job
+        self._ground = ground
+        self._desk = desk
+        self._clocks = clocks
+        self._handed = handed
+        self._room = room
+        self._stirred = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._saving = asyncio.Lock()
+        self._saves: asyncio.Task[None] | None = None
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to walk and to feed, from what is recorded."""
+        job = self.job
+        self._desk.begin(job.order)
+        counter = Counter(self._ground, job, self._moved, self.wait)
+        feeder = Feeder(self._ground, job, self._hand, self.wait, self.save, self._moved)
+        self._spawn(counter.run())
+        self._spawn(feeder.run())
+
+    def update(self) -> None:
+        """The job has other settings."""
+        if self.job.runs:
+            self._desk.begin(self.job.order)
+
+    def halt(self) -> None:
+        """The job does not run any more: nothing of it is wanted."""
+        self._desk.end(self.job.record.job)
+        for task in self._tasks:
+            task.cancel()
+        self._handed()
+
+    async def close(self) -> None:
+        """Ends it for this run of the master. What is settled is recorded."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._saves is not None:
+            await asyncio.gather(self._saves, return_exceptions=True)
+        self.job.hurry()
+        with contextlib.suppress(CacheFSError):
+            await self.save()
+
+    # ---- tasks -----------------------------------------------------------------------------------
+
+    def settle(self, pack: Pack, told: Outcome) -> None:
+        """A worker told what became of a task."""
+        self._do(self.job.settle(pack, told, self._clocks.now()))
+
+    def unowned(self, parts: Iterable[Part]) -> None:
+        self.job.unowned(parts)
+        self._do(Effects())
+
+    def _moved(self) -> None:
+        """A walk went on."""
+        caches = self._room()
+        if caches is not None and self.job.runs:
+            self.job.has_room(caches)
+        self._do(Effects())
+
+    def tick(self) -> None:
+        """About once a second."""
+        self._do(Effects(parts=self.job.tick(self._clocks.now())))
+
+    def _do(self, effects: Effects) -> None:
+        if not self.job.runs:
+            self.halt()
+        else:
+            self._hand(effects.parts)
+            for slot in effects.look:
+                self._spawn(self._look(slot))
+        self._save_soon()
+        self.stir()
+
+    def _hand(self, parts: list[Part]) -> None:
+        if not parts or not self.job.runs:
+            return
+        unowned = self._desk.add(self.job.record.job, parts)
+        if unowned:
+            self.job.unowned(unowned)
+        self._handed()
+
+    async def _look(self, slot: Slot) -> None:
+        """The origin is asked again for a file that was not as it was known."""
+        origin: Origin | None = None
+        failure: CacheFSError | None = None
+        async with self._looks:
+            try:
+                origin = await self._fresh(slot)
+            except NotFound:
+                pass
+            except CacheFSError as err:
+                failure = err
+        self._do(self.job.looked(slot, origin, failure))
+
+    async def _fresh(self, slot: Slot) -> Origin | None:
+        await self._ground.report_changed(slot.origin.content.ino)
+        inode = (await self._ground.resolve(slot.path)).inode
+        if inode is None or inode.kind is not Kind.FILE:
+            return None
+        return self._ground.locate(inode.ino)
+
+    # ---- waiting ---------------------------------------------------------------------------------
+
+    def stir(self) -> None:
+        """Something changed: those who wait look again."""
+        stirred, self._stirred = self._stirred, asyncio.Event()
+        stirred.set()
+
+    async def wait(self) -> None:
+        await self._stirred.wait()
+
+    # ---- durable ---------------------------------------------------------------------------------
+
+    def _save_soon(self) -> None:
+        if self._saves is None or self._saves.done():
+            self._saves = asyncio.ensure_future(self._save_now())
+
+    async def _save_now(self) -> None:
+        try:
+            await self.save()
+        except CacheFSError as err:
+            log.warning("job %d cannot be recorded: %s", self.job.record.job, err.one_line())
+            await asyncio.sleep(SAVE_AGAIN_S)
+
+    async def save(self) -> None:
+        """Until what is to be durable now is. Raises what the store does."""
+        async with self._saving:
+            write = self.job.take(self._clocks.now(), self._clocks.wall())
+            if write is None:
+                return
+            try:
+                await asyncio.wrap_future(
+                    self._ground.store.write(
+                        lambda writer: table.put(writer, write.record, write.failures)
+                    )
+                )
+            except CacheFSError:
+                self.job.not_written(write)
+                raise
+            if self.job.wrote(write):
+                _log_end(write.record.job, write.record.state, write.record.message)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (err := task.exception()) is not None:
+            self._broken(err)
+
+    def _broken(self, err: BaseException) -> None:
+        """A walk broke: the job stops and says why."""
+        log.error("job %d broke", self.job.record.job, exc_info=err)
+        why = err.one_line() if isinstance(err, CacheFSError) else type(err).__name__
+        self.job.broke(f"stopped: {why}")
+        self._do(Effects())
+
+
+def _log_end(job: int, state: JobState, message: str) -> None:
+    log.info("job %d %s%s", job, state.value, f": {message}" if message else "")

@@ -1,0 +1,459 @@
+"""The load jobs of one namespace: what operators ask of them, and what workers do for them.
+
+`cachefs.core.services.JobService`, and `work`. Jobs that were running when the last master ended go
+on when `start` is called. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from cachefs.core.cluster import Work, Worked
+from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound
+from cachefs.core.globs import select
+from cachefs.core.jobs import (
+    FAILURES_PER_REPLY,
+    MAX_JOB_PATHS,
+    PATHS_PER_CALL,
+    PRIORITIES,
+    JobSpec,
+    JobState,
+)
+from cachefs.core.messages import JobFailures, JobReply, JobSubmitted, JobTable
+from cachefs.core.placement import Placement, View
+from cachefs.core.policies import above, shown
+from master.jobs.ground import Ground
+from master.jobs.polls import Polls
+from master.jobs.runner import Clocks, Runner
+from master.state.desk import Desk
+from master.state.jobrecord import (
+    KEY_FOR_S,
+    MAX_ENDED,
+    MAX_UNFINISHED,
+    PATHS_SHOWN,
+    JobRecord,
+)
+from master.state.jobs import Caches, Job
+from master.state.window import Part
+from master.store import jobs as table
+from master.store.base import Writer
+
+log = logging.getLogger("cachefs.jobs")
+
+T = TypeVar("T")
+TICK_S: Final = 1.0
+MAX_WAIT_S: Final = 50.0  # of a worker's question
+MAX_PATH_BYTES: Final = 4096
+MAX_ROWS: Final = 1000  # of an answer
+
+
+class LoadJobs:
+    """Opens what the last master left in the store. Blocks for a read. Raises BadConfig."""
+
+    def __init__(self, ground: Ground, clocks: Clocks) -> None:
+        self._ground = ground
+        self._clocks = clocks
+        self._desk = Desk(os.urandom(8).hex())
+        self._polls = Polls()
+        self._jobs: dict[int, Job] = {}
+        self._runners: dict[int, Runner] = {}
+        self._forgotten: dict[int, JobRecord] = {}
+        self._view: Callable[[], View | None] = lambda: None
+        self._version: tuple[int, int] = (-1, -1)  # of the view that the desk has
+        self._caches: dict[str, Caches] = {}
+        self._changing = asyncio.Lock()
+        self._ticks: asyncio.Task[None] | None = None
+        self._closed = False
+        with ground.store.snapshot() as reader:
+            for record in table.records(reader):
+                self._keep(record)
+
+    def _keep(self, record: JobRecord) -> Job | None:
+        if record.forgotten:
+            self._forgotten[record.job] = record
+            return None
+        job = self._jobs[record.job] = Job(record, self._clocks.now())
+        return job
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def follow(self, view: Callable[[], View | None]) -> None:
+        """Blocks have owners: those of this view. Without it whoever asks gets everything."""
+        self._view = view
+
+    def start(self) -> None:
+        """Jobs that were running go on. Idempotent; every question does it."""
+        if self._ticks is not None or self._closed:
+            return
+        self._ticks = asyncio.ensure_future(self._tick())
+        for job in self._jobs.values():
+            if job.runs:
+                self._run(job)
+
+    async def close(self) -> None:
+        """Ends all work of this run, records what it came to; those who wait for tasks get none.
+        Idempotent."""
+        self._closed = True
+        ticks, self._ticks = self._ticks, None
+        if ticks is not None:
+            ticks.cancel()
+            await asyncio.gather(ticks, return_exceptions=True)
+        for runner in [*self._runners.values()]:
+            await runner.close()
+        self._runners.clear()
+        self._polls.wake()
+
+    def _run(self, job: Job) -> None:
+        number = job.record.job
+        runner = Runner(
+            self._ground, job, self._desk, self._clocks, self._polls.wake, lambda: self._room(job)
+        )
+        self._runners[number] = runner
+        runner.start()
+        self._polls.wake()
+
+    # ---- workers ---------------------------------------------------------------------------------
+
+    async def work(self, call: Work) -> Worked:
+        """See `Work`. Cancelled: tasks that were handed out come again when the worker says that it
+        did not see them, or when its time is over."""
+        self.start()
+        self._place()
+        self._settle(call)
+        if call.capacity_bytes >= 0:
+            self._caches[call.worker] = Caches(call.capacity_bytes, max(0, call.pinned_bytes))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + max(0.0, min(call.wait_s, MAX_WAIT_S))
+        worked = self._hand_out(call)
+        running = worked.running.keys()
+        call = msgspec.structs.replace(call, outcomes=[], run=self._desk.run)
+        while not worked.tasks and worked.running.keys() == running and not self._closed:
+            left_s = until - loop.time()
+            if left_s <= 0 or not await self._polls.wait(call.worker, left_s):
+                break
+            worked = self._hand_out(call)
+        return worked
+
+    def _settle(self, call: Work) -> None:
+        for pack, told in self._desk.settle(call, self._clocks.now()):
+            runner = self._runners.get(pack.job)
+            if runner is not None:
+                runner.settle(pack, told)
+
+    def _hand_out(self, call: Work) -> Worked:
+        worked, unowned = self._desk.hand_out(call, self._clocks.now(), self._clocks.wall())
+        self._unowned(unowned)
+        return worked
+
+    def _unowned(self, parts: Iterable[tuple[int, Part]]) -> None:
+        for job, part in parts:
+            if (runner := self._runners.get(job)) is not None:
+                runner.unowned([part])
+
+    def _place(self) -> None:
+        view = self._view()
+        if view is None:
+            return
+        version = (view.epoch, view.version)
+        if version != self._version:
+            self._version = version
+            owners = [member for member in view.members if member.weight > 0]
+            names = {member.id for member in owners}
+            self._caches = {name: one for name, one in self._caches.items() if name in names}
+            placement = Placement(owners)
+            self._unowned(self._desk.place(placement, names))
+            self._polls.wake()
+
+    def _room(self, job: Job) -> Caches | None:
+        """All that may be cached; None while not all workers have said it."""
+        caches = [*self._caches.values()]
+        view = self._view()
+        owners = 1 if view is None else sum(member.weight > 0 for member in view.members)
+        if not caches or len(caches) < owners:
+            return None
+        pinned = sum(one.pinned_bytes for one in caches)
+        if pinned and self._is_pinned(job.record.base):
+            pinned = 0  # what is pinned may be what the job wants
+        return Caches(sum(one.capacity_bytes for one in caches), pinned)
+
+    def _is_pinned(self, base: bytes) -> bool:
+        """Is something pinned at, above or below a path?"""
+        policies = self._ground.policies
+        return policies.is_pinned(base) or any(one.pin for _, one in policies.below(base))
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._place()
+            self._unowned(self._desk.expire(self._clocks.now()))
+            for number, runner in [*self._runners.items()]:
+                runner.tick()
+                if not runner.job.runs and runner.job.is_durable:
+                    del self._runners[number]
+            await self._forget_some()
+
+    async def _forget_some(self) -> None:
+        """Deletes what forgotten jobs had, some at a time; the oldest of too many ended ones are
+        forgotten."""
+        ended = [n for n, job in self._jobs.items() if job.record.state.has_ended]
+        try:
+            for number in ended[: max(0, len(ended) - MAX_ENDED)]:
+                await self._forget(number)
+            for number, record in [*self._forgotten.items()]:
+                if await self._write(functools.partial(table.forget_some, record=record)):
+                    del self._forgotten[number]
+        except CacheFSError as err:
+            log.warning("old jobs cannot be forgotten: %s", err.one_line())
+
+    async def _forget(self, number: int) -> None:
+        job = self._jobs[number]
+        job.control("forget", self._clocks.now(), self._clocks.wall())
+        await self._save(job)
+        self._forgotten[number] = job.record
+        self._jobs.pop(number, None)
+
+    async def _write(self, function: Callable[[Writer], T]) -> T:
+        return await asyncio.wrap_future(self._ground.store.write(function))
+
+    async def _save(self, job: Job) -> None:
+        """Until what a job is now is durable. Raises what the store does."""
+        job.hurry()
+        runner = self._runners.get(job.record.job)
+        if runner is not None:
+            await runner.save()
+            return
+        write = job.take(self._clocks.now(), self._clocks.wall())
+        if write is None:
+            return
+        try:
+            await self._write(lambda writer: table.put(writer, write.record, write.failures))
+        except CacheFSError:
+            job.not_written(write)
+            raise
+        job.wrote(write)
+
+    # ---- operators: see JobService ---------------------------------------------------------------
+
+    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
+        """Cancelled: it may have happened; the same `key` tells. Raises BadConfig."""
+        self.start()
+        _check(spec)
+        paths = [*map(_normal, spec.paths)] if more else _distinct(map(_normal, spec.paths))
+        async with self._changing:
+            known = self._by_key(key)
+            if known is not None:
+                return JobSubmitted(known.record.job)
+            digest = b"" if more else _digest(paths)
+            same = self._by_digest(digest)
+            if same is not None:
+                return await self._update(same, spec)
+            unfinished = sum(not job.record.state.has_ended for job in self._jobs.values())
+            if unfinished >= MAX_UNFINISHED:
+                raise BadConfig(
+                    f"{unfinished} jobs are not finished, the limit",
+                    remedy="wait for one to end, or forget one that is stopped",
+                )
+            return await self._submit(spec, paths, key, digest, more=more)
+
+    async def _submit(
+        self, spec: JobSpec, paths: list[bytes], key: str, digest: bytes, *, more: bool
+    ) -> JobSubmitted:
+        record = JobRecord(
+            job=0,
+            spec=msgspec.structs.replace(spec, paths=()),
+            paths=tuple(paths[:PATHS_SHOWN]),
+            path_count=len(paths),
+            submitted_at_s=self._clocks.wall(),
+            paths_open=more,
+            key=key,
+            digest=digest,
+            base=_base(paths),
+        )
+        record = await self._write(lambda writer: table.put_new(writer, record, paths))
+        job = self._jobs[record.job] = Job(record, self._clocks.now())
+        if not self._closed:
+            self._run(job)
+        log.info("job %d: load %s", record.job, _named(record))
+        return JobSubmitted(record.job)
+
+    async def _update(self, job: Job, spec: JobSpec) -> JobSubmitted:
+        """Other settings for a job that has not ended; one that was stopped goes on."""
+        job.update(spec)
+        await self._go_on(job, "resume")
+        return JobSubmitted(job.record.job, updated=True)
+
+    def _by_key(self, key: str) -> Job | None:
+        since_s = self._clocks.wall() - KEY_FOR_S
+        for job in reversed(self._jobs.values()):
+            if key and job.record.key == key and job.record.submitted_at_s > since_s:
+                return job
+        return None
+
+    def _by_digest(self, digest: bytes) -> Job | None:
+        for job in self._jobs.values():
+            if digest and job.record.digest == digest and not job.record.state.has_ended:
+                return job
+        return None
+
+    async def add_job_paths(
+        self, job: int, first: int, paths: Sequence[bytes], *, last: bool
+    ) -> None:
+        """See AddJobPaths. Raises NotFound, BadConfig."""
+        if len(paths) > PATHS_PER_CALL:
+            raise BadConfig(f"{len(paths)} paths in a call, at most {PATHS_PER_CALL} are possible")
+        given = [_normal(path) for path in paths]
+        async with self._changing:
+            one = self._job(job)
+            record = one.record
+            if first + len(given) > MAX_JOB_PATHS:
+                raise BadConfig(f"more than {MAX_JOB_PATHS:,} paths")
+            if not record.paths_open:
+                if first + len(given) > record.path_count:
+                    raise BadConfig(f"the list of paths of job {job} was ended")
+                return
+            if first > record.path_count:
+                raise BadConfig(f"job {job} has {record.path_count} paths, some are missing")
+            new = given[record.path_count - first :]
+            base = _base([*([record.base] if record.path_count else []), *new])
+            await self._write(lambda w: table.put_paths(w, job, record.path_count, new))
+            one.add_paths(new, base, last=last)
+            await self._save(one)
+            if (runner := self._runners.get(job)) is not None:
+                runner.stir()
+
+    async def job(self, job: int) -> JobReply:
+        """Raises NotFound."""
+        self.start()
+        return JobReply(self._job(job).shown(self._clocks.now()))
+
+    async def jobs(self, before: int, limit: int) -> JobTable:
+        """The newest first."""
+        self.start()
+        limit = max(1, min(limit, MAX_ROWS))
+        numbers = sorted((n for n in self._jobs if not before or n < before), reverse=True)
+        now = self._clocks.now()
+        rows = [self._jobs[number].shown(now) for number in numbers[:limit]]
+        return JobTable(rows, numbers[limit - 1] if len(numbers) > limit else 0)
+
+    async def job_failures(self, job: int, after: int) -> JobFailures:
+        """Raises NotFound."""
+        record = self._job(job).record
+        with self._ground.store.snapshot() as reader:
+            found = table.failures(reader, job, record.round, after, FAILURES_PER_REPLY)
+        is_all = len(found) < FAILURES_PER_REPLY
+        return JobFailures([failure for _, failure in found], 0 if is_all else found[-1][0])
+
+    async def control_job(self, job: int, action: str) -> JobReply:
+        """See ControlJob. Raises NotFound, InUse, BadConfig."""
+        self.start()
+        async with self._changing:
+            one = self._job(job)
+            if action == "forget":
+                await self._forget_now(one)
+            else:
+                await self._go_on(one, action)
+            log.info("job %d: %s", job, action)
+            return JobReply(one.shown(self._clocks.now()))
+
+    async def _forget_now(self, job: Job) -> None:
+        if not job.record.state.has_ended:
+            raise InUse(f"job {job.record.job} is {job.record.state.value}", remedy="stop it first")
+        await self._forget(job.record.job)
+
+    async def _go_on(self, job: Job, action: str) -> None:
+        """Stops a job, or lets it run again; durable, then it happens."""
+        number, ran = job.record.job, job.runs
+        if not ran and (old := self._runners.pop(number, None)) is not None:
+            await old.close()
+        job.control(action, self._clocks.now(), self._clocks.wall())
+        await self._save(job)
+        if action == "retry":
+            self._forgotten.setdefault(number, job.record)
+        runner = self._runners.get(number)
+        if job.runs and runner is None:
+            self._run(job)
+        elif runner is not None:
+            runner.update()
+            runner.tick()
+
+    def base_of(self, job: int) -> bytes:
+        """The deepest path that all paths of a job lie at or below. Raises NotFound."""
+        return self._job(job).record.base
+
+    def _job(self, job: int) -> Job:
+        found = self._jobs.get(job)
+        if found is None:
+            raise NotFound(f"no job {job}", remedy="`cachefs jobs` lists them")
+        return found
+
+    def status(self) -> dict[str, int]:
+        """How many jobs are in which state, and tasks that workers have."""
+        counts = dict.fromkeys((state.value for state in JobState), 0)
+        for job in self._jobs.values():
+            counts[job.record.state.value] += 1
+        return {**counts, "tasks": self._desk.outstanding(), "polls": len(self._polls)}
+
+
+def _check(spec: JobSpec) -> None:
+    """Raises BadConfig for a spec that means nothing: it came over a wire."""
+    if not 0 < len(spec.paths) <= PATHS_PER_CALL:
+        raise BadConfig(f"a job begins with 1 to {PATHS_PER_CALL} paths, not {len(spec.paths)}")
+    if spec.priority not in PRIORITIES:
+        raise BadConfig(f"bad priority {spec.priority!r}", remedy=f"write {', '.join(PRIORITIES)}")
+    if spec.bandwidth_bytes_s < 0:
+        raise BadConfig("a bandwidth is not below 0")
+    if spec.hold_s is not None and not (spec.hold_s >= 0 and math.isfinite(spec.hold_s)):
+        raise BadConfig("a hold is a span of time", remedy="write it as 24h or 0")
+
+
+def _normal(path: bytes) -> bytes:
+    """A path or glob without empty parts. Raises BadConfig."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    normal = b"/".join(parts)
+    if b".." in parts or len(normal) > MAX_PATH_BYTES or b"\0" in normal:
+        raise BadConfig("not a path of the namespace", path=shown(path[:MAX_PATH_BYTES]))
+    return normal
+
+
+def _distinct(paths: Iterable[bytes]) -> list[bytes]:
+    """Without paths that others of them select as well."""
+    given = dict.fromkeys(paths)
+    plain = {path for path in given if select(path).pattern is None}
+    return [path for path in given if plain.isdisjoint(list(above(path))[1:])]
+
+
+def _digest(paths: Iterable[bytes]) -> bytes:
+    """Of a set of paths."""
+    return hashlib.sha256(b"\0".join(sorted(paths))).digest()
+
+
+def _base(paths: Iterable[bytes]) -> bytes:
+    """The deepest path that all of these lie at or below."""
+    common: list[bytes] | None = None
+    for path in paths:
+        parts = select(path).base.split(b"/")
+        if common is None:
+            common = parts
+        else:
+            pairs = zip(common, parts, strict=False)
+            same = next(
+                (n for n, (a, b) in enumerate(pairs) if a != b), min(len(common), len(parts))
+            )
+            common = common[:same]
+    return b"/".join(common or [])
+
+
+def _named(record: JobRecord) -> str:
+    paths = ", ".join(shown(path) for path in record.paths[:3])
+    return paths if record.path_count <= 3 else f"{paths} and {record.path_count - 3} more"

@@ -1,0 +1,218 @@
+"""The files below a path in the order of their whole paths, from any of them on.
+
+That is the order of order keys in each directory, and of what lies in a directory at its place; so
+a path is a position, whatever happened to the names before it. Two sources of pages: `Fresh` asks
+origins where need be, `Known` reads the store alone, no further than another walk has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, Stale
+from cachefs.core.messages import LIST_LIMIT, Listing
+from cachefs.core.model import Inode, Kind
+from connectors.base import order_key
+from master.store.base import Store
+from master.store.records import name_of
+from master.store.snapshot import Names
+from master.tree import join
+
+AHEAD: Final = 6  # directories listed ahead
+
+Entries = list[tuple[bytes, Inode]]  # order key, inode
+_decode = msgspec.msgpack.Decoder(Inode).decode
+
+
+class Page(NamedTuple):
+    """Children of a directory; `after`: go on behind it, b"": that was all. `blocked`: there may be
+    more, which are not to be taken yet."""
+
+    entries: Entries
+    after: bytes
+    blocked: bool = False
+
+
+class Source(Protocol):
+    """Where a walk gets directories from."""
+
+    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+        """Children behind an order key of the directory at a path."""
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        """These directories come next."""
+
+
+class Fresh:
+    """Pages of fresh listings."""
+
+    def __init__(
+        self,
+        list_dir: Callable[[int, bytes, int], Awaitable[Listing]],
+        ahead: Callable[[int], None],
+    ) -> None:
+        self._list_dir = list_dir
+        self._ahead = ahead
+
+    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+        await asyncio.sleep(0)
+        listing = await self._list_dir(ino, after, LIST_LIMIT)
+        entries = []
+        for dentry in listing.entries:
+            inode = _decode(dentry.inode)
+            key = dentry.name + b"/" if inode.kind is Kind.DIRECTORY else dentry.name
+            entries.append((key, inode))
+        return Page(entries, listing.next)
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        for ino in inos:
+            try:
+                self._ahead(ino)
+            except CacheFSError:
+                pass  # it is found out when its turn comes
+
+
+class Known:
+    """Pages of what the store has. `come`: how far another walk has come, the path of a file; None:
+    to the end."""
+
+    def __init__(self, store: Store, come: Callable[[], bytes | None]) -> None:
+        self._store = store
+        self._come = come
+
+    async def page(self, ino: int, path: bytes, after: bytes) -> Page:
+        await asyncio.sleep(0)
+        come = self._come()
+        below = None if come is None else _below(path, come)
+        with self._store.snapshot() as reader:
+            found = Names(reader).children(ino, after, below, LIST_LIMIT)
+        entries = [(key, stored.inode) for key, stored in found]
+        if len(found) == LIST_LIMIT:
+            return Page(entries, found[-1][0])
+        if below is None:
+            return Page(entries, b"")
+        return Page(entries, found[-1][0] if found else after, blocked=True)
+
+    def ahead(self, inos: Sequence[int]) -> None:
+        """Nothing to fetch."""
+
+
+def _below(directory: bytes, come: bytes) -> bytes | None:
+    """Order keys below this one are behind the file `come`, or on the way to it; None: all of the
+    directory is."""
+    head = directory + b"/" if directory else b""
+    if not come.startswith(head):
+        return None if come > head else b"\0"
+    name, slash, _ = come[len(head) :].partition(b"/")
+    return name + slash + b"\0"
+
+
+@dataclass(slots=True)
+class _Level:
+    """A directory of the walk: what of it is read and not walked yet."""
+
+    ino: int
+    path: bytes
+    after: bytes = b""
+    ended: bool = False
+    entries: Sequence[tuple[bytes, Inode]] = ()
+    at: int = 0
+
+
+class Found(NamedTuple):
+    """Files of one directory, in order, by order key."""
+
+    directory: int
+    path: bytes
+    files: Entries
+
+
+class OrderedWalk:
+    """A walk below a directory. `failed`: hears of directories that cannot be listed, which are
+    passed over; those that vanished are passed over without a word."""
+
+    def __init__(
+        self,
+        store: Store,
+        source: Source,
+        failed: Callable[[bytes, CacheFSError], None],
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._failed = failed
+        self._stack: list[_Level] = []
+
+    def begin(self, ino: int, path: bytes, after: bytes) -> None:
+        """From behind the file `after` on, a path at or below `path` (b"": from the first)."""
+        self._stack = [_Level(ino, path)]
+        head = path + b"/" if path else b""
+        if not after.startswith(head) or after == path:
+            return
+        *above, name = after[len(head) :].split(b"/")
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            for segment in above:
+                level = self._stack[-1]
+                level.after = order_key(segment, True)
+                stored = names.dentry(level.ino, level.after)
+                if stored is None:
+                    return
+                self._stack.append(_Level(stored.inode.ino, join(level.path, segment)))
+        self._stack[-1].after = name
+
+    async def next(self) -> Found | None:
+        """More files; an empty list: none for now (ask again when the other walk has moved); None:
+        that was all. Raises what the source raises for the directory where the walk began."""
+        while self._stack:
+            level = self._stack[-1]
+            if level.at < len(level.entries):
+                found = self._files(level)
+                if found:
+                    return Found(level.ino, level.path, found)
+            elif level.ended:
+                self._stack.pop()
+            elif await self._read(level):
+                return Found(level.ino, level.path, [])
+        return None
+
+    def _files(self, level: _Level) -> Entries:
+        """Up to the next directory, which is gone into."""
+        entries, start = level.entries, level.at
+        directory = Kind.DIRECTORY
+        for at in range(start, len(entries)):
+            key, inode = entries[at]
+            if inode.kind is directory:
+                level.at = at + 1
+                self._source.ahead(_directories(entries, at + 1))
+                self._stack.append(_Level(inode.ino, join(level.path, name_of(key))))
+                return list(entries[start:at])
+        level.at = len(entries)
+        return list(entries[start:])
+
+    async def _read(self, level: _Level) -> bool:
+        """The next page of a level; True where there is none for now."""
+        try:
+            page = await self._source.page(level.ino, level.path, level.after)
+        except CacheFSError as err:
+            if len(self._stack) == 1:
+                raise
+            if not isinstance(err, NotFound | Stale | NotADirectory):
+                self._failed(level.path, err)
+            page = Page([], b"")
+        level.entries, level.at, level.after = page.entries, 0, page.after
+        level.ended = not page.after and not page.blocked
+        return page.blocked and not page.entries
+
+
+def _directories(entries: Sequence[tuple[bytes, Inode]], start: int) -> list[int]:
+    """The next few of a page."""
+    found: list[int] = []
+    for at in range(start, min(len(entries), start + 4 * AHEAD)):
+        if entries[at][1].kind is Kind.DIRECTORY and len(found) < AHEAD:
+            found.append(entries[at][1].ino)
+    return found

@@ -1,0 +1,538 @@
+"""One load job: what its tasks, its walks and its operators tell it, and what is to be done. Pure.
+
+The job feeds its listing through a window twice: files to be loaded, and, when all of them are
+settled, the same to be looked at (LOADING, VERIFYING). What is found missing then is brought once
+more. It has SUCCEEDED when every file was seen complete in the second pass. Nothing that it says
+goes out before `take` was made durable. Times are monotonic seconds, `wall_s` wall clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import BY_CODE, BadConfig, CacheFSError, InUse, NoSpace
+from cachefs.core.jobs import (
+    HOLD_S,
+    FileFailure,
+    JobFailure,
+    JobShown,
+    JobSpec,
+    JobState,
+    Outcome,
+    Room,
+    TaskKind,
+)
+from cachefs.core.model import Origin
+from cachefs.core.units import format_size
+from master.state.desk import Order, Pack
+from master.state.jobrecord import MAX_FAILURES, PATHS_SHOWN, JobRecord
+from master.state.window import START, Part, Passed, Position, Slot, Window
+
+MAX_ATTEMPTS: Final = 3  # for one file, in one pass
+AGAIN_S: Final = 2.0  # before another try, times the tries so far
+WRITE_FILES: Final = 2048  # passed by the watermark: it is made durable
+WRITE_S: Final = 1.0
+RATE_S: Final = 10.0
+MISSING: Final = "missing"
+NO_SPACE: Final = NoSpace.code
+_LOOK_AGAIN: Final = frozenset({"stale", "not-found"})
+_TRY_AGAIN: Final = frozenset(code for code, cls in BY_CODE.items() if cls.retryable) | {"deadline"}
+
+
+class Effects(msgspec.Struct):
+    """What is to be done: parts to be handed out, files whose origins are to be asked again."""
+
+    parts: list[Part] = []
+    look: list[Slot] = []
+
+
+class Caches(msgspec.Struct, frozen=True):
+    """All that may be cached, and what of it must stay, beside what the job wants."""
+
+    capacity_bytes: int
+    pinned_bytes: int = 0
+
+
+class Write(msgspec.Struct, frozen=True):
+    """To be made durable, together."""
+
+    record: JobRecord
+    failures: list[JobFailure]
+
+
+class Job:
+    """A job in one run of the master."""
+
+    def __init__(self, record: JobRecord, now: float) -> None:
+        self._record = record
+        self.window = Window()
+        self.pass_fed = False  # the walk of this pass is at its end
+        self._began_s = now
+        self._wrote_s = now
+        self._timed = self.runs
+        self._urgent = self._changed = False
+        self._unwritten = 0  # files that the watermark passed
+        self._durable = record
+        self._failures: list[JobFailure] = []  # to be written
+        self._later: list[tuple[float, int, Part]] = []
+        self._later_count = 0
+        self._samples: deque[tuple[float, int, int]] = deque([(now, *self._progress())])
+
+    # ---- what it is ------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> JobRecord:
+        return self._record
+
+    @property
+    def runs(self) -> bool:
+        return self._record.state in (JobState.LOADING, JobState.VERIFYING)
+
+    @property
+    def checks(self) -> bool:
+        """Is it in its second pass?"""
+        return self._record.feeding_done
+
+    @property
+    def watermark(self) -> Position:
+        """Of this pass, as it is recorded."""
+        return self._record.checked if self.checks else self._record.fed
+
+    @property
+    def order(self) -> Order:
+        spec = self._record.spec
+        return Order(
+            self._record.job,
+            spec.priority,
+            spec.bandwidth_bytes_s,
+            TaskKind.VERIFY if spec.verify else TaskKind.CHECK,
+            HOLD_S if spec.hold_s is None else spec.hold_s,
+            spec.hold_s is not None,
+        )
+
+    # ---- the walk that counts --------------------------------------------------------------------
+
+    def counted(
+        self, position: Position, files: int, size: int, needed: int, *, matched: bool
+    ) -> None:
+        record = self._record
+        self._set(
+            counted=position,
+            matched=matched,
+            files_found=record.files_found + files,
+            bytes_found=record.bytes_found + size,
+            bytes_needed=record.bytes_needed + needed,
+        )
+
+    def note(self, path: bytes, err: CacheFSError) -> None:
+        """Something selected cannot be listed, or is not there: one failure."""
+        self._failures.append(JobFailure(path, err.code, err.one_line()))
+        self._set(
+            files_found=self._record.files_found + 1, files_failed=self._record.files_failed + 1
+        )
+        self._limit_failures()
+
+    def counting_ended(self) -> None:
+        self._set(counting_done=True)
+        self._turn()
+
+    def has_room(self, caches: Caches) -> None:
+        """Ends the job as soon as it is known that it cannot fit."""
+        record = self._record
+        if record.bytes_needed <= caches.capacity_bytes - caches.pinned_bytes:
+            return
+        some = "" if record.counting_done else "at least "
+        pinned = f", of which {format_size(caches.pinned_bytes)} is pinned"
+        self._halt(
+            JobState.FAILED,
+            f"stopped before it was loaded, it does not fit: it needs {some}"
+            f"{format_size(record.bytes_needed)}, the caches hold "
+            f"{format_size(caches.capacity_bytes)}{pinned if caches.pinned_bytes else ''}",
+            again=True,
+        )
+
+    def broke(self, why: str) -> None:
+        """It cannot go on, for no reason of its own."""
+        if self.runs:
+            self._halt(JobState.FAILED, why, again=True)
+
+    # ---- the walk that feeds ---------------------------------------------------------------------
+
+    def feed(self, files: Iterable[tuple[int, bytes, Origin]]) -> list[Part]:
+        """The next files of this pass. Their parts, to be handed out."""
+        load, parts, window = not self.checks, [], self.window
+        for index, path, origin in files:
+            parts += window.open(Slot(index, path, origin), load=load)
+        return parts
+
+    def fed(self) -> None:
+        """That were all of this pass."""
+        self.pass_fed = True
+        self._turn()
+
+    # ---- tasks -----------------------------------------------------------------------------------
+
+    def settle(self, pack: Pack, told: Outcome, now: float) -> Effects:
+        """What became of a task."""
+        effects = Effects()
+        self._set(bytes_fetched=self._record.bytes_fetched + max(0, told.fetched_bytes))
+        failed = {failure.place: failure for failure in told.failures}
+        for place, part in enumerate(pack.parts):
+            if part.is_void:
+                continue
+            failure = failed.get(place)
+            if failure is None:
+                self.window.part_done(part)
+            elif told.room is None or failure.code != NO_SPACE:
+                self._part_failed(part, failure, now, effects)
+        if told.room is not None:
+            self._no_room(told.room)
+            return Effects()
+        self._advance()
+        return effects
+
+    def unowned(self, parts: Iterable[Part]) -> None:
+        """There are fewer workers than replicas are wanted: that is as good as it gets."""
+        for part in parts:
+            if not part.is_void:
+                self.window.part_done(part)
+        self._advance()
+
+    def _part_failed(self, part: Part, failure: FileFailure, now: float, effects: Effects) -> None:
+        slot, code = part.slot, failure.code
+        if not part.load:  # whatever it is, it was not seen complete
+            effects.parts.append(part.again())
+        elif slot.attempts >= MAX_ATTEMPTS:
+            self.window.fail(slot, code, failure.cause)
+        elif code in _LOOK_AGAIN:
+            slot.attempts += 1
+            slot.round += 1  # what others still do for it is void
+            effects.look.append(slot)
+        elif code in _TRY_AGAIN:
+            due_s = now + AGAIN_S * slot.attempts
+            slot.attempts += 1
+            self._later_count += 1
+            heapq.heappush(self._later, (due_s, self._later_count, part.again()))
+        else:
+            self.window.fail(slot, code, failure.cause)
+
+    def looked(self, slot: Slot, origin: Origin | None, err: CacheFSError | None) -> Effects:
+        """What the origin says of a file that was not as it was known: it is like this now, it is
+        gone (None), or that cannot be told."""
+        effects = Effects()
+        if not self.runs or slot.settled:
+            return effects
+        if origin is not None:
+            effects.parts = self.window.begin_again(slot, origin)
+            return effects
+        code, cause = ("not-found", "it is gone") if err is None else (err.code, err.one_line())
+        self.window.fail(slot, code, cause)
+        self._advance()
+        return effects
+
+    def tick(self, now: float) -> list[Part]:
+        """Time passes; call it about once a second. Parts that are due for another try."""
+        due = []
+        while self._later and self._later[0][0] <= now:
+            part = heapq.heappop(self._later)[2]
+            if not part.is_void:
+                due.append(part)
+        self._samples.append((now, *self._progress()))
+        while self._samples[0][0] < now - RATE_S and len(self._samples) > 2:
+            self._samples.popleft()
+        return due
+
+    # ---- operators -------------------------------------------------------------------------------
+
+    def update(self, spec: JobSpec) -> None:
+        """Other settings for the same paths."""
+        self._set(spec=msgspec.structs.replace(spec, paths=()))
+        self._urgent = True
+
+    def add_paths(self, paths: Sequence[bytes], base: bytes, *, last: bool) -> None:
+        """More of the list of paths is recorded."""
+        record = self._record
+        self._set(
+            path_count=record.path_count + len(paths),
+            paths=(*record.paths, *paths)[:PATHS_SHOWN],
+            base=base,
+            paths_open=not last,
+        )
+        self._urgent = True
+
+    def control(self, action: str, now: float, wall_s: float) -> None:
+        """Raises InUse, BadConfig; nothing is changed then."""
+        record = self._record
+        if action == "stop":
+            self._stop(now)
+        elif action == "resume":
+            self._resume(now)
+        elif action == "retry":
+            if not record.state.has_ended:
+                raise InUse(f"job {record.job} is {record.state.value}", remedy="wait for its end")
+            self._retry(now)
+        elif action == "forget":
+            if not record.state.has_ended:
+                raise InUse(f"job {record.job} is {record.state.value}", remedy="stop it first")
+            self._set(forgotten=True)
+        else:
+            raise BadConfig(
+                f"no such action: {action!r}", remedy="choose stop, resume, retry or forget"
+            )
+        self._urgent = True
+
+    def _stop(self, now: float) -> None:
+        record = self._record
+        if record.state is JobState.STOPPED:
+            return
+        if not self.runs:
+            raise InUse(f"job {record.job} has ended", remedy="retry it, or submit it again")
+        self._advance()
+        if self.runs:
+            self._count_time(now)
+            self._halt(JobState.STOPPED, "stopped by an operator")
+
+    def _resume(self, now: float) -> None:
+        record = self._record
+        if self.runs:
+            return
+        if record.state is not JobState.STOPPED and not record.again:
+            raise InUse(f"job {record.job} has ended", remedy="retry it")
+        self._go_on(now)
+
+    def _retry(self, now: float) -> None:
+        """Everything is looked at again, what is missing is brought; earlier failures are no more.
+        What was not fed yet is fed first."""
+        self._failures = []
+        self._set(
+            round=self._record.round + 1,
+            counted=START,
+            matched=False,
+            counting_done=False,
+            files_found=0,
+            bytes_found=0,
+            bytes_needed=0,
+            files_failed=0,
+        )
+        self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        state = JobState.VERIFYING if self._record.feeding_done else JobState.LOADING
+        self._set(
+            state=state, message="", again=False, ended_at_s=0.0, checked=START,
+            files_verified=0, bytes_verified=0,
+        )  # fmt: skip
+        self._began_s, self._timed = now, True
+        self._empty()
+        self._samples = deque([(now, *self._progress())])
+
+    # ---- durable ---------------------------------------------------------------------------------
+
+    def take(self, now: float, wall_s: float) -> Write | None:
+        """What is to be made durable now (None: nothing yet): `wrote` follows, or `not_written`."""
+        due = self._changed and now - self._wrote_s >= WRITE_S
+        if not (due or self._urgent):
+            return None
+        self._count_time(now)
+        if self._record.state.has_ended and not self._record.ended_at_s:
+            self._set(ended_at_s=wall_s)
+        failures, self._failures = self._failures, []
+        self._changed = self._urgent = False
+        self._unwritten, self._wrote_s = 0, now
+        return Write(self._record, failures)
+
+    def wrote(self, write: Write) -> bool:
+        """Has the job ended with this?"""
+        had_ended, self._durable = self._durable.state.has_ended, write.record
+        return write.record.state.has_ended and not had_ended
+
+    def hurry(self) -> None:
+        """What changed is to be durable at once."""
+        self._urgent |= self._changed
+
+    @property
+    def is_durable(self) -> bool:
+        """Is what the job is now recorded?"""
+        return not self._changed and self._durable is self._record
+
+    def not_written(self, write: Write) -> None:
+        self._failures = write.failures + self._failures
+        self._urgent = True
+
+    def shown(self, now: float) -> JobShown:
+        """For people. An end that is not durable yet is not told."""
+        record, state = self._record, self._record.state
+        message = record.message
+        if state.has_ended and not self._durable.state.has_ended:
+            state, message = self._durable.state, self._durable.message
+        ahead, ahead_bytes, failed = self._ahead()
+        files_done, bytes_done = record.files_done + ahead, record.bytes_done + ahead_bytes
+        return JobShown(
+            job=record.job,
+            state=state,
+            paths=[*record.paths],
+            path_count=record.path_count,
+            spec=msgspec.structs.replace(record.spec, paths=record.paths),
+            message=message,
+            listing_done=record.counting_done,
+            files_found=max(record.files_found, files_done + record.files_failed + failed),
+            bytes_found=max(record.bytes_found, bytes_done),
+            files_done=files_done,
+            bytes_done=bytes_done,
+            bytes_fetched=record.bytes_fetched,
+            files_failed=record.files_failed + failed,
+            files_verified=record.files_verified + (self.window.ahead_files if self.checks else 0),
+            submitted_at_s=record.submitted_at_s,
+            ended_at_s=record.ended_at_s if state.has_ended else 0.0,
+            elapsed_s=round(self._elapsed_s(now), 3),
+            rate_bytes_s=round(self._rate(now)[0], 1) if self.runs else 0.0,
+            eta_s=self._eta_s(now),
+        )
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _set(self, **values: object) -> None:
+        self._record = msgspec.structs.replace(self._record, **values)
+        self._changed = True
+
+    def _count_time(self, now: float) -> None:
+        if self._timed:
+            self._set(worked_s=self._record.worked_s + max(0.0, now - self._began_s))
+        self._began_s, self._timed = now, self.runs
+
+    def _elapsed_s(self, now: float) -> float:
+        return self._record.worked_s + (max(0.0, now - self._began_s) if self._timed else 0.0)
+
+    def _advance(self) -> None:
+        passed = self.window.advance()
+        if passed is not None:
+            self._unwritten += passed.files_done + len(passed.failures)
+            self._urgent |= self._unwritten >= WRITE_FILES
+            self._failures += passed.failures
+            self._set(**self._passed(passed))
+            self._limit_failures()
+        self._turn()
+
+    def _passed(self, passed: Passed) -> dict[str, object]:
+        record, failed = self._record, len(passed.failures)
+        values: dict[str, object] = {"files_failed": record.files_failed + failed}
+        if self.checks:
+            return values | {
+                "checked": passed.position,
+                "files_verified": record.files_verified + passed.files_done,
+                "bytes_verified": record.bytes_verified + passed.bytes_done,
+                "files_done": max(0, record.files_done - failed),
+                "bytes_done": max(0, record.bytes_done - passed.failed_bytes),
+            }
+        return values | {
+            "fed": passed.position,
+            "files_done": record.files_done + passed.files_done,
+            "bytes_done": record.bytes_done + passed.bytes_done,
+        }
+
+    def _turn(self) -> None:
+        """Is a pass over?"""
+        record = self._record
+        if not (self.runs and self.pass_fed and record.counting_done) or len(self.window):
+            return
+        if not record.feeding_done:
+            self._set(
+                feeding_done=True,
+                state=JobState.VERIFYING,
+                files_found=record.files_done + record.files_failed,
+                bytes_found=record.bytes_found if record.files_failed else record.bytes_done,
+            )
+            self.pass_fed = False
+            self._samples = deque()
+            self._urgent = True
+            return
+        self._set(
+            files_found=record.files_verified + record.files_failed,
+            bytes_found=record.bytes_found if record.files_failed else record.bytes_verified,
+            files_done=record.files_verified,
+            bytes_done=record.bytes_verified,
+        )
+        if record.files_failed:
+            self._halt(JobState.FAILED, _failed(record.files_failed, self._record.files_found))
+        else:
+            self._halt(JobState.SUCCEEDED, "")
+
+    def _halt(self, state: JobState, message: str, *, again: bool = False) -> None:
+        self._set(state=state, message=message, again=again)
+        self._urgent = True
+        self._empty()
+
+    def _empty(self) -> None:
+        """What is under way is given up; it begins again behind the watermark."""
+        self.window.close()
+        self.window = Window()
+        self.pass_fed = False
+        self._later.clear()
+
+    def _limit_failures(self) -> None:
+        if self.runs and self._record.files_failed >= MAX_FAILURES:
+            self._halt(JobState.FAILED, f"stopped after {MAX_FAILURES:,} failed files, the limit")
+
+    def _no_room(self, room: Room) -> None:
+        self._advance()
+        if not self.runs:
+            return
+        left = self._record.bytes_found - self._record.bytes_done
+        message = (
+            f"stopped before the rest was loaded, it does not fit: {format_size(max(0, left))} to "
+            f"go, a worker's limit is {format_size(room.limit_bytes)}, of which "
+            f"{format_size(room.held_bytes)} is held, {format_size(room.pinned_bytes)} pinned and "
+            f"{format_size(room.busy_bytes)} in use"
+        )
+        self._halt(JobState.FAILED, message, again=True)
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    def _ahead(self) -> tuple[int, int, int]:
+        """Done and failed beyond the watermark: files, bytes, failed files."""
+        window = self.window
+        if self.checks:
+            return 0, 0, window.ahead_failed
+        return window.ahead_files, window.ahead_bytes, window.ahead_failed
+
+    def _progress(self) -> tuple[int, int]:
+        """Bytes and files of this pass."""
+        record, window = self._record, self.window
+        if self.checks:
+            return record.bytes_verified + window.ahead_bytes, (
+                record.files_verified + window.ahead_files
+            )
+        return record.bytes_done + window.ahead_bytes, record.files_done + window.ahead_files
+
+    def _rate(self, now: float) -> tuple[float, float]:
+        """Bytes and files a second, of the last seconds."""
+        if not self._samples:
+            return 0.0, 0.0
+        at_s, size, files = self._samples[0]
+        took_s = now - at_s
+        now_size, now_files = self._progress()
+        if took_s <= 0:
+            return 0.0, 0.0
+        return max(0.0, (now_size - size) / took_s), max(0.0, (now_files - files) / took_s)
+
+    def _eta_s(self, now: float) -> float | None:
+        """Of the present pass; by whichever of bytes and files takes longer."""
+        record = self._record
+        if not (self.runs and record.counting_done):
+            return None
+        size, files = self._progress()
+        rates = self._rate(now)
+        left = max(0, record.bytes_found - size), max(0, record.files_found - files)
+        if any(count and not rate for count, rate in zip(left, rates, strict=True)):
+            return None
+        spans = [count / rate for count, rate in zip(left, rates, strict=True) if rate]
+        return round(max(spans, default=0.0), 1)
+
+
+def _failed(failed: int, found: int) -> str:
+    return f"{failed:,} of {found:,} files could not be loaded"

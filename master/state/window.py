@@ -1,0 +1,192 @@
+"""The files of a job that are under way, in the order of its listing, and its watermark. Pure.
+
+A file has parts: a block for each of its owners. The watermark is the last file before which every
+one is settled (done, or failed with its cause); what is counted is counted when the watermark
+passes it, so that a job that begins again from its last record counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from cachefs.core.jobs import JobFailure
+from cachefs.core.model import Origin
+from cachefs.core.placement import BLOCK_BYTES, block_count
+
+WINDOW_FILES: Final = 4096 - 256  # it is looked at before so many files come in
+WINDOW_BYTES: Final = 64 << 30  # a larger file is alone beyond it
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True, gc=False, order=True):
+    """A place in a job's listing: which of its paths, and the file below it (b"": none yet)."""
+
+    index: int = 0
+    path: bytes = b""
+
+
+START: Final = Position()
+
+
+class Slot:
+    """A file under way. `round` rises when what is known of the parts is void."""
+
+    __slots__ = (
+        "attempts",
+        "done_bytes",
+        "failure",
+        "index",
+        "left",
+        "origin",
+        "path",
+        "round",
+        "settled",
+        "waits",
+    )
+
+    def __init__(self, index: int, path: bytes, origin: Origin) -> None:
+        self.index = index
+        self.path = path
+        self.origin = origin
+        self.left = 0  # parts
+        self.round = 0
+        self.attempts = 1
+        self.done_bytes = 0
+        self.failure: JobFailure | None = None
+        self.settled = False
+        self.waits = False  # for another try, or another look at the origin
+
+
+class Part:
+    """What one worker is asked for of a file: one block (-1: all there is of it), as its owner of
+    this rank. `load`: it is to be brought, else looked at."""
+
+    __slots__ = ("block", "load", "rank", "round", "size", "slot")
+
+    def __init__(self, slot: Slot, block: int, rank: int, size: int, *, load: bool) -> None:
+        self.slot = slot
+        self.block = block
+        self.rank = rank
+        self.size = size
+        self.load = load
+        self.round = slot.round
+
+    @property
+    def is_void(self) -> bool:
+        """Was its file settled, or begun anew, meanwhile?"""
+        return self.slot.settled or self.round != self.slot.round
+
+    def again(self) -> Part:
+        """The same, to be brought."""
+        return Part(self.slot, self.block, self.rank, self.size, load=True)
+
+
+class Passed(msgspec.Struct):
+    """What the watermark passed."""
+
+    position: Position
+    files_done: int = 0
+    bytes_done: int = 0
+    failures: list[JobFailure] = []
+    failed_bytes: int = 0
+
+
+class Window:
+    """The files beyond the watermark."""
+
+    def __init__(self) -> None:
+        self._slots: deque[Slot] = deque()
+        self.bytes = 0  # of the files beyond the watermark
+        self.ahead_files = self.ahead_bytes = 0  # done beyond it
+        self.ahead_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._slots) >= WINDOW_FILES or self.bytes >= WINDOW_BYTES
+
+    def open(self, slot: Slot, *, load: bool) -> list[Part]:
+        """A file comes in, in its place. Its parts, to be handed out."""
+        self._slots.append(slot)
+        self.bytes += slot.origin.size
+        return self.parts(slot, load=load)
+
+    def parts(self, slot: Slot, *, load: bool) -> list[Part]:
+        """All of a file, from the beginning."""
+        size, replicas = slot.origin.size, max(1, slot.origin.rule.replicas)
+        self.ahead_bytes -= slot.done_bytes
+        slot.done_bytes = 0
+        if size <= BLOCK_BYTES and replicas == 1:
+            slot.left = 1
+            return [Part(slot, -1, 0, size, load=load)]
+        count = block_count(size)
+        parts = [
+            Part(
+                slot,
+                block if count > 1 else -1,
+                rank,
+                min(BLOCK_BYTES, size - block * BLOCK_BYTES),
+                load=load,
+            )
+            for block in range(count)
+            for rank in range(replicas)
+        ]
+        slot.left = len(parts)
+        return parts
+
+    def begin_again(self, slot: Slot, origin: Origin) -> list[Part]:
+        """A file is another one than it was: all that was asked for of it is void."""
+        self.bytes += origin.size - slot.origin.size
+        slot.origin = origin
+        slot.round += 1
+        slot.waits = False
+        return self.parts(slot, load=True)
+
+    def part_done(self, part: Part) -> None:
+        slot = part.slot
+        slot.left -= 1
+        if part.rank == 0:
+            slot.done_bytes += part.size
+            self.ahead_bytes += part.size
+        if not slot.left:
+            slot.settled = True
+            self.ahead_files += 1
+
+    def fail(self, slot: Slot, code: str, cause: str) -> None:
+        slot.failure = JobFailure(slot.path, code, cause, slot.attempts)
+        slot.settled = True
+        self.ahead_failed += 1
+        self.ahead_bytes -= slot.done_bytes
+        slot.done_bytes = 0
+
+    def close(self) -> None:
+        """Whatever is still told of these files is void."""
+        for slot in self._slots:
+            slot.settled = True
+        self._slots.clear()
+
+    def advance(self) -> Passed | None:
+        """Moves the watermark; what it passed is no longer in the window."""
+        slots = self._slots
+        if not slots or not slots[0].settled:
+            return None
+        passed = Passed(START)
+        while slots and slots[0].settled:
+            last = slots.popleft()
+            size = last.origin.size
+            self.bytes -= size
+            if last.failure is None:
+                passed.files_done += 1
+                passed.bytes_done += size
+                self.ahead_files -= 1
+                self.ahead_bytes -= size
+            else:
+                passed.failures.append(last.failure)
+                passed.failed_bytes += size
+                self.ahead_failed -= 1
+        passed.position = Position(last.index, last.path)
+        return passed
