@@ -16,6 +16,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ls": ("ls", "List names, and how much of each file is cached."),
     "stat": ("stat", "Everything known about one path."),
     "load": ("load", "Bring files into the cache."),
+    "jobs": ("jobs", "The load jobs: list, show, stop, resume, retry, forget."),
+    "sync": ("sync", "Compare names with their origin now, and say what changed."),
     "free": ("free", "Drop cached bytes; names stay."),
     "pin": ("pin", "Load what is at or below a path, and never evict it."),
     "unpin": ("unpin", "Let what was pinned be evicted again."),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 from cachefs.cli import output, settings
 from cachefs.cli.cluster_files import open_cluster
-from cachefs.cli.session import Session, Target, attached, find_target
+from cachefs.cli.session import Session, Target, attached, find_target, seen_through
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
 from cachefs.core.model import NamespaceId
@@ -52,11 +51,7 @@ class Asked:
         path = self.path if path is None else path.strip(b"/")
         if self.target is None:
             return "/" + output.text_of(path)
-        base = self.target.in_namespace[: -len(self.target.path) or None].strip(b"/")
-        if path != base and base and not path.startswith(base + b"/"):
-            return "/" + output.text_of(path)
-        inside = path[len(base) :].strip(b"/")
-        return os.path.join(self.target.record.mountpoint, output.text_of(inside)).rstrip("/")
+        return seen_through(self.target.record, path)
 
 
 @contextlib.contextmanager

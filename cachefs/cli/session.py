@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from cachefs.cli import output
 from cachefs.cli.mounts import MountTable, locate, read_mounts
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
@@ -35,13 +36,27 @@ class Target(msgspec.Struct, frozen=True):
     @property
     def in_namespace(self) -> bytes:
         """The path below the namespace root: a mount of a cluster shows a directory of it."""
-        url = self.record.source.url
-        base = os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
-        return b"/".join(part for part in (base, self.path) if part)
+        return b"/".join(part for part in (base_of(self.record), self.path) if part)
 
     def shown(self) -> str:
         """The path as it is seen through the mount."""
         return os.path.join(self.record.mountpoint, os.fsdecode(self.path)).rstrip("/")
+
+
+def base_of(record: MountRecord) -> bytes:
+    """The path of the namespace that a mount shows at its mount point."""
+    url = record.source.url
+    return os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
+
+
+def seen_through(record: MountRecord, path: bytes) -> str:
+    """A path of the namespace as it is seen through a mount; one that the mount does not show, as
+    it is in the namespace. For people."""
+    base, path = base_of(record), path.strip(b"/")
+    if base and path != base and not path.startswith(base + b"/"):
+        return "/" + output.text_of(path)
+    inside = output.text_of(path[len(base) :].strip(b"/"))
+    return os.path.join(record.mountpoint, inside).rstrip("/") or "/"
 
 
 def find_target(path: str, home: StateHome, mounts: MountTable | None = None) -> Target:

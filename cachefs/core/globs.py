@@ -25,6 +25,16 @@ class Selection(msgspec.Struct, frozen=True):
         return self.pattern is None or self.pattern.fullmatch(path) is not None
 
 
+def is_glob(text: bytes) -> bool:
+    """Does it match other names than itself?"""
+    return _MAGIC.search(text) is not None
+
+
+def literal(path: bytes) -> bytes:
+    """A path as a glob that matches it alone."""
+    return _MAGIC.sub(rb"[\g<0>]", path)
+
+
 def select(text: bytes) -> Selection:
     """The selection of a path or glob; leading, trailing and double slashes do not matter."""
     parts = [part for part in text.split(b"/") if part]

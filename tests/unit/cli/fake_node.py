@@ -15,6 +15,7 @@ import msgspec
 
 from cachefs.core import errors, policies
 from cachefs.core import messages as m
+from cachefs.core.jobs import JobFailure, JobShown
 from cachefs.core.model import Inode, Kind, NamespaceId
 from master.state.policies import PolicyTable
 
@@ -33,7 +34,12 @@ class FakeNode:
             self._add(path, size)
         self.cached = {self.inodes[path].ino: size for path, size in (cached or {}).items()}
         self.loads: list[list[m.LoadProgress]] = []
+        self.jobs: dict[int, list[JobShown]] = {}  # what each look at one shows, the last for ever
+        self.failed: list[JobFailure] = []
+        self.syncs: list[m.SyncReply] = []  # answers, one after the other
+        self.hang_ups = 0  # so many questions about jobs and syncs are answered by an end
         self.asked: list[m.Message] = []
+        self.namespace = NAMESPACE
         self.status: dict[str, Any] = {"processes": [], "mounts": []}
         self.failure: errors.CacheFSError | None = None
         self.stopped = threading.Event()
@@ -57,7 +63,7 @@ class FakeNode:
             case m.Hello():
                 return m.Welcome(os.getpid())
             case m.Attach():
-                return m.Attached(NAMESPACE, self.inodes[b""])
+                return m.Attached(self.namespace, self.inodes[b""])
             case m.Resolve():
                 return m.Found(self.inodes.get(body.path), 60.0)
             case m.ListDir():
@@ -72,6 +78,26 @@ class FakeNode:
                 return m.LoadStarted(sum(isinstance(b, m.Load) for b in self.asked))
             case m.LoadStatus():
                 return self._load(body)
+            case m.SubmitJob():
+                return m.JobSubmitted(7, updated=body.spec.priority == "low")
+            case m.AddJobPaths():
+                return m.Done()
+            case m.GetJob():
+                return m.JobReply(self._job(body.job))
+            case m.ListJobs():
+                return self._list_jobs(body)
+            case m.GetJobFailures():
+                page = self.failed[body.after : body.after + PAGE]
+                more = body.after + PAGE < len(self.failed)
+                return m.JobFailures(page, body.after + PAGE if more else 0)
+            case m.ControlJob():
+                return m.JobReply(self._job(body.job))
+            case m.StartSync():
+                return self.syncs.pop(0)
+            case m.GetSync():
+                if not self.syncs:
+                    return m.failure_of(errors.NotFound("no such sync"))
+                return self.syncs.pop(0)
             case m.SetPolicy():
                 said = policies.merged(self._policies.at(body.path), body.policy, body.unset)
                 self._policies.put(body.path, said)
@@ -82,6 +108,17 @@ class FakeNode:
                 self.stopped.set()
                 return m.Done()
         raise AssertionError(f"unexpected {body}")
+
+    def _job(self, job: int) -> JobShown:
+        if job not in self.jobs:
+            raise errors.NotFound(f"no job {job}")
+        states = self.jobs[job]
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    def _list_jobs(self, body: m.ListJobs) -> m.JobTable:
+        older = sorted((n for n in self.jobs if not body.before or n < body.before), reverse=True)
+        page = [self.jobs[n][0] for n in older[:PAGE]]
+        return m.JobTable(page, page[-1].job if len(older) > PAGE else 0)
 
     def _policies_at(self, path: bytes) -> m.PoliciesAt:
         table, found = self._policies, self._policies.effective(path)
@@ -144,4 +181,13 @@ class FakeNode:
     def _serve(self, connection: socket.socket) -> None:
         while data := connection.recv(m.MAX_FRAME_BYTES):
             frame = m.decode(data)
-            connection.send(m.encode(frame.id, self.answer(frame.body)))
+            if self.hang_ups and isinstance(frame.body, m.GetJob | m.GetSync | m.SubmitJob):
+                self.hang_ups -= 1
+                return
+            connection.send(m.encode(frame.id, self._answered(frame.body)))
+
+    def _answered(self, body: m.Message) -> m.Message:
+        try:
+            return self.answer(body)
+        except errors.CacheFSError as err:
+            return m.failure_of(err)

@@ -30,6 +30,7 @@ GROUPS = {
     "ufs": ["add", "ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],
+    "jobs": ["ls", "show", "stop", "resume", "retry", "forget"],
 }
 Run = Callable[..., tuple[int, str, str]]
 

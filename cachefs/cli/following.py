@@ -1,0 +1,108 @@
+"""Following a load job until it ends: shows it, says what failed, and how to go on."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from cachefs.cli import output
+from cachefs.cli.job_views import (
+    View,
+    document,
+    failure_document,
+    failure_line,
+    make_view,
+    runs,
+    summary,
+)
+from cachefs.cli.places import Place, insist
+from cachefs.core import messages as m
+from cachefs.core.errors import DeadlineExceeded, Unreachable
+from cachefs.core.jobs import JobFailure, JobShown, JobState
+
+FIRST_LOOK_S: Final = 0.05
+LOOK_S: Final = 0.25
+SHOWN_FAILURES: Final = 20
+FAILED: Final = 1
+
+
+def to_its_end(place: Place, job: int, as_json: bool) -> int:
+    """Shows a job until it no longer runs, then how it ended; the exit code. The job does not need
+    who looks at it: an interrupt ends the looking alone, and says so."""
+    view = make_view(place, as_json)
+    try:
+        shown = follow(place, job, view)
+    except (KeyboardInterrupt, Unreachable, DeadlineExceeded):
+        view.close()
+        print(f"cachefs: {goes_on(place, job)}", file=sys.stderr)
+        raise
+    finally:
+        view.close()
+    return report(place, shown, as_json)
+
+
+def goes_on(place: Place, job: int) -> str:
+    return (
+        f"job {job} goes on: `cachefs jobs show {job} {place.where}` shows it,"
+        f" `cachefs jobs stop {job} {place.where}` stops it"
+    )
+
+
+def follow(place: Place, job: int, view: View) -> JobShown:
+    """Shows a job until it no longer runs; as it is then. Who dies meanwhile is waited for."""
+    pause_s = FIRST_LOOK_S
+    while True:
+        shown = insist(lambda: look(place, job), view.silent)
+        view.show(shown)
+        if not runs(shown):
+            return shown
+        time.sleep(pause_s)
+        pause_s = min(LOOK_S, pause_s * 1.5)
+
+
+def look(place: Place, job: int) -> JobShown:
+    """Raises NotFound."""
+    return place.call(m.GetJob(place.namespace, job), m.JobReply).job
+
+
+def report(place: Place, job: JobShown, as_json: bool) -> int:
+    """Prints how it ended, with what failed (the first of it); the exit code."""
+    listed = list(itertools.islice(failures(place, job.job), SHOWN_FAILURES))
+    if as_json:
+        named = [failure_document(place, one) for one in listed]
+        output.print_json_line({**document(place, job), "failures": named})
+    else:
+        for one in listed:
+            print(f"cachefs: {failure_line(place, one)}", file=sys.stderr)
+        if job.files_failed > len(listed):
+            more = f"and {job.files_failed - len(listed):,} more"
+            hint = f"cachefs jobs show {job.job} {place.where} --failures"
+            print(f"cachefs: {more}: {hint}", file=sys.stderr)
+        click.echo("; ".join([summary(job), *_how_on(place, job)]))
+    return 0 if job.state is JobState.SUCCEEDED else FAILED
+
+
+def _how_on(place: Place, job: JobShown) -> list[str]:
+    """What can be done about it."""
+    if job.state is JobState.STOPPED:
+        return [f"`cachefs jobs resume {job.job} {place.where}` goes on"]
+    if job.files_failed:
+        return [f"`cachefs jobs retry {job.job} {place.where}` tries them again"]
+    return []
+
+
+def failures(place: Place, job: int) -> Iterator[JobFailure]:
+    """Every failed file of a job, page by page."""
+    after = 0
+    while True:
+        call = m.GetJobFailures(place.namespace, job, after)
+        page = place.call(call, m.JobFailures)
+        yield from page.failures
+        if not page.next:
+            return
+        after = page.next

@@ -1,0 +1,271 @@
+"""`cachefs jobs`: the load jobs, how far they are, and what can be done with them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import click
+
+from cachefs.cli import following, output, settings
+from cachefs.cli.following import failures, look
+from cachefs.cli.job_views import (
+    document,
+    failure_document,
+    failure_line,
+    files,
+    settings_of,
+    sizes,
+)
+from cachefs.cli.places import Finder, Place
+from cachefs.core import messages as m
+from cachefs.core.errors import BadConfig, NotFound, Unreachable
+from cachefs.core.jobs import JobShown, JobState
+from cachefs.core.units import format_duration, format_size
+
+PAGE: Final = 100
+_Command = Callable[..., Any]
+_HEAD: Final = ["JOB", "STATE", "FILES", "BYTES", "FAILED", "TIME", "LEFT", "PATHS"]
+_WHERE: Final = "[MOUNTPOINT|cachefs://MASTER]"
+
+
+@click.group("jobs", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> Any:
+    """The load jobs of a mount's source, or of a cluster. Without a command: list them.
+
+    \b
+    cachefs jobs ls
+    cachefs jobs show 7 --follow
+    cachefs jobs show 7 --failures
+    cachefs jobs stop 7            # `resume` goes on with it
+    cachefs jobs retry 7           # what failed, once more
+
+    Each source that is mounted here, and each cluster, has jobs of its own, with numbers of its
+    own: where several have one of a number, say which is meant (`cachefs jobs show 7 /mnt/data`).
+    """
+    if context.invoked_subcommand is None:
+        return context.invoke(list_)
+    return None
+
+
+def _flags(function: _Command) -> _Command:
+    function = output.debug_flag(output.json_flag(function))
+    return settings.setting_flags("location")(function)
+
+
+def _one(function: _Command) -> _Command:
+    """Arguments of what is about one job."""
+    function = click.argument("where", metavar=_WHERE, required=False)(_flags(function))
+    return click.argument("job", metavar="ID", type=click.IntRange(1))(function)
+
+
+# ---- ls ------------------------------------------------------------------------------------------
+
+
+@command.command("ls")
+@click.argument("where", metavar=_WHERE, required=False)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="So many.")
+@click.option("--all", "every", is_flag=True, help="Every job that is kept.")
+@_flags
+def list_(
+    where: str | None,
+    limit: int,
+    every: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """The jobs, the newest first; of one place, or of all that is mounted here."""
+    with Finder(flags, config_file) as finder:
+        places = [finder.find(where)[0]] if where else finder.everywhere()
+        found = [(p, list(itertools.islice(jobs_of(p), None if every else limit))) for p in places]
+    if as_json:
+        return output.print_json([document(place, job) for place, rows in found for job in rows])
+    for place, rows in found:
+        if len(places) > 1:
+            click.echo(f"{place.where}:")
+        for line in table(place, rows):
+            click.echo(line)
+    if not any(rows for _, rows in found):
+        click.echo("no jobs")
+
+
+def jobs_of(place: Place) -> Iterator[JobShown]:
+    """The newest first, page by page."""
+    before = 0
+    while True:
+        page = place.call(m.ListJobs(place.namespace, before, PAGE), m.JobTable)
+        yield from page.jobs
+        if not page.next:
+            return
+        before = page.next
+
+
+def table(place: Place, rows: Sequence[JobShown]) -> list[str]:
+    """Aligned lines below a head; none where there is no job."""
+    if not rows:
+        return []
+    return output.columns([_HEAD, *(_row(place, job) for job in rows)], right=(0, 4, 5, 6))
+
+
+def _row(place: Place, job: JobShown) -> list[str]:
+    left = "" if job.eta_s is None else format_duration(job.eta_s)
+    taken = format_duration(round(job.elapsed_s, 1))
+    head = [str(job.job), job.state.value, files(job).removesuffix(" files"), sizes(job)]
+    return [*head, f"{job.files_failed:,}", taken, left, _paths(place, job)]
+
+
+def _paths(place: Place, job: JobShown) -> str:
+    shown = place.shown(job.paths[0]) if job.paths else "-"
+    return shown if job.path_count <= 1 else f"{shown} and {job.path_count - 1:,} more"
+
+
+# ---- show ----------------------------------------------------------------------------------------
+
+
+@command.command("show")
+@_one
+@click.option("--failures", "failed", is_flag=True, help="The files that failed, with the causes.")
+@click.option("--follow", is_flag=True, help="To its end, as `load --wait` does.")
+def show(
+    job: int,
+    where: str | None,
+    failed: bool,
+    follow: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> int:
+    """How far a job is, and what it was asked."""
+    if failed and follow:
+        raise BadConfig("--failures and --follow at once", remedy="give one of them")
+    with Finder(flags, config_file) as finder:
+        place, shown = find_job(finder, job, where)
+        if follow:
+            return following.to_its_end(place, job, as_json)
+        if failed:
+            _print_failures(place, job, as_json)
+        elif as_json:
+            output.print_json(document(place, shown))
+        else:
+            for line in told(place, shown):
+                click.echo(line)
+    return 0
+
+
+def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobShown]:
+    """Raises NotFound; BadConfig where several places have a job of that number."""
+    if where is not None:
+        place = finder.find(where)[0]
+        return place, look(place, job)
+    found, last = [], NotFound(f"no job {job}", remedy="`cachefs jobs` lists them")
+    for place in finder.everywhere():
+        try:
+            found.append((place, look(place, job)))
+        except NotFound as err:
+            last = err
+        except Unreachable as err:
+            print(f"cachefs: warning: {place.where}: {err.cause}", file=sys.stderr)
+    if not found:
+        raise last
+    if len(found) > 1:
+        names = " and at ".join(place.where for place, _ in found)
+        raise BadConfig(f"there is a job {job} at {names}", remedy="name one after the number")
+    return found[0]
+
+
+def told(place: Place, job: JobShown) -> list[str]:
+    """A job for people."""
+    more = job.path_count - len(job.paths)
+    paths = [place.shown(path) for path in job.paths] + ([f"and {more:,} more"] if more else [])
+    failed = f", {job.files_failed:,} failed" if job.files_failed else ""
+    checked = job.state is JobState.VERIFYING
+    rows = [("at", place.where), *(("paths" if not n else "", p) for n, p in enumerate(paths))]
+    rows += [("settings", settings_of(job.spec)), ("files", f"{files(job)}{failed}")]
+    rows += (
+        [("checking", f"{job.files_verified:,} of {job.files_found:,} files")] if checked else []
+    )
+    rows += [("bytes", f"{sizes(job)}, {format_size(job.bytes_fetched)} from the origin")]
+    rows += [("rate", _rate(job))] if job.state is JobState.LOADING else []
+    rows += [("time", f"{format_duration(round(job.elapsed_s, 1))}, {_since(job)}")]
+    rows += [("why", job.message)] if job.message else []
+    head = f"job {job.job}: {job.state.value}"
+    return [head, *(f"  {name:<9} {text}" for name, text in rows)]
+
+
+def _rate(job: JobShown) -> str:
+    left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
+    return f"{format_size(job.rate_bytes_s)}/s{left}"
+
+
+def _since(job: JobShown) -> str:
+    times = [f"submitted {_clock(job.submitted_at_s)}"]
+    times += [f"ended {_clock(job.ended_at_s)}"] if job.ended_at_s else []
+    return ", ".join(times)
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def _print_failures(place: Place, job: int, as_json: bool) -> None:
+    """One a line, however many there are."""
+    for failure in failures(place, job):
+        if as_json:
+            output.print_json_line(failure_document(place, failure))
+        else:
+            click.echo(failure_line(place, failure))
+
+
+# ---- what can be done with one -------------------------------------------------------------------
+
+
+@command.command("stop")
+@_one
+def stop(job: int, where: str | None, **options: Any) -> int:
+    """Stop a job; what it loaded stays. `resume` goes on."""
+    return _control(job, where, "stop", "is stopped", options)
+
+
+@command.command("resume")
+@_one
+@click.option("--wait", is_flag=True, help="Show it to its end, as `load --wait` does.")
+def resume(job: int, where: str | None, **options: Any) -> int:
+    """Go on with a job that was stopped, or that failed for want of room."""
+    return _control(job, where, "resume", "goes on", options)
+
+
+@command.command("retry")
+@_one
+@click.option("--wait", is_flag=True, help="Show it to its end, as `load --wait` does.")
+def retry(job: int, where: str | None, **options: Any) -> int:
+    """Try the files that failed once more, of a job that ended."""
+    return _control(job, where, "retry", "tries what failed again", options)
+
+
+@command.command("forget")
+@_one
+def forget(job: int, where: str | None, **options: Any) -> int:
+    """Drop the record of a job that ended. What it loaded stays."""
+    return _control(job, where, "forget", "is forgotten", options)
+
+
+def _control(job: int, where: str | None, action: str, done: str, options: dict[str, Any]) -> int:
+    as_json, wait = options.pop("as_json"), options.pop("wait", False)
+    config_file, _ = options.pop("config_file"), options.pop("debug")
+    with Finder(options, config_file) as finder:
+        place, _ = find_job(finder, job, where)
+        reply = place.call(m.ControlJob(place.namespace, job, action), m.JobReply)
+        if wait:
+            return following.to_its_end(place, job, as_json)
+    if as_json:
+        output.print_json(document(place, reply.job))
+    else:
+        click.echo(f"OK, job {job} {done}: {files(reply.job)}, {sizes(reply.job)} are loaded")
+    return 0

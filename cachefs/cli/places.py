@@ -1,0 +1,221 @@
+"""Where load jobs and syncs are: the server of a mount, or the master of a cluster. Finds them from
+what a person typed, and asks them, over new connections where old ones break."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+import click
+
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.mounts import locate, read_mounts
+from cachefs.cli.session import Target, attached, base_of, find_target, seen_through
+from cachefs.cli.ufs import namespace_path
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.addresses import SCHEME, address_of, is_cluster, master_url, parse_cluster
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
+from cachefs.core.model import NamespaceId
+from cachefs.launcher import local
+from cachefs.launcher.state import MountRecord, StateHome
+
+PATIENCE_S: Final = 60.0  # with who gives no answer: it may be just starting again
+PAUSE_S: Final = 0.5
+
+_T = TypeVar("_T", bound=m.Message)
+_R = TypeVar("_R")
+
+
+class Link(Protocol):
+    """A session of a mount's server, or a client of a master."""
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T: ...
+
+
+class Place:
+    """One namespace and who answers for it. `where` names it in commands. Close it (a context
+    manager)."""
+
+    where: str
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._link: Link | None = None
+        self._namespace = NamespaceId(b"")
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; the next question makes another one."""
+        self._link = None
+        self._stack.close()
+
+    @property
+    def namespace(self) -> NamespaceId:
+        """Connects, where that was not done yet."""
+        self._connected()
+        return self._namespace
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T:
+        """Raises the typed errors."""
+        try:
+            return self._connected().call(body, answer)
+        except (Unreachable, DeadlineExceeded):
+            self.close()
+            raise
+
+    def shown(self, path: bytes) -> str:
+        """A path of the namespace as a person finds it here."""
+        raise NotImplementedError
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            self._link, self._namespace = self._connect(self._stack)
+        return self._link
+
+    def _connect(self, stack: contextlib.ExitStack) -> tuple[Link, NamespaceId]:
+        raise NotImplementedError
+
+
+class MountPlace(Place):
+    """The server of a mount."""
+
+    def __init__(self, record: MountRecord) -> None:
+        super().__init__()
+        self.record = record
+        self.where = record.mountpoint
+
+    def shown(self, path: bytes) -> str:
+        return seen_through(self.record, path)
+
+    def _connect(self, stack: contextlib.ExitStack) -> tuple[Link, NamespaceId]:
+        session = stack.enter_context(attached(self.record))
+        return session, session.namespace
+
+
+class MasterPlace(Place):
+    """The master of a cluster."""
+
+    def __init__(self, url: str, chosen: Config) -> None:
+        super().__init__()
+        self.where = f"{SCHEME}{address_of(url)}"
+        self._url = url
+        self._chosen = chosen
+
+    def shown(self, path: bytes) -> str:
+        return "/" + output.text_of(path.strip(b"/"))
+
+    def _connect(self, stack: contextlib.ExitStack) -> tuple[Link, NamespaceId]:
+        master = stack.enter_context(HttpClient(self._url, clusters.security(self._chosen)))
+        return master, master.call(c.Greeting(), c.Greeted).namespace
+
+
+class Finder:
+    """From what a person typed to places, each of which is opened once. Close it (a context
+    manager)."""
+
+    def __init__(self, flags: dict[str, Any], config_file: str | None) -> None:
+        self._chosen = settings.load_settings(flags, config_file)
+        self._home: StateHome = settings.state_home(self._chosen)
+        self._mounts = read_mounts()
+        self._places: dict[object, Place] = {}
+        self._last: MountPlace | None = None
+
+    def __enter__(self) -> Finder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in self._places.values():
+            place.close()
+
+    def find(self, path: str) -> tuple[Place, bytes]:
+        """Who is asked about a path, and the path in the namespace: below a mount point, the URL of
+        a mounted source, `cachefs://…`, or a path of the namespace of --master. Raises NotFound,
+        BadConfig."""
+        if is_cluster(path):
+            return self._master(path), os.fsencode(parse_cluster(path).path)
+        if self._last is not None and (inside := _inside(path, self._last.record)) is not None:
+            return self._last, inside
+        if self._chosen.text("master") and self._is_outside(path):
+            return self._master(""), namespace_path(path).strip(b"/")
+        target = find_target(path, self._home, self._mounts)
+        return self._mount(target), target.in_namespace
+
+    def is_local(self, path: str) -> bool:
+        """Does the path lead through the file system?"""
+        return "://" not in path and not self._is_outside(path)
+
+    def everywhere(self) -> list[Place]:
+        """Every namespace that is mounted here, and that of the cluster of the settings, each once.
+        Who does not answer is warned of and left out."""
+        found: dict[NamespaceId, Place] = {}
+        for place in self._candidates():
+            try:
+                found.setdefault(place.namespace, place)
+            except CacheFSError as err:
+                click.echo(f"cachefs: warning: {place.where}: {err.cause}", err=True)
+        return [*found.values()]
+
+    def _candidates(self) -> list[Place]:
+        mounts = (self._home.find_mount(mount.mountpoint) for mount in self._mounts.ours())
+        places: list[Place] = [MountPlace(record) for record in mounts if record is not None]
+        up = local.read(self._home)
+        if self._chosen.text("master") or (up is not None and up.processes[0].runs):
+            places.append(self._master(""))
+        return [self._places.setdefault(id(place), place) for place in places]
+
+    def _mount(self, target: Target) -> Place:
+        record = target.record
+        source = record.source
+        key = (record.socket, "" if is_cluster(source.url) else source.key)
+        place = self._places.setdefault(key, MountPlace(record))
+        self._last = place if isinstance(place, MountPlace) else None
+        return place
+
+    def _master(self, url: str) -> Place:
+        """Of a URL, "": of the settings. What the settings say of the way there goes for both."""
+        given = self._chosen.text("master") or url
+        tls = clusters.speaks_tls(self._chosen)
+        found = (
+            master_url(given, tls=tls) if given else clusters.master_of(self._chosen, self._home)
+        )
+        return self._places.setdefault(found, MasterPlace(found, self._chosen))
+
+    def _is_outside(self, path: str) -> bool:
+        return "://" not in path and locate(path, self._mounts).mount is None
+
+
+def _inside(path: str, record: MountRecord) -> bytes | None:
+    """The path of the namespace of what is written as plainly below a mount point; None: look."""
+    below = record.mountpoint.rstrip("/") + "/"
+    if not path.startswith(below) or "/../" in path or path.endswith("/.."):
+        return None
+    parts = [
+        part for part in os.fsencode(path[len(below) :]).split(b"/") if part not in (b"", b".")
+    ]
+    base = base_of(record)
+    return b"/".join([base, *parts] if base else parts)
+
+
+def insist(ask: Callable[[], _R], on_silence: Callable[[CacheFSError], None]) -> _R:
+    """The answer of who may be just starting again. What is asked may be asked again. Raises what
+    asking does: when nobody can be reached, after `PATIENCE_S`."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except (Unreachable, DeadlineExceeded) as err:
+            if time.monotonic() >= until:
+                raise
+            on_silence(err)
+        time.sleep(PAUSE_S)

@@ -1,0 +1,215 @@
+"""`cachefs sync`: compares names with their origin now, and says what changed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.places import Finder, Place, insist
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.syncs import Change, ChangeKind, SyncShown
+from cachefs.core.units import format_duration
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+FIRST_LOOK_S: Final = 0.02
+LOOK_S: Final = 0.25
+LINE_EVERY_S: Final = 10.0
+FAILED: Final = 1
+_SIGNS: Final = {ChangeKind.ADDED: "+", ChangeKind.REPLACED: "~", ChangeKind.GONE: "-"}
+
+
+@click.command("sync")
+@click.argument("path")
+@click.option("-R", "--recursive", is_flag=True, help="PATH and everything below it.")
+@click.option("--dry-run", is_flag=True, help="Say what changed, and change nothing.")
+@settings.setting_flags("location")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str,
+    recursive: bool,
+    dry_run: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> int:
+    """Compare PATH (a directory: the names in it) with its origin now, however fresh it is, and
+    take over what changed there: a line for each name that was added (+), replaced (~) or is gone
+    (-). Reads nothing but listings; bytes of what changed are dropped, and come when they are read.
+
+    \b
+    cachefs sync /mnt/data/train
+    cachefs sync -R --dry-run cachefs://master:19998/imagenet
+
+    Exit code 1 when something could not be listed; what could be is in step all the same. An
+    interrupt ends the sync; what was compared stays."""
+    with Finder(flags, config_file) as finder:
+        place, inside = finder.find(path)
+        call = m.StartSync(place.namespace, inside.strip(b"/"), recursive, dry_run)
+        started = insist(lambda: place.call(call, m.SyncReply), _say_silent)
+        view = make_view(place, as_json)
+        try:
+            ended = follow(place, started, view)
+        finally:
+            view.close()
+        return report(ended, as_json)
+
+
+def _say_silent(err: CacheFSError) -> None:
+    click.echo(f"cachefs: no answer, asking again: {err.cause}", err=True)
+
+
+def follow(place: Place, started: m.SyncReply, view: View) -> SyncShown:
+    """Shows a sync to its end; as it is then. Interrupted: it is ended. Raises NotFound when who
+    ran it was started again."""
+    sync, seen, reply, pause_s = started.sync.sync, 0, started, FIRST_LOOK_S
+    try:
+        while True:
+            seen += len(reply.changes)
+            view.show(reply)
+            if reply.sync.state != RUNNING and not reply.changes:
+                return reply.sync
+            if not reply.changes:
+                time.sleep(pause_s)
+                pause_s = min(LOOK_S, pause_s * 1.5)
+            reply = _next(place, sync, seen)
+    except KeyboardInterrupt:
+        place.call(m.GetSync(place.namespace, sync, seen, stop=True), m.SyncReply)
+        raise
+
+
+def _next(place: Place, sync: int, seen: int) -> m.SyncReply:
+    call = m.GetSync(place.namespace, sync, seen)
+    try:
+        return insist(lambda: place.call(call, m.SyncReply), _say_silent)
+    except NotFound as err:
+        raise NotFound("the sync ended with who ran it", remedy="start it again") from err
+
+
+# ---- as it is shown ------------------------------------------------------------------------------
+
+
+def counts(sync: SyncShown) -> str:
+    """`12 directories, 3,400 names: 2 added, 1 replaced, 0 gone`."""
+    compared = f"{_many(sync.directories, 'director', 'y', 'ies')}, {_many(sync.names, 'name')}"
+    return f"{compared}: {sync.added:,} added, {sync.replaced:,} replaced, {sync.gone:,} gone"
+
+
+def _many(count: int, word: str, one: str = "", more: str = "s") -> str:
+    return f"{count:,} {word}{one if count == 1 else more}"
+
+
+def summary(sync: SyncShown) -> str:
+    verb = {DONE: "OK, compared", "stopped": "STOPPED: compared"}.get(
+        sync.state, "FAILED: compared"
+    )
+    verb = "FAILED: compared" if sync.errors else verb
+    text = f"{verb} {counts(sync)}; {format_duration(round(sync.elapsed_s, 3))}"
+    text += ", nothing was changed here (--dry-run)" if sync.dry_run else ""
+    text += f", {sync.errors:,} could not be listed" if sync.errors else ""
+    return "; ".join(part for part in (text, sync.message) if part)
+
+
+def document(sync: SyncShown) -> dict[str, Any]:
+    names = ("sync", "state", "recursive", "dry_run", "directories", "names")
+    facts = {name: getattr(sync, name) for name in names}
+    facts |= {name: getattr(sync, name) for name in ("added", "replaced", "gone", "errors")}
+    return facts | {"elapsed_s": round(sync.elapsed_s, 3), "message": sync.message}
+
+
+def report(sync: SyncShown, as_json: bool) -> int:
+    """The closing line; the exit code."""
+    if as_json:
+        output.print_json_line(document(sync))
+    else:
+        click.echo(summary(sync))
+    return 0 if sync.state == DONE and not sync.errors else FAILED
+
+
+class View:
+    """Prints the changes; progress on standard error now and then, none where it is over soon."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._next_s = LINE_EVERY_S
+
+    def show(self, reply: m.SyncReply) -> None:
+        self._print(reply.changes)
+        if reply.sync.state == RUNNING and reply.sync.elapsed_s >= self._next_s:
+            self._next_s = reply.sync.elapsed_s + LINE_EVERY_S
+            print(counts(reply.sync), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Gives the terminal back; idempotent."""
+
+    def _print(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            click.echo(self._line(change))
+
+    def _line(self, change: Change) -> str:
+        slash = "/" if change.is_directory else ""
+        return f"{_SIGNS[change.kind]} {self._place.shown(change.path)}{slash}"
+
+
+class JsonView(View):
+    """A JSON line for each change, and one of progress every second."""
+
+    def show(self, reply: m.SyncReply) -> None:
+        for one in reply.changes:
+            facts: dict[str, Any] = {"change": one.kind.value, "path": self._place.shown(one.path)}
+            output.print_json_line(facts | {"is_directory": one.is_directory})
+        if reply.sync.state == RUNNING and reply.sync.elapsed_s >= self._next_s:
+            self._next_s = reply.sync.elapsed_s + 1.0
+            output.print_json_line(document(reply.sync))
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._next_s = 1.0
+
+
+class Terminal(View):
+    """The changes, and below them how far it is."""
+
+    def __init__(self, place: Place) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__(place)
+        self._live: Live = Live(
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def show(self, reply: m.SyncReply) -> None:
+        from rich.text import Text
+
+        for change in reply.changes:
+            if sys.stdout.isatty():  # where the live line is, too
+                self._live.console.print(Text(self._line(change)), soft_wrap=True)
+            else:
+                click.echo(self._line(change))
+        self._live.update(Text(f"compared {counts(reply.sync)}", no_wrap=True), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_view(place: Place, as_json: bool) -> View:
+    if as_json:
+        return JsonView(place)
+    return Terminal(place) if sys.stderr.isatty() else View(place)
