@@ -22,15 +22,24 @@ import msgspec
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import AccessDenied, BadConfig
+from cachefs.core.globs import select
 from cachefs.core.messages import (
+    AddJobPaths,
+    ControlJob,
     Free,
     GetAttr,
+    GetJob,
+    GetJobFailures,
     GetPolicies,
+    GetSync,
     ListDir,
+    ListJobs,
     Lookup,
     Message,
     Resolve,
     SetPolicy,
+    StartSync,
+    SubmitJob,
 )
 
 HEADER: Final = "Authorization"
@@ -170,29 +179,50 @@ def _token(words: list[str], where: str) -> Token:
 
 # ---- what a call needs ---------------------------------------------------------------------------
 
-_OF_WORKERS: Final = (c.Register, c.Heartbeat, c.Leave, c.Have, c.Offer, c.Drop)
+_OF_WORKERS: Final = (c.Register, c.Heartbeat, c.Leave, c.Have, c.Offer, c.Drop, c.Work)
 _OF_OPERATORS: Final = (c.AddUfs, c.RemoveUfs, c.Drain, c.RemoveWorker)
+_OF_JOBS: Final = (SubmitJob, AddJobPaths, GetJob, ListJobs, GetJobFailures, ControlJob)
+_OF_SYNCS: Final = (StartSync, GetSync)
 _OF_EVERYTHING: Final = (c.ListUfs, c.ListWorkers, c.MasterStatus, c.WorkerStatus)
 
 
 def permit(caller: Caller, call: Message) -> None:
     """Raises AccessDenied for a call that this caller may not make. What a call asks by ino is not
-    judged here: see `inos_of`."""
+    judged here: see `inos_of`; nor what it asks of a job or a sync by its number: whoever answers
+    knows the paths of it."""
     if not caller.is_limited:
         return
     if isinstance(call, _OF_WORKERS) and not caller.may_join:
         raise _denied(caller, "is not a worker's")
-    if isinstance(call, (*_OF_OPERATORS, SetPolicy, Free)) and not caller.may_write:
+    if (
+        isinstance(call, (*_OF_OPERATORS, *_OF_JOBS, *_OF_SYNCS, SetPolicy, Free))
+        and not caller.may_write
+    ):
         raise _denied(caller, "is for reading only")
     # A source is read with the credentials of the cluster's machines: who adds one reads all that
     # these may read, wherever it is put.
     if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if isinstance(call, (Resolve, GetPolicies, SetPolicy, Free)) and not caller.sees(call.path):
+    if isinstance(call, (Resolve, GetPolicies, SetPolicy, Free, StartSync)) and not caller.sees(
+        call.path
+    ):
+        raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
+    if not all(caller.sees(path) for path in _selected(call)):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     # What is said at the prefix itself is said of its holder, by others.
     if isinstance(call, SetPolicy) and caller.prefix and call.path.strip(b"/") == caller.prefix:
         raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
+
+
+def _selected(call: Message) -> list[bytes]:
+    """The paths below which lies all that a call selects."""
+    match call:
+        case SubmitJob():
+            return [select(path).base for path in call.spec.paths]
+        case AddJobPaths():
+            return [select(path).base for path in call.paths]
+        case _:
+            return []
 
 
 def permit_metrics(caller: Caller) -> None:

@@ -337,11 +337,14 @@ class LoadJobs:
         self.start()
         return JobReply(self._job(job).shown(self._clocks.now()))
 
-    async def jobs(self, before: int, limit: int) -> JobTable:
-        """The newest first."""
+    async def jobs(
+        self, before: int, limit: int, sees: Callable[[bytes], bool] = lambda base: True
+    ) -> JobTable:
+        """The newest first, of those with a base that somebody sees."""
         self.start()
         limit = max(1, min(limit, MAX_ROWS))
-        numbers = sorted((n for n in self._jobs if not before or n < before), reverse=True)
+        seen = (n for n, job in self._jobs.items() if sees(job.record.base))
+        numbers = sorted((n for n in seen if not before or n < before), reverse=True)
         now = self._clocks.now()
         rows = [self._jobs[number].shown(now) for number in numbers[:limit]]
         return JobTable(rows, numbers[limit - 1] if len(numbers) > limit else 0)

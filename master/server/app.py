@@ -68,7 +68,7 @@ STOP_S: Final = 2.0  # for calls under way
 CALL_TYPE: Final = "application/msgpack"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
-_WAITING: Final = (c.GetEvents, c.GetView)
+_WAITING: Final = (c.GetEvents, c.GetView, c.Work)
 
 Authorize = Callable[[str | None], Caller]
 

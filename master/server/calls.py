@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -31,6 +31,8 @@ from cachefs.core.model import ContentId, Inode, NamespaceId, UfsSpec
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import Permission
 from connectors.base import Connector
+from master.jobs.service import LoadJobs
+from master.server.jobs import JobCalls
 from master.server.members import Members
 from master.server.streams import EventPolls
 from master.server.walks import Walks
@@ -51,6 +53,8 @@ class Namespace(Protocol):
     def namespace(self) -> NamespaceId: ...
     @property
     def position(self) -> int: ...
+    @property
+    def load_jobs(self) -> LoadJobs: ...
     def path_of(self, ino: int) -> bytes: ...
     def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None: ...
     async def lookup(self, parent: int, name: bytes) -> m.Found: ...
@@ -75,6 +79,9 @@ class Namespace(Protocol):
     ) -> c.UfsAdded: ...
 
 
+_JobCall = (
+    m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
+)
 OpenConnector = Callable[[UfsSpec], Connector]
 
 
@@ -90,6 +97,8 @@ class Calls:
         self._polls = EventPolls(master)
         self._walks = Walks()
         self._waiting = 0  # long polls
+        self._jobs = JobCalls(master.load_jobs)
+        master.load_jobs.follow(lambda: members.view)
 
     async def close(self) -> None:
         """Ends walks and long polls; sources that are being added are added."""
@@ -339,6 +348,15 @@ class Calls:
         self._check_namespace(call.namespace)
         return await self._master.policies_at(call.path)
 
+    # ---- load jobs -------------------------------------------------------------------------------
+
+    async def _job(self, call: _JobCall, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        return await self._jobs.answer(call, caller)
+
+    async def _work(self, call: c.Work, caller: Caller) -> m.Message:
+        return await self._poll(self._jobs.work(call))
+
     async def _status(self, call: c.MasterStatus, caller: Caller) -> m.Message:
         return c.MasterStatusReply(self.status())
 
@@ -403,4 +421,6 @@ _LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] 
     c.RemoveUfs: Calls._remove_ufs,
     c.ListUfs: Calls._list_ufs,
     c.MasterStatus: Calls._status,
+    **dict.fromkeys(get_args(_JobCall), Calls._job),
+    c.Work: Calls._work,
 }
