@@ -36,6 +36,7 @@ from cachefs.core.messages import (
     JobTable,
     Listing,
     PoliciesAt,
+    SyncReply,
     failure_of,
 )
 from cachefs.core.model import (
@@ -48,7 +49,13 @@ from cachefs.core.model import (
     UfsSpec,
 )
 from cachefs.core.policies import Policy, Rule, shown
-from cachefs.core.services import JobService, MetadataService, Permission, PolicyService
+from cachefs.core.services import (
+    JobService,
+    MetadataService,
+    Permission,
+    PolicyService,
+    SyncService,
+)
 from connectors.base import Connector
 from master import walk
 from master.answers import Answers
@@ -66,6 +73,7 @@ from master.store.records import MountRecord, name_of
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
 from master.sync import Syncer
+from master.syncing.service import Syncs
 from master.tree import Mount, Tree, join
 
 
@@ -95,6 +103,7 @@ class Master:
             store, self._tree, self._meta.namespace, time.monotonic, others_gave=others_gave
         )
         self._policies.on_change = self._policies_changed
+        self._syncs = Syncs(store, self._tree, self._sync, self._events.position)
         self.on_policies: Callable[[], None] = lambda: None  # changed, and nobody heard of it yet
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
@@ -191,6 +200,7 @@ class Master:
             return
         self._closed = True
         await self.load_jobs.close()
+        self._syncs.close()
         self._events.close()
         await self._sync.close()
         await self._mounts.close()
@@ -430,6 +440,14 @@ class Master:
     async def control_job(self, job: int, action: str) -> JobReply:
         return await self.load_jobs.control_job(job, action)
 
+    # ---- syncs on demand (see SyncService) -------------------------------------------------------
+
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply:
+        return self._syncs.start(path, recursive=recursive, dry_run=dry_run)
+
+    async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
+        return self._syncs.get(sync, after, stop=stop)
+
     # ---- events, status --------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
@@ -471,6 +489,9 @@ if TYPE_CHECKING:
         return master
 
     def _has_policies(master: Master) -> PolicyService:
+        return master
+
+    def _has_syncs(master: Master) -> SyncService:
         return master
 
     def _has_jobs(master: Master) -> JobService:

@@ -123,14 +123,10 @@ class Syncer:
         """Starts a listing once all that was asked about the directory before is answered, so that
         no older answer is written after it. A directory that shows no names is not asked about by
         itself."""
-        while True:
-            asked = [task for (parent, _), task in self._stats.items() if parent == directory]
-            if asked:
-                await asyncio.wait(asked)
-            elif (running := self._listings.get(directory)) is None:
-                break
-            else:
-                await running.progress(PROGRESS_WAIT_S)
+        if asked := [task for (parent, _), task in self._stats.items() if parent == directory]:
+            await asyncio.wait(asked)
+        while (running := self._listings.get(directory)) is not None:
+            await running.progress(PROGRESS_WAIT_S)
         if self._stopping:
             raise InUse("the master is stopping")
         listing = Listing(directory, place.mount, self._clock())
@@ -237,7 +233,7 @@ class Syncer:
 
     async def _stat_root(self, mount: Mount) -> Stored | None:
         asked_at = self._clock()
-        entry = await self._ask(mount, b"")
+        entry = await self.ask(mount, b"")
         self.stats_done += 1
         if entry is None or entry.fingerprint.kind is not Kind.DIRECTORY:
             raise NotFound("the root of the source is no directory now")
@@ -263,7 +259,7 @@ class Syncer:
     ) -> Stored | None:
         """`seen`: who wants to know what changed puts a list there."""
         asked_at = self._clock()
-        entry = await self._ask(place.mount, place.of(name))
+        entry = await self.ask(place.mount, place.of(name))
         self.stats_done += 1
         checked_at = asked_at if place.interval_s else 0.0
         expected_none = self.negatives.checked_at(parent, name) > 0
@@ -288,7 +284,13 @@ class Syncer:
             self.negatives.discard(parent, name)
         return stored
 
-    async def _ask(self, mount: Mount, path: bytes) -> Entry | None:
+    async def in_thread(self, work: Callable[[], None]) -> None:
+        """Work of a sync, in a thread of its own kind."""
+        await asyncio.get_running_loop().run_in_executor(self._watched, work)
+
+    async def ask(self, mount: Mount, path: bytes) -> Entry | None:
+        """What a path is at the origin; nothing is written. None: not there. Raises the connector's
+        errors."""
         loop = asyncio.get_running_loop()
         try:
             entry = await loop.run_in_executor(self._askers, mount.connector.stat, path)

@@ -97,6 +97,10 @@ class Tree:
         below = self._held.get(parent)
         return None if below is None else below.get(name)
 
+    def held_names(self, parent: int) -> frozenset[bytes]:
+        """Names in a directory that belong to the mount table."""
+        return frozenset(self._held.get(parent, ()))
+
     def is_held(self, ino: int) -> bool:
         """Is it a mount's root, or above one?"""
         return ino in self._held_inos or ino == ROOT_INO

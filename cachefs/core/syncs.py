@@ -29,7 +29,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SyncShown(msgspec.Struct, frozen=True):
     """`state`: running, done, stopped, or failed with `message`. `directories` and `names`:
     compared so far; what the origin could not list is counted in `errors`, the first is in
-    `message`."""
+    `message`. `kept`: so many changes can be asked for, fewer than were found where there are very
+    many. `seq`: once it ended, who knows the namespace's events up to that position knows what it
+    changed."""
 
     sync: int
     state: str
@@ -44,3 +46,5 @@ class SyncShown(msgspec.Struct, frozen=True):
     errors: int = 0
     elapsed_s: float = 0.0
     message: str = ""
+    kept: int = 0
+    seq: int = 0

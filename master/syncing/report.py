@@ -1,0 +1,147 @@
+"""What one sync found so far, as it is shown: counts, the list of changes as far as it is kept, and
+how it ended. Pure: times are given. Nothing is counted after the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.syncs import CHANGES_PER_REPLY, KEPT_CHANGES, Change, ChangeKind, SyncShown
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+FAILED: Final = "failed"
+STOPPED: Final = "stopped"
+REPLY_BYTES: Final = 100 << 10  # of changes, well below what a frame may hold
+CHANGE_BYTES: Final = 130  # of memory, beside its path
+MAX_MESSAGE_CHARS: Final = 1000
+
+
+class Found(NamedTuple):
+    """A part of what was compared."""
+
+    names: int
+    changes: Sequence[Change] = ()
+
+
+class Report:
+    """Of one sync; `sync` is its number. `room` is asked before a change is kept: it takes so many
+    bytes of memory."""
+
+    def __init__(
+        self,
+        sync: int,
+        path: bytes,
+        began_s: float,
+        room: Callable[[int], bool],
+        *,
+        recursive: bool,
+        dry_run: bool,
+    ) -> None:
+        self.sync = sync
+        self.path = path
+        self.recursive = recursive
+        self.dry_run = dry_run
+        self.state = RUNNING
+        self.directories = 0
+        self.names = 0
+        self.errors = 0
+        self.kept_bytes = 0
+        self._message = ""
+        self._counts = dict.fromkeys(ChangeKind, 0)
+        self._changes: list[Change] = []
+        self._room = room
+        self._began_s = began_s
+        self._ended_s = 0.0
+        self._seq = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state != RUNNING
+
+    def add(self, found: Found) -> None:
+        """What was compared; nothing after the end."""
+        if self.ended:
+            return
+        self.names += found.names
+        for change in found.changes:
+            self._counts[change.kind] += 1
+            self._keep(change)
+
+    def _keep(self, change: Change) -> None:
+        """The first ones are kept: without gaps, so that a place in the list stays one."""
+        if len(self._changes) >= KEPT_CHANGES or len(self._changes) < self.changed - 1:
+            return
+        size = CHANGE_BYTES + len(change.path)
+        if self._room(size):
+            self._changes.append(change)
+            self.kept_bytes += size
+
+    @property
+    def changed(self) -> int:
+        """How many changes were found."""
+        return sum(self._counts.values())
+
+    def looked_into(self) -> None:
+        """One more directory was compared as a whole."""
+        if not self.ended:
+            self.directories += 1
+
+    def failed(self, path: bytes, err: CacheFSError) -> None:
+        """Something could not be compared; the sync goes on, and will end as failed."""
+        if self.ended:
+            return
+        self.errors += 1
+        if not self._message:
+            shown = "/" + path.decode("utf-8", "backslashreplace")
+            self._message = f"{shown}: {_without_path(err)}"[:MAX_MESSAGE_CHARS]
+
+    def end(self, state: str, now_s: float, seq: int) -> None:
+        """`state`: STOPPED, or DONE, which is FAILED where anything failed. `seq`: the position of
+        the newest event by then. The first end counts."""
+        if not self.ended:
+            self.state = FAILED if state == DONE and self.errors else state
+            self._ended_s = now_s
+            self._seq = seq
+
+    def forget_changes(self) -> None:
+        """The list makes room for others; the counts stay."""
+        self._changes = []
+        self.kept_bytes = 0
+
+    def changes(self, after: int) -> list[Change]:
+        """From a place in the list on, at most 500 and 100 KiB."""
+        found: list[Change] = []
+        size = 0
+        for change in self._changes[max(0, after) : max(0, after) + CHANGES_PER_REPLY]:
+            size += len(change.path) + 16
+            if found and size > REPLY_BYTES:
+                break
+            found.append(change)
+        return found
+
+    def shown(self, now_s: float) -> SyncShown:
+        return SyncShown(
+            self.sync,
+            self.state,
+            self.path,
+            self.recursive,
+            self.dry_run,
+            self.directories,
+            self.names,
+            self._counts[ChangeKind.ADDED],
+            self._counts[ChangeKind.REPLACED],
+            self._counts[ChangeKind.GONE],
+            self.errors,
+            (self._ended_s if self.ended else now_s) - self._began_s,
+            self._message,
+            len(self._changes),
+            self._seq,
+        )
+
+
+def _without_path(err: CacheFSError) -> str:
+    """The line of an error whose path is said already."""
+    return f"{err.cause}; {err.remedy}" if err.remedy else err.cause
