@@ -255,10 +255,11 @@ class AdminClient:
     def control_job(self, job: int, action: str) -> m.JobReply:
         """`action`: "stop", "resume", "retry", "forget"."""
         if action == "forget":
-            found = self.job(job)
+            ended = self.job(job)
             self.delete(f"/jobs/{job}")
-            return found
-        return m.JobReply(self.send("POST", _of(f"/jobs/{job}", action), a.Job).shown())
+            return ended
+        found = self.send("POST", _of(f"/jobs/{job}", action), a.Job, a.Nothing())
+        return m.JobReply(found.shown())
 
     def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply:
         body = a.NewSync(a.text_of(path), recursive, dry_run)

@@ -77,6 +77,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the bodies of requests."""
 
 
+class Nothing(Request, frozen=True):
+    """The body of a request that says all in its path: {}."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Base of the bodies of answers."""
 
@@ -499,7 +503,8 @@ class ChangedName(Answer, frozen=True):
 
 class Sync(Answer, frozen=True):
     """`state`: running, done, stopped, or failed with `message`. `changes`: from the place asked
-    for on; `next`: the place after them, null once there will be no more."""
+    for on; `next`: the place after them, null once there will be no more. `kept`: so many can be
+    asked for. `seq`: the position in the namespace's events after which it has happened."""
 
     sync: int
     state: str
@@ -514,6 +519,8 @@ class Sync(Answer, frozen=True):
     errors: int = 0
     elapsed_s: float = 0.0
     message: str = ""
+    kept: int = 0
+    seq: int = 0
     changes: list[ChangedName] = []
     next: str | None = None
 

@@ -201,6 +201,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         jobs.control_job,
         {200: a.Job},
         params=queries.OfJobAction,
+        body=a.Nothing,
     ),
     _get(
         "/jobs/{job}/failures",
