@@ -70,6 +70,8 @@ class Namespace(Protocol):
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
     async def policies_at(self, path: bytes) -> m.PoliciesAt: ...
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]: ...
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply: ...
+    async def sync(self, sync: int, after: int, *, stop: bool) -> m.SyncReply: ...
     def events(self, after: int) -> AsyncIterator[m.Invalidate]: ...
     def status(self) -> dict[str, Any]: ...
     def ufs_rows(self) -> list[c.UfsRow]: ...
@@ -79,9 +81,7 @@ class Namespace(Protocol):
     ) -> c.UfsAdded: ...
 
 
-_JobCall = (
-    m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
-)
+_JobCall = m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
 OpenConnector = Callable[[UfsSpec], Connector]
 
 
@@ -104,6 +104,7 @@ class Calls:
         """Ends walks and long polls; sources that are being added are added."""
         await asyncio.gather(*self._additions, return_exceptions=True)
         await self._walks.close()
+        self._master.load_jobs.release()
         await self._polls.close()
 
     def queues(self) -> dict[str, int]:
@@ -357,6 +358,24 @@ class Calls:
     async def _work(self, call: c.Work, caller: Caller) -> m.Message:
         return await self._poll(self._jobs.work(call))
 
+    # ---- syncs on demand -------------------------------------------------------------------------
+
+    async def _start_sync(self, call: m.StartSync, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        return await self._master.start_sync(
+            call.path, recursive=call.recursive, dry_run=call.dry_run
+        )
+
+    async def _sync(self, call: m.GetSync, caller: Caller) -> m.Message:
+        """A sync of a path that the caller must not see is none."""
+        self._check_namespace(call.namespace)
+        reply = await self._master.sync(call.sync, call.after, stop=False)
+        if not caller.sees(reply.sync.path):
+            raise NotFound(f"no such sync: {call.sync}")
+        if call.stop:
+            reply = await self._master.sync(call.sync, call.after, stop=True)
+        return reply
+
     async def _status(self, call: c.MasterStatus, caller: Caller) -> m.Message:
         return c.MasterStatusReply(self.status())
 
@@ -420,6 +439,8 @@ _LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] 
     c.AddUfs: Calls._add_ufs,
     c.RemoveUfs: Calls._remove_ufs,
     c.ListUfs: Calls._list_ufs,
+    m.StartSync: Calls._start_sync,
+    m.GetSync: Calls._sync,
     c.MasterStatus: Calls._status,
     **dict.fromkeys(get_args(_JobCall), Calls._job),
     c.Work: Calls._work,
