@@ -73,6 +73,7 @@ class LoadJobs:
         self._changing = asyncio.Lock()
         self._ticks: asyncio.Task[None] | None = None
         self._closed = False
+        self._releases = 0
         with ground.store.snapshot() as reader:
             for record in table.records(reader):
                 self._keep(record)
@@ -99,6 +100,11 @@ class LoadJobs:
             if job.runs:
                 self._run(job)
 
+    def release(self) -> None:
+        """Those who wait for tasks get none, now."""
+        self._releases += 1
+        self._polls.wake()
+
     async def close(self) -> None:
         """Ends all work of this run, records what it came to; those who wait for tasks get none.
         Idempotent."""
@@ -110,7 +116,7 @@ class LoadJobs:
         for runner in [*self._runners.values()]:
             await runner.close()
         self._runners.clear()
-        self._polls.wake()
+        self.release()
 
     def _run(self, job: Job) -> None:
         number = job.record.job
@@ -136,7 +142,8 @@ class LoadJobs:
         worked = self._hand_out(call)
         running = worked.running.keys()
         call = msgspec.structs.replace(call, outcomes=[], run=self._desk.run)
-        while not worked.tasks and worked.running.keys() == running and not self._closed:
+        releases = self._releases
+        while not worked.tasks and worked.running.keys() == running and releases == self._releases:
             left_s = until - loop.time()
             if left_s <= 0 or not await self._polls.wait(call.worker, left_s):
                 break

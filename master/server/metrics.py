@@ -13,6 +13,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from cachefs.core.jobs import JobState
 from master.server.tally import Tally
 
 
@@ -28,6 +29,7 @@ class MasterCollector(Collector):
         yield from self._calls()
         yield from _ring(status)
         yield from _names(status)
+        yield from _jobs(status["jobs"])
         yield from _sources(status["sources"])
 
     def _calls(self) -> Iterator[Metric]:
@@ -72,6 +74,15 @@ def _names(status: Mapping[str, Any]) -> Iterator[Metric]:
         ("stats", "Single names asked of origins.", status["stats"]),
     ):
         yield CounterMetricFamily(f"cachefs_master_{name}", text, value)
+
+
+def _jobs(counts: Mapping[str, int]) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("cachefs_master_jobs", "Load jobs by state.", labels=["state"])
+    for state in JobState:
+        jobs.add_metric([state.value], counts[state.value])
+    yield jobs
+    text = "Tasks of load jobs that workers have."
+    yield GaugeMetricFamily("cachefs_master_tasks", text, counts["tasks"])
 
 
 def _sources(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from cachefs.core.access import (
     permit,
 )
 from cachefs.core.errors import AccessDenied, BadConfig
+from cachefs.core.jobs import JobSpec
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
 
@@ -99,6 +100,14 @@ def test_a_prefix_ends_at_a_slash(prefix: bytes, name: bytes) -> None:
 
 
 PIN = Policy(pin=True)
+OF_TEAM = Caller("", b"imagenet", True, False)
+READING = Caller("", b"imagenet", False, False)
+
+
+def load(*paths: bytes) -> m.SubmitJob:
+    return m.SubmitJob(NAMESPACE, JobSpec(paths))
+
+
 ADD = c.AddUfs(b"/imagenet/x", UfsSpec("s3://bucket"))
 REGISTER = c.Register("w", "http://x", 1.0)
 
@@ -128,6 +137,25 @@ REGISTER = c.Register("w", "http://x", 1.0)
         (Caller("", b"imagenet", True, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
         (Caller("", b"", False, False), m.SetPolicy(NAMESPACE, b"other", PIN), False),
         (Caller(), m.SetPolicy(NAMESPACE, b"", PIN), True),
+        (OF_TEAM, load(b"/imagenet/train", b"imagenet"), True),
+        (OF_TEAM, load(b"/imagenet/train", b"/other"), False),
+        (OF_TEAM, load(b"/*/train"), False),
+        (OF_TEAM, load(b"/imagenet*/train"), False),
+        (OF_TEAM, load(b"/"), False),
+        (READING, load(b"/imagenet/train"), False),
+        (OF_TEAM, m.AddJobPaths(NAMESPACE, 1, 1, [b"imagenet/a", b"secret"]), False),
+        (OF_TEAM, m.AddJobPaths(NAMESPACE, 1, 1, [b"imagenet/a"]), True),
+        (READING, m.ControlJob(NAMESPACE, 1, "stop"), False),
+        (OF_TEAM, m.ControlJob(NAMESPACE, 1, "stop"), True),  # judged by the job's paths
+        (READING, m.ListJobs(NAMESPACE), False),
+        (READING, m.GetJob(NAMESPACE, 1), False),
+        (READING, m.GetJobFailures(NAMESPACE, 1), False),
+        (OF_TEAM, m.StartSync(NAMESPACE, b"/imagenet/train"), True),
+        (OF_TEAM, m.StartSync(NAMESPACE, b"/"), False),
+        (READING, m.StartSync(NAMESPACE, b"/imagenet/train"), False),
+        (READING, m.GetSync(NAMESPACE, 1), False),
+        (OF_TEAM, c.Work("w", "", [], 1), False),
+        (EVERYTHING, c.Work("w", "", [], 1), True),
         (Caller("", b"imagenet", False, False), c.GetView(), True),
         (Caller("", b"imagenet", False, False), c.Offer("w", "u", 1, []), False),
     ],
