@@ -115,6 +115,11 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
     home = settings.state_home(chosen)
     path = mountpoint.prepare(where, home)
     in_cluster = is_cluster(ufs.url)
+    if in_cluster and chosen.text("admin_socket"):
+        raise Unsupported(
+            f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
+            remedy="ask its master, on the port of its calls",
+        )
     client = ClientSpec(
         home=str(home.path),
         socket="",
@@ -163,6 +168,7 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
         cache_size_bytes=chosen.integer("cache_size"),
         memory_limit_bytes=chosen.integer("memory_limit"),
         metrics=chosen.text("metrics"),
+        admin_socket=chosen.text("admin_socket"),
         sync_interval_s=chosen.seconds("sync_interval"),
         admission=chosen.text("admission"),
         eviction=chosen.text("eviction"),

@@ -163,6 +163,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         commands=("mount",),
     ),
     Setting(
+        "admin_socket",
+        Type.PATH,
+        "",
+        "Socket (mode 0600) where the mount's server answers the admin API.",
+        "none; a cluster's master answers on the port of its calls",
+        commands=("mount",),
+    ),
+    Setting(
         "read_only", Type.SWITCH, True, "Mount read-only (this version mounts in no other way)."
     ),
     Setting(

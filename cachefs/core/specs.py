@@ -20,6 +20,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     cache_size_bytes: int
     memory_limit_bytes: int = 0  # 0: a share of what the process may have
     metrics: str = ""  # HOST:PORT at which it answers Prometheus
+    admin_socket: str = ""  # path of the socket of its admin API
     sync_interval_s: float = 60.0
     admission: str = "fill"
     eviction: str = "sieve"

@@ -25,6 +25,7 @@ from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
 from cachefs.launcher import gil_home
+from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
@@ -176,6 +177,10 @@ class EmbeddedSources:
             raise NotFound("no such namespace here", remedy="attach its source first")
         return source
 
+    def masters(self) -> list[Master]:
+        """In the order in which their sources were mounted."""
+        return [source.master for source in self._open.values()]
+
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
 
@@ -271,7 +276,10 @@ async def _serve(
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
     together = asyncio.ensure_future(gil_home.keep_together())
     try:
-        async with metrics_site(spec.metrics, server.status):
+        async with (
+            metrics_site(spec.metrics, server.status),
+            admin_site(spec.admin_socket, lambda: Admin(sources.masters, worker, server.status)),
+        ):
             log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
             ready.say(Started(os.getpid(), warning=warning))
             await server.serve()

@@ -34,6 +34,7 @@ from connectors.base import Connector
 from master.jobs.service import LoadJobs
 from master.server.jobs import JobCalls
 from master.server.members import Members
+from master.server.solo import Solo
 from master.server.streams import EventPolls
 from master.server.walks import Walks
 
@@ -88,7 +89,9 @@ OpenConnector = Callable[[UfsSpec], Connector]
 class Calls:
     """One master's answers."""
 
-    def __init__(self, master: Namespace, members: Members, open_connector: OpenConnector) -> None:
+    def __init__(
+        self, master: Namespace, members: Members | Solo, open_connector: OpenConnector
+    ) -> None:
         """`open_connector` blocks; it is called in a thread."""
         self.members = members
         self._master = master
