@@ -13,6 +13,7 @@ from cachefs.core.model import ContentId, NamespaceId
 from worker.catalog import FreedCounts
 
 if TYPE_CHECKING:
+    from worker.loading.cache import LoadingCache
     from worker.opening import Opening
     from worker.serving import PeerCache
 
@@ -55,6 +56,9 @@ class Cache(Protocol):
 
     @property
     def serving(self) -> PeerCache: ...
+
+    @property
+    def loading(self) -> LoadingCache: ...
 
     def tiers(self) -> list[TierView]:
         """The fastest first; those that are lost are there too."""

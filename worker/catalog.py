@@ -22,10 +22,11 @@ from cachefs.core.model import Origin
 from worker.entry import Entry
 from worker.leftovers import Leftovers
 from worker.parts import Parts, no_answer
+from worker.state.holds import Hold
 from worker.state.pages import PageMap
-from worker.store.changes import PutFile, TouchFile
+from worker.store.changes import HoldFile, PutFile, TouchFile
 from worker.store.look import Looked, look
-from worker.store.records import FileRecord
+from worker.store.records import HELD_READ, FileRecord
 from worker.store.removal import Dropped, drop
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ class Catalog:
 
     def live(self, key: bytes) -> Entry | None:
         return self._live.get(key)
+
+    def entries(self) -> list[Entry]:
+        """The live ones."""
+        return [*self._live.values()]
 
     def is_live(self, key: bytes) -> bool:
         return key in self._live or key in self._fences
@@ -94,6 +99,8 @@ class Catalog:
                 entry.looking = self._parts.tasks.start(self._look(entry))
             elif not absent:
                 entry.detached = True
+        elif entry.origin.rule != origin.rule:
+            entry.origin = origin  # policies say something else by now
         entry.users += 1
         try:
             if entry.looking is not None:
@@ -139,6 +146,8 @@ class Catalog:
         entry.allocated_bytes = looked.allocated_bytes
         entry.published = looked.published
         entry.recorded = looked.fd >= 0
+        if not parts.order_known or parts.order.held(entry.key)[0]:  # else a read has ended it
+            entry.hold = looked.hold
 
     # ---- going ----
 
@@ -320,6 +329,7 @@ class Catalog:
             "the file changed at its origin" if isinstance(error, Stale) else error.cause,
             path=entry.origin.path.decode(errors="replace"),
         )
+        stale.__cause__ = error
         if entry.failed is None:
             entry.failed = stale
             await self._report(entry)
@@ -352,11 +362,17 @@ class Catalog:
             return
         parts = self._parts
         complete = entry.complete
+        if complete and entry.hold_when_whole is not None:
+            entry.hold, entry.hold_when_whole = entry.hold_when_whole, None
+        hold = entry.hold
+        flags = HELD_READ if hold is not None and hold.though_read else 0
         record = FileRecord(
             entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
-            parts.wall_s(), 0, parts.wall_s(),
+            parts.wall_s(), flags, parts.wall_s(), hold.recorded_s if hold is not None else 0,
         )  # fmt: skip
         parts.filled(entry.key)
+        if entry.origin.rule.owners > 1:
+            parts.came(entry.key, entry.size, entry.origin.rule.owners)
         pages, entry.unrecorded = entry.unrecorded, {}
         entry.committing.update(pages)
         if not entry.recorded:
@@ -365,7 +381,29 @@ class Catalog:
             parts.rules.put(entry.key, entry.origin.rule)
             if not parts.owns(entry.key, entry.size):
                 parts.order.set_owned(entry.key, owned=False)
+        if hold is not None:
+            parts.set_aside(entry.key, hold)
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
+
+    async def hold(self, key: bytes, hold: Hold) -> None:
+        """What is recorded is held from now on; returns once that is durable. Raises OSError."""
+        parts = self._parts
+        entry = self._live.get(key)
+        if entry is not None and not entry.detached:
+            entry.hold = hold
+        parts.set_aside(key, hold)
+        committed = self._loop.create_future()
+
+        def end(error: OSError | None) -> None:
+            if not committed.done():
+                committed.set_result(error)
+
+        change = HoldFile(key, hold.recorded_s, hold.though_read)
+        parts.writer.submit([change], lambda error: parts.wake.call(end, error))
+        done = await parts.unless_left(committed, None)
+        error = no_answer() if done is None else done.result()
+        if error is not None:
+            raise error
 
     def correct(self, entry: Entry) -> None:
         """The index is told what the file really takes."""
@@ -389,12 +427,13 @@ class Catalog:
         entry.uncommitted -= 1
         if not entry.uncommitted:
             entry.committing.clear()
+        last = not entry.uncommitted
         if error is not None:
             self.disk_fault(error)
             entry.recorded = False  # it goes when nobody uses it any more
             entry.committed()
-        elif published:
-            entry.published = True
+        elif published or last:
+            entry.published |= published
             entry.committed()
         self.retire_if_unused(entry)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, Origin
+from worker.state.holds import Hold
 from worker.state.pages import PageMap, page_count
 from worker.state.readahead import ReadAhead
 
@@ -22,10 +24,10 @@ class Entry:
     segment, or fails with the typed error; it may also be done without either: look again."""
 
     __slots__ = (
-        "ahead", "allocated_bytes", "asked_in", "busy_pieces", "commit_waiters", "committing",
-        "completing", "creation", "detached", "failed", "fd", "inflight", "inflight_bits", "key",
-        "looking", "measured_bytes", "name", "origin", "pages", "published", "recorded",
-        "uncommitted", "unrecorded", "users",
+        "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
+        "creation", "detached", "failed", "fd", "hold", "hold_when_whole", "inflight",
+        "inflight_bits", "key", "looking", "measured_bytes", "name", "on_commit", "origin",
+        "pages", "published", "recorded", "uncommitted", "unrecorded", "users",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
@@ -41,7 +43,9 @@ class Entry:
         self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
         self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
         self.uncommitted = 0  # submissions to the index that are not committed
-        self.commit_waiters: list[asyncio.Future[None]] = []
+        self.on_commit: list[Callable[[], None]] = []  # see `committed`
+        self.hold: Hold | None = None  # as recorded
+        self.hold_when_whole: Hold | None = None  # it is to be held once it is complete
         self.inflight: dict[int, asyncio.Future[None]] = {}
         self.inflight_bits = 0
         self.asked_in: dict[int, int] = {}  # page for which peers may be waited -> since epoch
@@ -94,10 +98,21 @@ class Entry:
             future.exception()  # nobody may be waiting: that is no mistake
 
     def committed(self) -> None:
-        for waiter in self.commit_waiters:
+        """Nothing of it waits for a commit, or nobody is to wait any more."""
+        waiting, self.on_commit = self.on_commit, []
+        for call in waiting:
+            call()
+
+    def next_commit(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Done at the next `committed`."""
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
             if not waiter.done():
                 waiter.set_result(None)
-        self.commit_waiters.clear()
+
+        self.on_commit.append(wake)
+        return waiter
 
 
 class Handle:

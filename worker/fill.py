@@ -73,6 +73,7 @@ class Filler:
         past: bool = False,
         room_bytes: int = 0,
         purpose: Purpose = Purpose.READ,
+        ended: Callable[[Piece, CacheFSError | None], None] | None = None,
     ) -> None:
         """Starts to bring the pages [first, end) of one block, of which none is here or claimed.
         `room_bytes` was reserved for them already (0: not yet). `past`: not by way of the tier's
@@ -85,6 +86,7 @@ class Filler:
             epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
             purpose = Purpose.SERVE if epoch is None else purpose
         piece.purpose = purpose
+        piece.ended = ended
         self._pieces.add(piece)
         self._count_buffer(piece, buffer_bytes(piece.size_bytes))
         entry.claim(first, end, self._loop, epoch)
@@ -167,6 +169,8 @@ class Filler:
         if self.is_here(entry, piece.end - 1, past=piece.past):
             # Else room is short: no more for now.
             self.on_piece_end(entry)
+        if piece.ended is not None:
+            piece.ended(piece, error)
         self._catalog.retire_if_unused(entry)
 
     def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
@@ -444,6 +448,7 @@ class Filler:
         counters.origin_requests += transfer.origin_bytes > 0 or not moved
         counters.tier_bytes += transfer.tier_bytes
         counters.origin_bytes += transfer.origin_bytes
+        piece.origin_bytes += transfer.origin_bytes
         counters.peer_bytes += transfer.peer_bytes
         self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
 

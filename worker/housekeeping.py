@@ -14,11 +14,12 @@ from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.space import Space
+from worker.state.holds import Hold
 from worker.status import count_memory
 from worker.store import filesystem
-from worker.store.changes import DropFile, TouchFile
+from worker.store.changes import DropFile, HoldFile, TouchFile
 from worker.store.index import Change
-from worker.store.records import FileRecord
+from worker.store.records import HELD_READ, FileRecord
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 
@@ -41,8 +42,33 @@ class Housekeeping:
         self._space = space
         self._leftovers = leftovers
         self._touched: dict[bytes, int] = {}
+        self._released: list[bytes] = []  # held until they were read, and read by now
         self._commits_at_sync = 0
         self._synced_at_s = parts.clocks.monotonic()
+
+    def read(self, key: bytes) -> None:
+        """A cached file is used now, by a reader: that is what it was held for."""
+        order = self._parts.order
+        if order.held_count:
+            until_s, though_read = order.held(key)
+            if until_s and not though_read:
+                self._release(key)
+        self.touch(key)
+
+    def _release(self, key: bytes) -> None:
+        self._parts.order.release(key, self._parts.wall_s())
+        entry = self._catalog.live(key)
+        if entry is not None:
+            entry.hold = None
+        self._released.append(key)
+        if len(self._released) >= TOUCHES_PER_WRITE:
+            self.write_released()
+
+    def write_released(self) -> None:
+        """Submits whose holds were ended since the last time."""
+        released, self._released = self._released, []
+        if released:
+            self._parts.writer.submit([HoldFile(key, 0) for key in released], _ignore)
 
     def touch(self, key: bytes) -> None:
         """A cached file was used now."""
@@ -72,6 +98,7 @@ class Housekeeping:
         """What is due now."""
         self._leftovers.check()
         count_memory(self._parts, self._catalog)
+        self.write_released()
         now = self._parts.clocks.monotonic()
         if now - self._synced_at_s >= self._parts.config.sync_interval_s:
             self._synced_at_s = now
@@ -94,13 +121,21 @@ class Housekeeping:
         parts = self._parts
         await parts.disk.run(parts.tier.empty_trash)
         found: list[tuple[int, bytes]] = []
+        held: dict[bytes, Hold] = {}
         async for batch in self.records():
             found += [(record.last_use_s, key) for key, record in batch]
+            held.update(
+                (key, Hold(record.held_until_s, bool(record.flags & HELD_READ)))
+                for key, record in batch
+                if record.held_until_s
+            )
         await parts.disk.run(found.sort)
         while found:
             for _ in range(min(LOAD_FILES, len(found))):
                 last_use_s, key = found.pop()
                 parts.order.insert_oldest(key, last_use_s)
+                if (hold := held.pop(key, None)) is not None:
+                    parts.set_aside(key, hold)
             await asyncio.sleep(0)
         await self.ask_owners()
         parts.order_known = True

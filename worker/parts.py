@@ -18,6 +18,7 @@ from worker.source import Source
 from worker.state.accounting import Ledger
 from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
+from worker.state.holds import Hold
 from worker.state.memory import MemoryBudget
 from worker.state.quotas import Charges, Quotas
 from worker.state.rules import Rules
@@ -56,6 +57,10 @@ class Counters:
 
 
 def _ignore(result: Any) -> None:
+    pass
+
+
+def _ignore_all(*what: Any) -> None:
     pass
 
 
@@ -133,11 +138,14 @@ def no_answer() -> OSError:
 class Shared:
     """What the workers of one process, one for each tier, have in common. `is_owned(key, size, n)`:
     does this node own a block of the content of that key (36 bytes) and size, which so many own?
-    None: all of them."""
+    None: all of them. `came(key, size, n)`: something of such a content that has several owners is
+    recorded; `owners_changed()`: it was heard that contents have more owners than before."""
 
     memory: MemoryBudget
     is_owned: IsOwned | None = None
     quotas: Quotas = field(default_factory=Quotas)
+    came: Callable[[bytes, int, int], None] = _ignore_all
+    owners_changed: Callable[[], None] = _ignore_all
 
 
 @dataclass(slots=True)
@@ -172,7 +180,10 @@ class Parts:
     tasks: Tasks = field(default_factory=Tasks)
     room_changed: Signal = field(default_factory=Signal)
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
-    touch: Callable[[bytes], None] = _ignore  # a content was used
+    came: Callable[[bytes, int, int], None] = _ignore_all
+    owners_changed: Callable[[], None] = _ignore_all
+    touch: Callable[[bytes], None] = _ignore  # a content was used, by another node
+    read: Callable[[bytes], None] = _ignore  # it was used by a reader
     filled: Callable[[bytes], None] = _ignore  # something of a content came
     charges: Charges = field(default_factory=lambda: Charges(Quotas()))
     rules: Rules = field(default_factory=Rules)
@@ -184,6 +195,12 @@ class Parts:
     def owns(self, key: bytes, size_bytes: int) -> bool:
         """Does this node own a block of it?"""
         return self.is_owned is None or self.is_owned(key, size_bytes, self.rules.replicas(key))
+
+    def set_aside(self, key: bytes, hold: Hold) -> None:
+        """A content is not named for eviction while it is held."""
+        deadline_s = hold.deadline_s(self.clocks.wall(), self.clocks.monotonic())
+        if deadline_s:
+            self.order.hold(key, deadline_s, though_read=hold.though_read)
 
     # ---- the tier's disk ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cachefs.core.errors import CacheFSError
@@ -17,7 +18,7 @@ class Piece:
     """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
 
     __slots__ = (
-        "background", "cache_only", "end", "entry", "first", "last",
+        "background", "cache_only", "end", "ended", "entry", "first", "last", "origin_bytes",
         "past", "purpose", "room_bytes", "started_s", "unsettled", "whole",
     )  # fmt: skip
 
@@ -34,6 +35,8 @@ class Piece:
         self.past = False  # past the tier's disk, into memory
         self.purpose = Purpose.READ
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
+        self.origin_bytes = 0  # that came for it
+        self.ended: Callable[[Piece, CacheFSError | None], None] | None = None
 
     @property
     def offset(self) -> int:

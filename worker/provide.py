@@ -350,8 +350,7 @@ class Provider:
             return
         if not entry.uncommitted and not entry.detached:
             self._catalog.record(entry)
-        waiter = asyncio.get_running_loop().create_future()
-        entry.commit_waiters.append(waiter)
+        waiter = entry.next_commit(asyncio.get_running_loop())
         if not entry.detached:
             await waiter
         if not entry.published and not self._parts.health.in_service:

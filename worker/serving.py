@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -58,9 +59,11 @@ class Pages:
 class PeerCache(Protocol):
     """What other workers may have of a node's cache (one tier, or several)."""
 
-    async def here(self, key: bytes, first: int, end: int) -> Pages | None:
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
         """What is cached of the pages [first, end) from the first one on; None when that one is
-        not. Nobody else is asked, not even the master."""
+        not. Nobody else is asked, not even the master. `for_reader`: this reads what was loaded."""
 
     async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """The same, brought from the origin (or from peers that have it) where need be, for a peer
@@ -106,7 +109,9 @@ class Serving:
 
     # ---- what is here ----
 
-    async def here(self, key: bytes, first: int, end: int) -> Pages | None:
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
         """See `PeerCache`."""
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is not None:
@@ -119,7 +124,7 @@ class Serving:
             self._catalog.disk_fault(err)
             return None
         if found is not None and key in self._parts.order:
-            self._parts.touch(key)
+            (self._parts.read if for_reader else self._parts.touch)(key)
         return found
 
     async def _of_entry(self, entry: Entry, first: int, end: int) -> Pages | None:
@@ -190,7 +195,8 @@ class Serving:
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
         """See `PeerCache`."""
         parts = self._parts
-        return await parts.ask_disk(read_holdings, parts.tier.index, after, limit, limit_s=None)
+        found = await parts.ask_disk(read_holdings, parts.tier.index, after, limit, limit_s=None)
+        return with_replicas(found, parts.rules.replicas)
 
     # ---- what is brought ----
 
@@ -267,6 +273,16 @@ class Serving:
             segment: Segment | None = self._segments.find(key, page)
             if segment is not None:
                 self._segments.drop(segment)
+
+
+def with_replicas(
+    holdings: Iterable[Holding], replicas_of: Callable[[bytes], int]
+) -> tuple[Holding, ...]:
+    """The same, with what is known of how many own them."""
+    return tuple(
+        dataclasses.replace(one, replicas=count) if (count := replicas_of(one.key)) > 1 else one
+        for one in holdings
+    )
 
 
 # ---- in threads ----

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from cachefs.core.errors import CacheFSError, NotFound
+from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unavailable
 from cachefs.core.model import ContentId, NamespaceId
-from cachefs.core.policies import NO_RULE, Rule
+from cachefs.core.policies import NO_RULE, Rule, shown
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.state.admission import Verdict, judge
-from worker.state.eviction import NEVER_S
+from worker.state.eviction import MOST_SKIPPED, NEVER_S
 from worker.store.removal import Evicted, evict
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,13 @@ ORDER_WAIT_S: Final = 30.0
 OFFER_WAIT_S: Final = 5.0  # for what is copied to a slower tier first
 NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
+RELEASE_S: Final = 5.0  # between looks at holds that have ended
+MOST_ASKED: Final = 1000  # contents in one question
+THOROUGH_S: Final = 20.0  # for a load's eviction, which looks at everything
+
+
+class NoRoom(NoSpace):
+    """A load does not fit: what is cached is protected, held or in use."""
 
 
 class Wanted(Protocol):
@@ -56,6 +63,9 @@ class Space:
         self._oldest_use_s = 0
         self._oldest_known_at_s = float("-inf")
         self._nothing_until_s = float("-inf")
+        self._nothing_for_loads_until_s = float("-inf")
+        self._released_at_s = float("-inf")
+        self._unanswered = 0  # questions for permission
         self.order_loaded = asyncio.Event()
 
     async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
@@ -78,6 +88,37 @@ class Space:
             return False
         return self.full_quota(size_bytes, entry) is None and self._take(size_bytes, entry)
 
+    async def reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+        """As `reserve`, whatever admission says: everything may go for it that nobody protects,
+        holds or uses. Raises NoRoom, NoSpace for a quota, and Unavailable where the disk is
+        degraded or the master does not say what may go. Cancelled: nothing is reserved."""
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            raise Unavailable("the cache disk takes nothing for now")
+        full = self.full_quota(size_bytes, entry)
+        if full is not None:
+            raise NoSpace(f"the quota of {shown(full)} is used up")
+        if self._take(size_bytes, entry):
+            return
+        async with self._one_at_a_time:
+            await self._reserve_for_load(size_bytes, entry)
+
+    async def _reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+        ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
+        self._leftovers.check(urgent=True)
+        if not self.order_loaded.is_set():
+            await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
+        unanswered = self._unanswered
+        may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
+        if may_help and monotonic() >= self._nothing_for_loads_until_s:
+            await self._make_room(size_bytes, None, until_s=monotonic() + THOROUGH_S)
+        if self._take(size_bytes, entry):
+            return
+        if self._unanswered != unanswered:
+            raise Unavailable("the master does not say what may be evicted")
+        self._nothing_for_loads_until_s = monotonic() + PAUSE_S
+        self._refuse()
+        raise NoRoom("nothing more can go for it")
+
     def full_quota(self, size_bytes: int, entry: Wanted | None) -> bytes | None:
         """The path whose quota refuses so much more of a content; None: no quota does."""
         bounds = self._rule(entry).quotas
@@ -99,6 +140,13 @@ class Space:
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
+
+    def may_fit_load(self, size_bytes: int) -> bool:
+        """Would `reserve_for_load` try it now?"""
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()):
+            return False
+        return size_bytes <= parts.ledger.free_for_files + parts.ledger.cached_bytes
 
     async def _reserve_by_evicting(self, size_bytes: int, entry: Wanted | None) -> bool:
         self._leftovers.check(urgent=True)
@@ -186,26 +234,43 @@ class Space:
                 await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
 
     async def _make_room(
-        self, need_bytes: int, idle_s: float | None, *, only_copies: bool = False
+        self,
+        need_bytes: int,
+        idle_s: float | None,
+        *,
+        only_copies: bool = False,
+        until_s: float | None = None,
     ) -> None:
         """`idle_s`: only from what nobody used for so long; None: from anything, or from copies of
-        what others own alone."""
+        what others own alone. `until_s` (monotonic): looks at everything once, as long as that."""
         parts = self._parts
         idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
         spare_bytes = min(parts.ledger.limit_bytes // 128, 32 << 20)
-        for _ in range(MOST_ROUNDS):
+        self._release_held()
+        batch, rounds = BATCH_FILES, 0
+        most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
+        while rounds < MOST_ROUNDS if until_s is None else most_looks > 0:
+            rounds += 1
             short_bytes = need_bytes - parts.ledger.free_for_files
             if short_bytes <= 0:
                 return
             if only_copies:
                 keys = parts.order.copies(BATCH_FILES)
             else:
-                keys = self._candidates(idle_before_s)
-            if not keys:
+                keys = self._candidates(idle_before_s, batch)
+            most_looks -= len(keys) or MOST_SKIPPED
+            if until_s is not None and parts.clocks.monotonic() >= until_s:
                 return
+            if not keys:
+                if until_s is None:
+                    return
+                await asyncio.sleep(0)
+                continue
             allowed, until_s = await self._permitted(self._not_live(keys))
             for key in set(keys) - set(allowed):
                 parts.order.defer(key)
+            if until_s is not None and 4 * len(allowed) < len(keys):
+                batch = min(2 * batch, MOST_ASKED)
             reason = "copy" if only_copies else "space" if idle_s is None else "idle"
             short_bytes += spare_bytes
             await self._offer_below(self._not_live(allowed), short_bytes)
@@ -222,7 +287,15 @@ class Space:
         except TimeoutError:
             log.warning("the next tier takes its time: files go without being copied there")
 
-    def _candidates(self, idle_before_s: int) -> list[bytes]:
+    def _release_held(self) -> None:
+        """What was held long enough may go from now on."""
+        parts = self._parts
+        now = parts.clocks.monotonic()
+        if parts.order.first_release_s <= now and now - self._released_at_s >= RELEASE_S:
+            self._released_at_s = now
+            parts.order.release_due(int(now), parts.wall_s())
+
+    def _candidates(self, idle_before_s: int, count: int = BATCH_FILES) -> list[bytes]:
         """First those that were named before and not needed: the order's hand has passed them."""
         order = self._parts.order
         named, self._named = self._named, []
@@ -231,7 +304,7 @@ class Space:
             for key, use_s in named
             if key in order and order.last_use_s(key) == use_s <= idle_before_s
         ]
-        fresh = order.candidates(BATCH_FILES - len(keys), idle_before_s)
+        fresh = order.candidates(count - len(keys), idle_before_s)
         return [*keys, *(key for key in fresh if key not in keys)]
 
     def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -267,6 +340,7 @@ class Space:
             permission = await self._parts.within(asked, PERMISSION_WAIT_S)
         except (CacheFSError, TimeoutError) as err:
             self._parts.counters.errors["permission"] += 1
+            self._unanswered += 1
             log.warning("nothing is evicted, the master gives no permission: %s", err)
             return frozenset(), 0.0
         return permission.allowed, permission.valid_for_s

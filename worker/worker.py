@@ -26,6 +26,7 @@ from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.inside import Inside
 from worker.leftovers import Leftovers
+from worker.loading.tier import TierLoading
 from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
 from worker.parts import Parts, Shared
@@ -72,9 +73,11 @@ class Worker:
         self._watch.on_change = self._tier_changed
         self.on_tiers: Callable[[], None] = lambda: None
         self.inside = Inside(parts, self._catalog, self._space, self.housekeeping, self._watch)
+        self.loading = TierLoading(self.inside, self._filler)
         self.serving = Serving(parts, self._catalog, self._segments, self._provider, self._filler)
         self.expirer = Expirer(parts, self._catalog, self._segments, self.housekeeping)
         parts.touch = self.housekeeping.touch
+        parts.read = self.housekeeping.read
         parts.filled = self.expirer.filled
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
@@ -129,6 +132,8 @@ class Worker:
             memory=memory,
             epoch=tier.header.epoch,
             is_owned=shared.is_owned,
+            came=shared.came,
+            owners_changed=shared.owners_changed,
             charges=Charges(shared.quotas),
         )
         worker = cls(parts)
@@ -232,6 +237,8 @@ class Worker:
             self._hit(entry.key)
             return self._grant_whole(entry.size, fd)
         self._parts.counters.misses += 1
+        if entry.hold is not None:
+            self.housekeeping.read(entry.key)
         if entry.small:
             fd = await self._provider.small(entry)
             if fd is not None:
@@ -291,7 +298,7 @@ class Worker:
 
     def _hit(self, key: bytes) -> None:
         self._parts.counters.hits += 1
-        self.housekeeping.touch(key)
+        self.housekeeping.read(key)
 
     async def ensure(
         self, handle: int, offset: int, size: int, *, past_tier: bool = False
@@ -331,7 +338,7 @@ class Worker:
             except ValueError:
                 continue
             if key in self._parts.order:
-                self.housekeeping.touch(key)
+                self.housekeeping.read(key)
 
     # ---- operators ----
 
@@ -450,6 +457,7 @@ class Worker:
         self._catalog.freeze()
         await parts.tasks.close()
         self.housekeeping.write_touches()
+        self.housekeeping.write_released()
         closer = Threads("closer", 1, parts.wake)
         try:
             closed = await asyncio.wait_for(closer.run(self._close_all), CLOSE_LIMIT_S)

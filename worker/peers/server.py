@@ -232,7 +232,8 @@ class PeerServer:
 
     async def _find(self, asked: Asked) -> tuple[Pages, bool]:
         key = asked.content.key
-        found = await self._cache.here(key, asked.first, asked.end)
+        # Who asks for what is there, and no more, may move it or keep another copy.
+        found = await self._cache.here(key, asked.first, asked.end, for_reader=not asked.have)
         if found is not None:
             return found, True
         if asked.have:

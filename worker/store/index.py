@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -166,6 +166,11 @@ class Index:
         """Raises OSError, as all reads do. A record that cannot be understood is none."""
         with self._reading() as txn:
             return _decoded(txn.get(key, db=self.files))
+
+    def get_all(self, keys: Sequence[bytes]) -> list[FileRecord | None]:
+        """As `get`, of all at one moment."""
+        with self._reading() as txn:
+            return [_decoded(txn.get(key, db=self.files)) for key in keys]
 
     def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
         """The bitmap of present pages and the checksum of each of them."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from cachefs.core.model import Origin
+from worker.state.holds import Hold
 from worker.state.pages import page_count
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile
-from worker.store.records import FileRecord
+from worker.store.records import HELD_READ, FileRecord
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 from worker.transfer import verify
@@ -34,6 +35,7 @@ class Looked:
     lost: bool = False  # there was a record, but its file is gone
     verified: bool = False
     bad_pages: int = 0
+    hold: Hold | None = None
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -62,6 +64,8 @@ def _fill_in(
     looked: Looked, tier: Tier, writer: Writer, key: bytes, record: FileRecord, epoch: int
 ) -> None:
     looked.bits = tier.index.bits(key, record.size)
+    if record.held_until_s:
+        looked.hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
     looked.allocated_bytes = filesystem.allocated_bytes(looked.fd)
     looked.grown_bytes = looked.allocated_bytes - record.allocated_bytes
     complete = looked.bits.bit_count() == page_count(record.size)

@@ -54,7 +54,7 @@ def evict(
         if need_bytes <= 0 or not may_go_on():
             break
         published = tier.unpublish(name)
-        if _is_busy(tier, name):
+        if is_busy(tier, name):
             result.busy.append(name)
             if published:
                 tier.publish(name)
@@ -76,7 +76,7 @@ def evict(
     return result
 
 
-def _is_busy(tier: Tier, name: str) -> bool:
+def is_busy(tier: Tier, name: str) -> bool:
     """Has somebody the file open or mapped?"""
     try:
         fd = tier.open_file(name, os.O_RDONLY)

@@ -253,6 +253,14 @@ class Tier:
         except FileNotFoundError:
             return None
 
+    def has_file(self, name: str, size_bytes: int) -> bool:
+        """Is there a cache file of that name and length?"""
+        try:
+            info = os.stat(_place(name), dir_fd=self._fds["files"], follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return info.st_size == size_bytes
+
     def open_published(self, name: str, size_bytes: int) -> int | None:
         """A read-only descriptor of a complete file, None when it is not published."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC

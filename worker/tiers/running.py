@@ -88,16 +88,21 @@ class Running:
 
     # ---- what it may take ----
 
-    def room(self, origin: Origin | None = None) -> Room:
-        """As a new content sees it: what this node owns may take the place of what it does not."""
+    def room(self, origin: Origin | None = None, *, for_load: bool = False) -> Room:
+        """As a new content sees it: what this node owns may take the place of what it does not,
+        and what is loaded that of everything that may go at all."""
         parts, ledger = self.parts, self.parts.ledger
         wanted = _Wanted(origin.content.key, origin.size) if origin is not None else None
+        space = self.worker.inside.space
+        makes_room = functools.partial(space.may_fit, entry=wanted)
+        if for_load:
+            makes_room = functools.partial(space.may_fit_load)
         return Room(
             in_service=parts.health.in_service,
             writable=parts.health.writable(parts.clocks.monotonic()),
             limit_bytes=ledger.limit_bytes - ledger.headroom_bytes - ledger.scratch_floor_bytes,
             free_bytes=ledger.free_for_files - self._promised_bytes(),
-            makes_room=functools.partial(self.worker.inside.space.may_fit, entry=wanted),
+            makes_room=makes_room,
         )
 
     def promise(self, key: bytes, size: int) -> None:

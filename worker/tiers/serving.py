@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cachefs.core.model import NamespaceId, Origin
 from cachefs.core.services import MetadataService
-from worker.serving import Pages
+from worker.serving import Pages, with_replicas
 from worker.state.moves import Holding
 from worker.store.holdings import merge_holdings, read_holdings
 from worker.tiers.keeper import Keeper
@@ -32,10 +32,12 @@ class TiersServing:
     def _having(self, key: bytes) -> list[Running]:
         return [one for one in self._keeper.in_service() if one.may_have(key)]
 
-    async def here(self, key: bytes, first: int, end: int) -> Pages | None:
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
         """See `PeerCache`."""
         for one in self._keeper.running:  # what was refused is in segments of any
-            found = await one.worker.serving.here(key, first, end)
+            found = await one.worker.serving.here(key, first, end, for_reader=for_reader)
             if found is not None:
                 self._moves.used(key, one)
                 return found
@@ -71,4 +73,8 @@ class TiersServing:
             await one.parts.ask_disk(read_holdings, one.parts.tier.index, after, limit)
             for one in self._keeper.in_service()
         ]
-        return merge_holdings(of_tiers, limit)
+        return with_replicas(merge_holdings(of_tiers, limit), self._replicas_of)
+
+    def _replicas_of(self, key: bytes) -> int:
+        of_tiers = (one.parts.rules.replicas(key) for one in self._keeper.running)
+        return max(of_tiers, default=1)

@@ -27,6 +27,7 @@ from worker.source import ConnectorFor, OriginSource, Source
 from worker.state.memory import MemoryBudget, budget
 from worker.state.tiers import choose, place
 from worker.tiers.keeper import NUMBERS, Keeper
+from worker.tiers.loading import TiersLoading
 from worker.tiers.moves import Moves
 from worker.tiers.running import Running
 from worker.tiers.serving import TiersServing
@@ -41,6 +42,7 @@ class Tiers:
         self._metadata = metadata
         self._moves = Moves(keeper, metadata)
         self.serving = TiersServing(keeper, self._moves, metadata, self.chosen)
+        self.loading = TiersLoading(keeper, self._moves, self)
         self.on_tiers: Callable[[], None] = lambda: None
 
     @classmethod
@@ -83,7 +85,9 @@ class Tiers:
 
     # ---- which tier ----
 
-    async def chosen(self, origin: Origin, *, past_tier: bool = False) -> Running:
+    async def chosen(
+        self, origin: Origin, *, past_tier: bool = False, for_load: bool = False
+    ) -> Running:
         """The tier that serves a content: where it is, or is on its way to, or where it goes."""
         key = origin.content.key
         running = self._keeper.running if past_tier else self._keeper.in_service()
@@ -98,7 +102,7 @@ class Tiers:
             return known[0]
         if known and (len(known) > 1 or not self._takes_more(known[0])):
             return await self._chosen_by_index(origin, known)
-        return known[0] if known else self.placed(origin)
+        return known[0] if known else self.placed(origin, for_load=for_load)
 
     def _takes_more(self, one: Running) -> bool:
         return one.parts.order_known and one.worker.inside.space.may_fit(SMALL_FILE_BYTES)
@@ -110,10 +114,11 @@ class Tiers:
         found = next((one for one in known if one.tier == tier), None)
         return found or self.placed(origin)
 
-    def placed(self, origin: Origin) -> Running:
+    def placed(self, origin: Origin, *, for_load: bool = False) -> Running:
         """Where a content goes of which no tier has anything, or none that can take the rest."""
         running = self._keeper.running
-        one = running[place(origin.size, [one.room(origin) for one in running])]
+        rooms = [one.room(origin, for_load=for_load) for one in running]
+        one = running[place(origin.size, rooms)]
         if origin.size > SMALL_FILE_BYTES:
             one.promise(origin.content.key, origin.size)
         return one

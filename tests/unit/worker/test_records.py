@@ -86,8 +86,8 @@ def test_records_of_format_1_decode() -> None:
 def test_a_newer_record_with_more_fields_decodes() -> None:
     import msgspec
 
-    data = msgspec.msgpack.encode([1, "", 1, 4096, True, 5, 0, 6, "new", 7])
-    assert decode_file(data) == FileRecord(1, "", 1, 4096, True, 5, 0, 6)
+    data = msgspec.msgpack.encode([1, "", 1, 4096, True, 5, 0, 6, 8, "new", 7])
+    assert decode_file(data) == FileRecord(1, "", 1, 4096, True, 5, 0, 6, 8)
 
 
 def test_keys_are_content_ids() -> None:

@@ -1,0 +1,267 @@
+"""The decisions of a loader, without a loop: nothing is begun twice, told twice, or forgotten."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cachefs.core.cluster import Work, Worked
+from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from worker.state.loading import (
+    LARGE_BYTES,
+    LONG_S,
+    NO_SPACE,
+    PIECES,
+    POLL_S,
+    REQUESTS,
+    RETRY_S,
+    Action,
+    Answered,
+    Ask,
+    Bring,
+    Check,
+    Checked,
+    Drop,
+    FileEnded,
+    Loading,
+    Tick,
+    Unanswered,
+)
+
+NAMESPACE = NamespaceId(b"n" * 16)
+ROOM = Room(100, 20, 30, 40)
+
+
+def file(ino: int, size: int = 1000, block: int = -1) -> TaskFile:
+    content = ContentId(NAMESPACE, ino, 0, ino)
+    return TaskFile(Origin(content, "u", b"f%d" % ino, "", size, 0), block)
+
+
+def task(
+    number: int, count: int, *, job: int = 1, size: int = 1000, kind: TaskKind = TaskKind.LOAD
+) -> Task:
+    return Task(number, job, kind, [file(number * 1000 + one, size) for one in range(count)])
+
+
+def brought(actions: list[Action]) -> list[Bring]:
+    return [one for one in actions if isinstance(one, Bring)]
+
+
+def asked(actions: list[Action]) -> list[Work]:
+    return [one.work for one in actions if isinstance(one, Ask)]
+
+
+def nothing_more(loading: Loading, now: float, run: str = "run", jobs: int = 3) -> None:
+    """The answer to the question that follows one that brought something."""
+    loading.handle(Answered(Worked(run, [], dict.fromkeys(range(1, jobs + 1), 0))), now)
+
+
+def started(*tasks: Task, rate: int = 0) -> tuple[Loading, list[Bring]]:
+    """A loader that was handed these at time 0, and then that there is no more."""
+    loading = Loading("w")
+    (first,) = asked(loading.handle(Tick(), 0.0))
+    assert first == Work("w", "", [], first.room_bytes, LONG_S, 0)
+    jobs = {one.job: rate for one in tasks}
+    begun = brought(loading.handle(Answered(Worked("run", [*tasks], jobs)), 0.0))
+    if begun:
+        assert loading.handle(Answered(Worked("run", [], jobs)), 0.0) == []
+    return loading, begun
+
+
+def end(loading: Loading, one: Bring, now: float = 0.0, **said: object) -> list[Action]:
+    size = one.file.origin.size
+    return loading.handle(FileEnded(one.id, one.place, size, **said), now)  # type: ignore[arg-type]
+
+
+def test_files_are_begun_in_order_while_requests_are_free() -> None:
+    loading, begun = started(task(1, 20), task(2, 20))
+    assert [one.file.origin.content.ino for one in begun] == [
+        *range(1000, 1020),
+        *range(2000, 2000 + REQUESTS - 20),
+    ]
+    (next_one,) = brought(end(loading, begun[3]))
+    assert next_one.file.origin.content.ino == 2000 + REQUESTS - 20
+    loading.check_invariants()
+
+
+def test_a_large_file_counts_as_several_requests() -> None:
+    _, begun = started(task(1, 20, size=LARGE_BYTES + 1))
+    assert len(begun) == REQUESTS // PIECES
+
+
+def test_an_outcome_says_what_failed_and_what_was_fetched() -> None:
+    loading, (one, two) = started(task(7, 2))
+    end(loading, two, failure=FileFailure(1, "not-found", "gone"))
+    (work,) = asked(end(loading, one, POLL_S))
+    assert work.outcomes == [Outcome(7, 2000, [FileFailure(1, "not-found", "gone")])]
+    assert (work.run, work.seen, work.wait_s) == ("run", 7, LONG_S)
+
+
+def test_what_was_told_and_not_heard_is_told_again() -> None:
+    loading, (one,) = started(task(7, 1))
+    (work,) = asked(end(loading, one, 1.0))
+    assert asked(loading.handle(Unanswered(), 2.0)) == []
+    assert loading.wake_at_s == 2.0 + RETRY_S
+    (again,) = asked(loading.handle(Tick(), loading.wake_at_s))
+    assert again.outcomes == work.outcomes
+
+
+def test_a_task_that_comes_again_is_not_done_twice() -> None:
+    loading, (one,) = started(task(7, 1))
+    asked(loading.handle(Tick(), POLL_S))
+    again = loading.handle(Answered(Worked("run", [task(7, 1), task(8, 1)], {1: 0})), POLL_S)
+    (fresh,) = brought(again)
+    assert fresh.task.number == 8
+    end(loading, one)
+    loading.check_invariants()
+
+
+def test_another_run_of_the_master_forgets_everything() -> None:
+    loading, begun = started(task(7, 2))
+    end(loading, begun[0])
+    actions = loading.handle(Answered(Worked("other", [task(7, 1)], {1: 0})), POLL_S)
+    (fresh,) = brought(actions)
+    assert Drop(begun[0].id) in actions
+    assert fresh.id != begun[0].id
+    nothing_more(loading, POLL_S, "other")
+    end(loading, begun[1], POLL_S)  # of the old one: nobody hears of it
+    (work,) = asked(end(loading, fresh, 2 * POLL_S))
+    assert [one.number for one in work.outcomes] == [7]
+    assert [one.fetched_bytes for one in work.outcomes] == [1000]
+    loading.check_invariants()
+
+
+def test_a_job_that_is_not_wanted_any_more_is_dropped_without_an_outcome() -> None:
+    loading, begun = started(task(1, 40), task(2, 3, job=2))
+    loading.handle(Tick(), POLL_S)
+    actions = loading.handle(Answered(Worked("run", [], {2: 0})), POLL_S)
+    assert Drop(begun[0].id) in actions
+    assert not loading.wants(begun[0].id)
+    later: list[Bring] = []
+    for one in begun:
+        later += brought(end(loading, one, POLL_S))
+    assert {one.task.job for one in later} == {2}
+    for one in later[:-1]:
+        end(loading, one, POLL_S)
+    (work,) = asked(end(loading, later[-1], 2 * POLL_S))
+    assert [one.number for one in work.outcomes] == [2]
+    loading.check_invariants()
+
+
+def test_without_room_nothing_more_of_the_job_is_tried() -> None:
+    loading, begun = started(task(1, REQUESTS + 2), task(2, 5), task(3, 1, job=2))
+    actions = end(loading, begun[0], failure=FileFailure(0, NO_SPACE, "full"), room=ROOM)
+    (other,) = brought(actions)
+    assert other.task.job == 2, "another job goes on"
+    works = asked(actions)
+    for one in [*begun[1:], other]:
+        works += asked(end(loading, one, POLL_S))
+        if works:
+            nothing_more(loading, POLL_S)
+    works += asked(loading.handle(Tick(), 60.0))
+    told = {one.number: one for work in works for one in work.outcomes}
+    assert [one.place for one in told[1].failures] == [0, REQUESTS, REQUESTS + 1]
+    assert [one.place for one in told[2].failures] == [0, 1, 2, 3, 4]
+    assert told[1].room == told[2].room == ROOM
+    loading.check_invariants()
+
+
+def test_bandwidth_is_kept_by_what_came() -> None:
+    loading, begun = started(task(1, 30, size=1000), rate=4000)
+    assert len(begun) == 5, "a second's worth, and the one that goes into debt"
+    assert loading.wake_at_s == pytest.approx(1000 / 4000)
+    more = brought(end(loading, begun[0], 0.1, failure=None))
+    assert more == []
+    actions = loading.handle(FileEnded(begun[1].id, begun[1].place, 0), 0.1)  # from a peer
+    assert len(brought(actions)) == 1, "what did not come from the origin is given back"
+
+
+def test_another_job_goes_on_while_one_waits_for_bandwidth() -> None:
+    loading = Loading("w")
+    loading.handle(Tick(), 0.0)
+    tasks = [task(1, 30), task(2, 30, job=2)]
+    begun = brought(loading.handle(Answered(Worked("run", tasks, {1: 1000, 2: 0})), 0.0))
+    assert [one.task.job for one in begun].count(1) == 2
+    assert [one.task.job for one in begun].count(2) == 30
+
+
+def test_a_check_is_one_action_and_its_failures_are_told() -> None:
+    loading = Loading("w")
+    loading.handle(Tick(), 0.0)
+    one = task(4, 10, kind=TaskKind.CHECK)
+    actions = loading.handle(Answered(Worked("run", [one], {1: 0})), 0.0)
+    (check,) = [action for action in actions if isinstance(action, Check)]
+    nothing_more(loading, 0.0)
+    missing = [FileFailure(3, "missing", "it is not complete in the cache")]
+    (work,) = asked(loading.handle(Checked(check.id, missing), 1.0))
+    assert work.outcomes == [Outcome(4, 0, missing)]
+
+
+def test_a_master_that_answers_at_once_without_work_is_not_asked_in_a_loop() -> None:
+    loading, _ = started()
+    assert loading.wake_at_s == pytest.approx(POLL_S)
+    assert asked(loading.handle(Tick(), 0.1)) == []
+    assert asked(loading.handle(Tick(), POLL_S)) != []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
+    """A master in the test hands out tasks; answers get lost, jobs are cancelled."""
+    rng = random.Random(seed)
+    loading, now, number = Loading("w"), 0.0, 0
+    given: dict[int, Task] = {}
+    told: list[int] = []
+    lost = 0
+    running = {1: 0, 2: 5_000_000, 3: 0}
+    begun: list[Bring | Check] = []
+    question: Work | None = None
+
+    def act(actions: list[Action]) -> None:
+        nonlocal question
+        for one in actions:
+            if isinstance(one, Ask):
+                assert question is None, "one question at a time"
+                question = one.work
+            elif isinstance(one, Bring | Check):
+                begun.append(one)
+
+    act(loading.handle(Tick(), now))
+    for step in range(20_000):
+        if step >= 400 and not given:
+            break
+        now += rng.random() / 4
+        if question is not None and rng.random() < 0.5:
+            asked_for, question = question, None
+            told += [one.number for one in asked_for.outcomes if one.number in given]
+            for one in asked_for.outcomes:
+                given.pop(one.number, None)
+            fresh = [one for one in given.values() if one.number > asked_for.seen]
+            while step < 400 and rng.random() < 0.6 and asked_for.room_bytes > 0:
+                number += 1
+                kind = rng.choice([TaskKind.LOAD, TaskKind.LOAD, TaskKind.CHECK])
+                job = rng.choice([*running])
+                given[number] = task(number, rng.randint(1, 30), job=job, kind=kind)
+                fresh.append(given[number])
+            if step >= 300 and 3 in running:
+                del running[3]
+                given = {n: one for n, one in given.items() if one.job != 3}
+                fresh = [one for one in fresh if one.job != 3]
+            if rng.random() < 0.2:
+                lost += 1
+                act(loading.handle(Unanswered(), now))
+            else:
+                act(loading.handle(Answered(Worked("run", fresh, dict(running))), now))
+        elif begun:
+            one = begun.pop(rng.randrange(len(begun)))
+            if isinstance(one, Check):
+                act(loading.handle(Checked(one.id, []), now))
+            else:
+                act(loading.handle(FileEnded(one.id, one.place, one.file.origin.size), now))
+        else:
+            act(loading.handle(Tick(), now))
+        loading.check_invariants()
+    assert len(told) == len(set(told)), f"seed {seed}: told twice"
+    assert lost
+    assert not given, f"seed {seed}: never told: {sorted(given)}"
