@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import cachefs
@@ -49,6 +50,14 @@ def connect(chosen: Config, home: StateHome) -> HttpClient:
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     """A client of the master's admin API; else as `connect`."""
     return AdminClient(master_of(chosen, home), security(chosen))
+
+
+def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
+    """A client of the master of a path `cachefs://…` (or of --master, where it is given), and the
+    path below the root of its namespace. Else as `connect`."""
+    tls = speaks_tls(chosen)
+    master = master_url(chosen.text("master") or url, tls=tls)
+    return AdminClient(master, security(chosen)), os.fsencode(parse_cluster(url).path)
 
 
 def connect_worker(url: str, chosen: Config) -> HttpClient:

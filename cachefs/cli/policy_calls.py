@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeVar
 
-from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli import clusters, output, settings
 from cachefs.cli.session import Session, Target, attached, find_target, seen_through
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
@@ -32,7 +31,7 @@ class Asked:
     def __init__(
         self, asker: Asker, namespace: NamespaceId, path: bytes, target: Target | None = None
     ) -> None:
-        self._asker = asker
+        self.asker = asker
         self.namespace = namespace
         self.path = path.strip(b"/")
         self.target = target
@@ -41,10 +40,10 @@ class Asked:
     def set(self, policy: Policy, unset: list[str] | None = None) -> Policy:
         """What is said there then. Raises NotFound, BadConfig, AccessDenied."""
         body = m.SetPolicy(self.namespace, self.path, policy, unset or [])
-        return self._asker.call(body, m.PolicySet).policy
+        return self.asker.call(body, m.PolicySet).policy
 
     def get(self) -> m.PoliciesAt:
-        return self._asker.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
+        return self.asker.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
 
     def shown(self, path: bytes | None = None) -> str:
         """A path of the namespace as the person sees it: through the mount, where it lies in it."""
@@ -57,12 +56,13 @@ class Asked:
 @contextlib.contextmanager
 def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator[Asked]:
     """Raises NotFound for a path that is under no mount, and what connecting raises."""
+    chosen = settings.load_settings(flags, config_file)
     if is_cluster(path):
-        cluster, inside = open_cluster(path, flags, config_file)
-        with cluster:
-            yield Asked(cluster.master, cluster.namespace, inside)
+        master, inside = clusters.admin_of(path, chosen)
+        with master:
+            yield Asked(master, master.namespace, inside)
         return
-    home = settings.state_home(settings.load_settings(flags, config_file))
+    home = settings.state_home(chosen)
     target = find_target(path, home)
     with attached(target.record) as session:
         yield Asked(session, session.namespace, target.in_namespace, target)

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import open_cluster
+from cachefs.cli import clusters, output, settings
 from cachefs.cli.policy_calls import Asked, asked
+from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core import policies
 from cachefs.core.addresses import is_cluster
+from cachefs.core.config import Config
 from cachefs.core.policies import parse
 from cachefs.core.units import format_size
 
@@ -39,7 +40,7 @@ def command(
             )
         found = at.get()
         rows = _quotas(at, found)
-        used = _used(at, path, flags, config_file) if rows else {}
+        used = _used(at, settings.load_settings(flags, config_file)) if rows else {}
     if as_json:
         return output.print_json(
             [
@@ -61,19 +62,15 @@ def _quotas(at: Asked, found: m.PoliciesAt) -> list[tuple[bytes, int]]:
     return [one for one in (*found.quotas, *below) if one[1]]
 
 
-def _used(at: Asked, path: str, flags: dict[str, Any], config_file: str | None) -> dict[bytes, int]:
+def _used(at: Asked, chosen: Config) -> dict[bytes, int]:
     """By path of the namespace: on all workers of a cluster, as of their last heartbeats."""
-    if at.target is None or is_cluster(at.target.record.source.url):
-        cluster, _ = open_cluster(path, flags, config_file)
-        with cluster:
-            facts = [row.facts.get("quota_used_bytes", {}) for row in cluster.rows.values()]
-    else:
-        assert at.session is not None, "a path under a mount is asked of its server"
-        status = at.session.call(m.Status(), m.StatusReply).status
-        facts = [status["cache"]["quota_used_bytes"]]
-    total: dict[bytes, int] = {}
-    for used in facts:
-        for where, size_bytes in used.items():
-            key = where.strip("/").encode()
-            total[key] = total.get(key, 0) + size_bytes
-    return total
+    if at.session is None:
+        assert isinstance(at.asker, AdminClient), "else it is a session"
+        return {where: used for where, _, used in at.asker.quotas(at.path)}
+    url = at.session.record.source.url
+    if is_cluster(url):
+        master, _ = clusters.admin_of(url, chosen)
+        with master:
+            return {where: used for where, _, used in master.quotas(at.path)}
+    cache = at.session.call(m.Status(), m.StatusReply).status["cache"]
+    return {where.strip("/").encode(): used for where, used in cache["quota_used_bytes"].items()}

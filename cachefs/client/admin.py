@@ -162,6 +162,11 @@ class AdminClient:
     def about(self) -> a.About:
         return self.get("", a.About)
 
+    @property
+    def namespace(self) -> NamespaceId:
+        """The one that is meant by every call, whatever namespace a message names. Asks."""
+        return NamespaceId(bytes.fromhex(self.about().namespace))
+
     def status(self) -> dict[str, Any]:
         """What `cachefs status` shows."""
         return self.get("/status", a.Status).status
