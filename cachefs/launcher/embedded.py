@@ -34,6 +34,8 @@ from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
+from worker.loading.cache import LoadingCache
+from worker.loading.loader import Loader
 from worker.loads import LoadTable
 from worker.server.server import NodeServer
 from worker.worker import Worker, WorkerConfig
@@ -42,6 +44,7 @@ log = logging.getLogger("cachefs.server")
 
 LOCK_WAIT_S = 10.0  # for a predecessor that is on its way out
 DRAIN_S = 10.0
+WORKER = "local"  # as a master here knows the one worker
 
 
 class Source:
@@ -56,6 +59,7 @@ class Source:
         self.sync_interval_s = 0.0
         self.warning = ""
         self.master: Master
+        self._loader: Loader | None = None
 
     async def open(self, sync_interval_s: float) -> None:
         """Takes the state directory and opens the namespace. Raises InUse, or why a source that was
@@ -93,7 +97,19 @@ class Source:
         except OSError as err:
             raise NoSpace(f"cannot be written: {err.strerror}", path=str(path)) from err
 
+    def start_loading(self, cache: LoadingCache) -> None:
+        """The worker asks this source's master for load tasks from now on. Idempotent."""
+        if self._loader is None:
+            self._loader = Loader(cache, self.master.work, WORKER)
+            self._loader.start()
+
+    async def stop_loading(self) -> None:
+        """Idempotent."""
+        if self._loader is not None:
+            await self._loader.close()
+
     async def close(self) -> None:
+        await self.stop_loading()
         await self.master.close()
         self._give_back()
 
@@ -122,6 +138,19 @@ class EmbeddedSources:
         self._pointer = pointer
         self._by_key: dict[str, asyncio.Task[Source]] = {}
         self._open: dict[NamespaceId, Source] = {}
+        self._cache: LoadingCache | None = None
+
+    def start_loading(self, cache: LoadingCache) -> None:
+        """What load jobs of these sources select goes there, those opened later included."""
+        self._cache = cache
+        for source in self._open.values():
+            source.start_loading(cache)
+
+    async def stop_loading(self) -> None:
+        """Before the cache is closed."""
+        self._cache = None
+        for source in self._open.values():
+            await source.stop_loading()
 
     async def attach(self, body: m.Attach) -> m.Attached:
         """Idempotent; two attaches of one new source share one attempt."""
@@ -157,6 +186,8 @@ class EmbeddedSources:
             await source.close()
             raise
         self._open[source.master.namespace] = source
+        if self._cache is not None:
+            source.start_loading(self._cache)
         if source.warning:
             log.warning("%s", source.warning)
         return source
@@ -249,9 +280,11 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
     try:
         source = await sources.open(spec.source, spec.sync_interval_s)
         worker = await _start_worker(spec, sources)
+        sources.start_loading(worker.loading)
         try:
             await _serve(spec, ready, worker, sources, socket_path, pointer, source.warning)
         finally:
+            await sources.stop_loading()
             await worker.close()
     finally:
         await sources.close()

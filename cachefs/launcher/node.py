@@ -60,6 +60,7 @@ from worker.cluster.member import Condition, Membership
 from worker.cluster.migration import Migration
 from worker.cluster.sources import ClusterSources
 from worker.config import WorkerConfig
+from worker.loading.loader import Loader
 from worker.loads import LoadTable
 from worker.machine import available_memory
 from worker.metrics import exposition
@@ -76,6 +77,7 @@ from worker.tiers.tiers import Tiers
 log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
+WORK_S: Final = 10.0  # for a master's answer about load tasks
 PEER_THREADS: Final = ("send-", "ask-")  # names of those that move bytes between workers
 
 
@@ -103,6 +105,7 @@ class Node:
         self._members: Membership
         self._weighing: Weighing
         self._migration: Migration | None = None  # none before this node has joined
+        self._loader: Loader | None = None
 
     async def run(self, ready: ReadyPipe) -> None:
         """Until nobody needs it. Raises the typed error of a start that failed; nothing is open
@@ -247,6 +250,13 @@ class Node:
             return
         stack.push_async_callback(self._leave)
         self._tasks.start(self._migration.run())
+        if self._weight() > 0:  # what owns nothing has nothing to load
+            loader = self._loader = Loader(self._cache.loading, self._work, self.id)
+            stack.push_async_callback(loader.close)
+            loader.start()
+
+    async def _work(self, call: c.Work) -> c.Worked:
+        return await self._master.ask(call, c.Worked, answer_s=call.wait_s + WORK_S, reach_s=0)
 
     async def _leave(self) -> None:
         """What owns data and just ends is expected back: its blocks stay its own until it is given
@@ -351,6 +361,7 @@ class Node:
             "peers": self._source.status(),
             "serving": self._peer_server.status(),
             "migration": self._migration.status(),
+            "loading": self._loader.status() if self._loader is not None else {},
         }
 
 

@@ -41,7 +41,15 @@ LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
 # What keeps this worker a member asks no origin, and must not wait for a connection behind calls
 # that do; nor names of one origin behind listings of another.
-_MEMBERS: Final = (c.Register, c.Heartbeat, c.Leave, c.GetView, c.GetEvents, c.PermitEviction)
+_MEMBERS: Final = (
+    c.Register,
+    c.Heartbeat,
+    c.Leave,
+    c.GetView,
+    c.GetEvents,
+    c.PermitEviction,
+    c.Work,
+)
 _LISTINGS: Final = (ListDir, c.Walk)
 _KEEPALIVE: Final = (  # a partition ends a call within about 10 s
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
