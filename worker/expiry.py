@@ -1,5 +1,5 @@
 """What the master's policies say of what is cached: frees what is older than its time to live, and
-what is more than a quota allows. Owned by the loop.
+what is more than a quota allows; knows how many own it. Owned by the loop.
 
 What has just been filled is asked about once a second, many at once; everything that is cached is
 asked about again after a start, and whenever policies changed. Nothing goes without the master's
@@ -14,6 +14,8 @@ import itertools
 import logging
 from collections.abc import Sequence
 from typing import Final
+
+import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, NamespaceId
@@ -56,6 +58,7 @@ class Expirer:
         self._again_at_s = 0.0
         self._knows_namespaces = False
         self._one_at_a_time = asyncio.Lock()
+        self._other_owners = False  # than was known here
         self.freed_files = 0
 
     def __len__(self) -> int:
@@ -89,6 +92,7 @@ class Expirer:
                 return
             try:
                 await self._ask()
+                await self._look_at_owners()
             except OSError as err:
                 return self._catalog.disk_fault(err)
             await self._free_what_is_due()
@@ -176,10 +180,27 @@ class Expirer:
                 return False
             now_s = self._parts.clocks.wall()
             for content, rule in zip(part, rules, strict=True):
+                self._heed(content.key, rule)
                 ttl_s = -1.0 if rule.pinned else rule.ttl_s
                 self._expiry.put(content.key, filled[content.key], ttl_s, now_s)
             await self._charge([one.key for one in part], rules, sizes or {})
         return True
+
+    def _heed(self, key: bytes, rule: Rule) -> None:
+        """What has an effect at once on what is cached or open."""
+        parts, entry = self._parts, self._catalog.live(key)
+        if entry is not None and entry.origin.rule != rule:
+            entry.origin = msgspec.structs.replace(entry.origin, rule=rule)
+        if key in parts.order and parts.rules.put(key, rule):
+            self._other_owners = True
+
+    async def _look_at_owners(self) -> None:
+        """Copies of what this node no longer owns go first, and others get what they own now.
+        Raises OSError."""
+        if self._other_owners:
+            self._other_owners = False
+            await self._housekeeping.ask_owners()
+            self._parts.owners_changed()
 
     async def _charge(
         self, keys: Sequence[bytes], rules: Sequence[Rule], sizes: dict[bytes, int]

@@ -387,13 +387,16 @@ class Had(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """A worker that no longer owns these blocks has pages of them: the receiver, who owns them in
-    `epoch`, may fetch them from `url`. Answered by Done; what is refused is fetched when read."""
+    """A worker that no longer owns these blocks, or is the first of their owners, has pages of
+    them: the receiver, who owns them in `epoch`, may fetch them from `url`. `replicas`: how many
+    own each block, in order (empty: one). Answered by Done; what is refused is fetched when
+    read."""
 
     worker: str
     url: str
     epoch: int
     blocks: list[tuple[bytes, int]]  # ContentId.key, block
+    replicas: list[int] = msgspec.field(default_factory=list)
 
 
 class Doubt(Message, frozen=True):

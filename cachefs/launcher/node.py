@@ -157,7 +157,13 @@ class Node:
             self._sources.service,
             self._sources.connector,
             source=self._source,
-            shared=Shared(MemoryBudget(limit_bytes), self._is_owned, Quotas(self._share)),
+            shared=Shared(
+                MemoryBudget(limit_bytes),
+                self._is_owned,
+                Quotas(self._share),
+                self._came,
+                self._owners_changed,
+            ),
         )
         stack.push_async_callback(self._cache.close)
         if not self._known_id:
@@ -183,6 +189,14 @@ class Node:
     def _is_owned(self, key: bytes, size: int, replicas: int) -> bool:
         ino, blocks = ContentId.parse(key.hex()).ino, range(block_count(size))
         return any(self._ring.owns(ino, block, replicas) for block in blocks)
+
+    def _came(self, key: bytes, size_bytes: int, replicas: int) -> None:
+        if self._migration is not None:
+            self._migration.came(key, size_bytes, replicas)
+
+    def _owners_changed(self) -> None:
+        if self._migration is not None:
+            self._migration.owners_changed()
 
     async def _start_peers(self, stack: contextlib.AsyncExitStack) -> str:
         """Listens to peers; the URL at which they reach this node."""
@@ -240,6 +254,7 @@ class Node:
             on_settled=lambda epoch: self._members.beat_soon(),
             bytes_per_s=spec.migration_bytes_s,
         )
+        self._migration.owners_changed()  # what it heard before
         stack.push_async_callback(self._tasks.close)
         try:
             await self._members.start()

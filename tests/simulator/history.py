@@ -72,7 +72,8 @@ class History:
             seed, files, calm=self.sort != "rough", migration_bytes_per_s=float(rate)
         )
         self.world.tracing = tracing
-        self.world.replicas = self.random.choice([1, 1, 2, 3])
+        for file in files:
+            self.world.replicas[file.key] = self.random.choice([1, 1, 2, 3])
         self.files = files
         self._workers = self._lost = 0
         self._until_s = CALM_START_S + self.random.uniform(2.0, 20.0)
@@ -159,7 +160,7 @@ class History:
 
     def _something(self) -> None:
         steps: list[tuple[float, Callable[[], None]]] = [(20, self._read), (6, self._read_by_all)]
-        steps += [(0.7, self._add), (0.5, self._drain)]
+        steps += [(0.7, self._add), (0.5, self._drain), (0.4, self._set_replicas)]
         if self.sort != "calm":
             steps += [(1, self._protect), (0.3, self._leave)]
         if self.sort == "rough":
@@ -224,6 +225,11 @@ class History:
             host = self.random.choice(owning)
             self.world.say(f"{host.id} is drained")
             self.world.drain(host.id)
+
+    def _set_replicas(self) -> None:
+        file, count = self.random.choice(self.files), self.random.randint(1, 3)
+        self.world.say(f"{count} workers are to own ino {file.ino}")
+        self.world.set_replicas(file, count)
 
     def _leave(self) -> None:
         owning = self._owning()

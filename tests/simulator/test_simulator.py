@@ -41,7 +41,13 @@ def test_a_wrong_byte_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_block_that_is_not_handed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Giver, "_heirs", lambda self, ino, block: [])
+    monkeypatch.setattr(Giver, "_heirs", lambda *block: [])
+    failure = first_failure(range(0, 80, 4))
+    assert "its owner" in failure or "was read again" in failure
+
+
+def test_a_copy_that_does_not_come_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Giver, "_others", lambda *block: [])
     assert "its owner" in first_failure(range(0, 80, 4))
 
 

@@ -22,6 +22,7 @@ from tests.simulator.schedule import Process
 from worker.cluster.member import is_newer
 from worker.peers.ring import Ring
 from worker.peers.source import Holders
+from worker.serving import with_replicas
 from worker.source import NotHere, Purpose
 from worker.state import moves as mv
 from worker.state.migration import Migration
@@ -125,12 +126,11 @@ class WorkerServer:
         self.process = Process(world.schedule, host.id)
         self.view = View(-1)
         self.ring = Ring(host.id)
-        self.replicas = world.replicas
+        self.heard = dict(world.replicas)  # how many own each content, by policies: for reads
+        self.known: dict[bytes, int] = {}  # the same, for what is cached
         self.holders = Holders()
         self.peers = Peers()
-        self.migration = Migration(
-            host.id, bytes_per_s=world.migration_bytes_per_s, replicas=world.replicas
-        )
+        self.migration = Migration(host.id, bytes_per_s=world.migration_bytes_per_s)
         self.cache = Cache(
             host.disk, world.origin, host.limits_bytes, self._owns_first, admission=host.admission
         )
@@ -139,6 +139,21 @@ class WorkerServer:
 
     def start(self) -> None:
         self._register()
+        self.process.after(self.world.random.uniform(0.0, 3.0), self._learn)
+
+    def policies_changed(self) -> None:
+        """What is open hears of it at once, what is cached is asked about a little later."""
+        random = self.world.random
+        self.process.after(random.uniform(0.0, 0.5), lambda: self.heard.update(self.world.replicas))
+        self.process.after(random.uniform(0.5, 3.0), self._learn)
+
+    def _learn(self) -> None:
+        known = {key: self.world.replicas.get(key, 1) for key in self.host.disk.pages}
+        changed = any(self.known.get(key, 1) != count for key, count in known.items())
+        self.known.update(known)
+        if changed:
+            self.cache.look_at_owners()
+            self.migrate(mv.OwnersChanged())
 
     def call(self, url: str, request: object, done: Reply, *, limit_s: float = CALL_S) -> Call:
         return self.world.network.call(self.process, url, request, done, limit_s=limit_s)
@@ -193,7 +208,7 @@ class WorkerServer:
         self.call(master.URL, c.GetView(), answered)
 
     def _owns_first(self, key: bytes) -> bool:
-        return self.ring.owns_content(key, replicas=self.replicas_of(key))
+        return self.ring.owns_content(key, replicas=self.known.get(key, 1))
 
     # ---- reads ----
 
@@ -208,8 +223,8 @@ class WorkerServer:
         return self.ring.candidates(file.ino, block, purpose, held, replicas=replicas)
 
     def replicas_of(self, key: bytes) -> int:
-        """As this node knows it."""
-        return self.replicas
+        """As this node heard it."""
+        return self.heard.get(key, 1)
 
     def get(
         self,
@@ -315,7 +330,15 @@ class WorkerServer:
             if purpose is Purpose.MIGRATE:
                 return piece.tell(page, None, NoSpace("the cache is full"))
         self.cache.check_invariants()
+        if kept:
+            self._came(file)
         piece.tell(page, value, None)
+
+    def _came(self, file: File) -> None:
+        replicas = self.known[file.key] = self.replicas_of(file.key)
+        if replicas > 1:
+            bits = self.cache.bits(file.key)
+            self.migrate(mv.Filled((mv.Holding(file.key, file.size_bytes, bits, replicas),)))
 
     # ---- eviction ----
 
@@ -464,8 +487,8 @@ class WorkerServer:
                     contents,
                     lambda pages: self.migrate(mv.HaveCame(epoch, peer.id, pages)),
                 )
-            case mv.SendOffer(epoch, peer, blocks):
-                offer = c.Offer(self.host.id, self.host.url, epoch, [*blocks])
+            case mv.SendOffer(epoch, peer, blocks, counts):
+                offer = c.Offer(self.host.id, self.host.url, epoch, [*blocks], [*counts])
                 self.call(
                     peer.url,
                     offer,
@@ -480,6 +503,7 @@ class WorkerServer:
 
     def _scan(self, epoch: int, after: bytes, limit: int) -> None:
         found = self.cache.holdings(after, limit)
+        found = with_replicas(found, lambda key: self.known.get(key, 1))
         rest = found[-1].key if len(found) == limit else b""
         self.migrate(mv.Scanned(epoch, found, rest))
 

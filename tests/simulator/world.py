@@ -67,7 +67,7 @@ class World:
         self.random = random.Random(seed)
         self.calm = calm
         self.migration_bytes_per_s = migration_bytes_per_s
-        self.replicas = 1
+        self.replicas: dict[bytes, int] = {}  # by content, as policies say
         self.schedule = Schedule()
         self.network = Network(self.schedule, self.random)
         self.origin = Origin(self.random, files)
@@ -95,6 +95,13 @@ class World:
         new = WorkerHost(self, id, host.weight, host.limits_bytes, host.admission, url=host.url)
         self.hosts[id] = new
         new.start()
+
+    def set_replicas(self, file: File, count: int) -> None:
+        """A policy: everybody hears of it, a little later."""
+        self.replicas[file.key] = count
+        for host in self.hosts.values():
+            if host.is_up and host.served is not None:
+                host.served.policies_changed()
 
     def say(self, what: str) -> None:
         line = f"{self.schedule.now_s:8.3f} {what}"
@@ -220,7 +227,8 @@ class World:
         view = self.master.view()
         up = [host.served for host in self.hosts.values() if host.is_up and host.served]
         seen = all(served.view == view for served in up)
-        return seen and not (up and view.before) and not self._reading
+        at_work = self.calm and any(served.migration.is_at_work for served in up)
+        return seen and not (up and view.before) and not self._reading and not at_work
 
     def _count(self, server: WorkerServer) -> None:
         self.counts.promoted += server.cache.promoted
@@ -251,8 +259,8 @@ class World:
         return {id: served.migration.status() for id, served in up.items() if served}
 
     def check_places(self) -> None:
-        """Whatever somebody has, its owner has: for histories in which everything fits. What was on
-        its way to a worker while it heard of a change may stay there as a copy."""
+        """Whatever somebody has, all its owners have: for histories in which everything fits. What
+        was on its way to a worker while it heard of a change may stay there as a copy."""
         placement = Placement(self.master.view().members)
         up = [host for host in self.hosts.values() if host.is_up]
         for host in up:
@@ -261,11 +269,12 @@ class World:
                 for page in pages:
                     if not all(read.up_to_date for read in self.origin.reads[key, page]):
                         continue
-                    owners = placement.owners(ino, page // BLOCK_PAGES, self.replicas)
-                    disks = [self.hosts[owner.id].disk.pages for owner in owners]
-                    assert any(page in disk.get(key, {}) for disk in disks), (
-                        f"{host.id} has page {page} of ino {ino}, its owner {owners[0].id} has not"
-                    )
+                    replicas = self.replicas.get(key, 1)
+                    for owner in placement.owners(ino, page // BLOCK_PAGES, replicas):
+                        has = page in self.hosts[owner.id].disk.pages.get(key, {})
+                        assert has, (
+                            f"{host.id} has page {page} of ino {ino}, its owner {owner.id} has not"
+                        )
 
     def check_read_once(self) -> None:
         """No byte comes from the origin again once somebody has it, but to who does not know yet

@@ -35,6 +35,7 @@ from worker.state.moves import (
     Bring,
     Brought,
     Event,
+    Filled,
     HaveCame,
     Holding,
     LookAt,
@@ -42,6 +43,7 @@ from worker.state.moves import (
     OfferAnswered,
     OfferCame,
     Outdated,
+    OwnersChanged,
     RefreshView,
     Scan,
     Scanned,
@@ -58,6 +60,7 @@ IDLE_TICK_S: Final = 5.0
 CALL_S: Final = 10.0  # an answer of a peer
 SCAN_S: Final = 60.0
 BRING_S: Final = 120.0
+MOST_FRESH: Final = 10_000  # contents that came between two ticks; with more, all are looked at
 
 T = TypeVar("T")
 
@@ -111,6 +114,8 @@ class Migration:
         self._clock = clock
         self._decisions = Decisions(worker, bytes_per_s=bytes_per_s)
         self._tasks = Tasks()
+        self._fresh: dict[bytes, tuple[int, int]] = {}  # key -> (size, replicas)
+        self._is_telling = False
         self._wake = asyncio.Event()
         self._refreshing = False
         self._closed = False
@@ -134,13 +139,30 @@ class Migration:
             raise answer.failure
         return Done()
 
+    def came(self, key: bytes, size_bytes: int, replicas: int) -> None:
+        """Something of a content came here, which several own."""
+        if not self._fresh:
+            self._wake.set()
+        if len(self._fresh) < MOST_FRESH:
+            self._fresh[key] = size_bytes, replicas
+        else:
+            self.owners_changed()
+
+    def owners_changed(self) -> None:
+        """More own something than before, by what this node hears."""
+        self._tell(OwnersChanged())
+
     async def run(self) -> None:
         """Until cancelled; then nothing goes on."""
         try:
             while True:
                 self._wake.clear()
                 self._tell(Tick())
-                pause_s = TICK_S if self._decisions.is_at_work else IDLE_TICK_S
+                if self._fresh and not self._is_telling:
+                    self._is_telling = True
+                    self._tasks.start(self._tell_what_came())
+                is_at_work = self._decisions.is_at_work or self._fresh
+                pause_s = TICK_S if is_at_work else IDLE_TICK_S
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()
@@ -202,6 +224,17 @@ class Migration:
 
     # ---- what is handed over ----
 
+    async def _tell_what_came(self) -> None:
+        try:
+            fresh, self._fresh = self._fresh, {}
+            found = [
+                Holding(key, size_bytes, await self._cache.bits(key), replicas)
+                for key, (size_bytes, replicas) in fresh.items()
+            ]
+            self._tell(Filled(tuple(found)))
+        finally:
+            self._is_telling = False
+
     async def _scan(self, scan: Scan) -> None:
         try:
             found = await self._within(SCAN_S, self._cache.holdings(scan.after, scan.limit))
@@ -230,11 +263,13 @@ class Migration:
     async def _send_offer(self, send: SendOffer) -> None:
         outdated = await self._outdated([*dict.fromkeys(key for key, _ in send.blocks)])
         self._tell(Outdated(send.epoch, send.peer.id, outdated))
-        blocks = [block for block in send.blocks if block[0] not in outdated]
+        both = zip(send.blocks, send.replicas, strict=True)
+        kept = {block: count for block, count in both if block[0] not in outdated}
+        offer = Offer(self._worker, self._url, send.epoch, [*kept], [*kept.values()])
         failure: CacheFSError | None = None
         try:
-            if blocks:
-                await self._call(send.peer.url, Offer(self._worker, self._url, send.epoch, blocks))
+            if kept:
+                await self._call(send.peer.url, offer)
         except CacheFSError as err:
             failure = err
         self._tell(OfferAnswered(send.epoch, send.peer.id, failure))

@@ -1,9 +1,12 @@
-"""Which blocks this worker hands over after a change of members, to whom, and when that is done.
-Pure.
+"""Which blocks this worker hands over after a change of members or a fill, to whom, and when that
+is done. Pure.
 
 After each new view all that is cached here is looked through, a batch at a time. A block whose
 owners are not those that it had is offered to them, by who has it and does not own it (and, where
-several own it, by the first of those who did before). First an owner is asked what it has:
+several own it, by the first of those who did before). What comes to the first of several owners
+is offered to the others as it comes; and so is all that is here, when more own it than before.
+
+First an owner is asked what it has:
 what it lacks is offered, in batches and at a bounded rate, and it is asked again until it has it
 all. So nobody needs to remember anything: a taker that starts again, a lost offer and a lost
 answer are all the same. Who makes no progress for long, or has no room, is given up: its blocks
@@ -12,7 +15,7 @@ stay here as copies and are fetched when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -26,6 +29,7 @@ from worker.state.moves import (
     Action,
     AskHave,
     Block,
+    Filled,
     HaveCame,
     Holding,
     OfferAnswered,
@@ -49,6 +53,8 @@ PATIENT_OFFERS: Final = 45  # of one block: to be taken again is progress, other
 FULL_S: Final = 30.0  # a taker without room is offered nothing for so long
 MOST_BACKOFF_S: Final = 10.0
 
+Heirs = Callable[[int, int, int], list[Member]]  # ino, block, replicas
+
 
 @dataclass(slots=True)
 class _Move:
@@ -57,6 +63,8 @@ class _Move:
 
     bits: int
     size_bytes: int  # of the content
+    replicas: int
+    waited: bool  # for the epoch to be settled
     missing: int = 0
     asked_s: float = 0.0
     offered_s: float = 0.0
@@ -78,29 +86,35 @@ class _Taker:
     next_call_s: float = 0.0
     full_until_s: float = float("-inf")
     given_up: bool = False
+    again_s: float = 0.0  # given up: when it may be tried again with what has come since
+
+    def blocks(self) -> list[Block]:
+        return [*self.fresh, *self.wanted, *self.given]
+
+    def move(self, block: Block) -> _Move | None:
+        return self.fresh.get(block) or self.wanted.get(block) or self.given.get(block)
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.wanted) + len(self.given)
 
-    def clear(self) -> int:
-        count = len(self)
+    def clear(self) -> list[_Move]:
+        moves = [*self.fresh.values(), *self.wanted.values(), *self.given.values()]
         self.fresh.clear()
         self.wanted.clear()
         self.given.clear()
-        return count
+        return moves
 
 
 class Giver:
     """See the module. `settled` is the last epoch in which everything was handed over."""
 
-    def __init__(self, worker: str, bucket: TokenBucket, *, replicas: int = 1) -> None:
+    def __init__(self, worker: str, bucket: TokenBucket) -> None:
         self.settled = 0
         self.handed = 0  # blocks that reached their owners
         self.given_up = 0  # blocks that did not
         self.blocks = 0  # on their way now
         self._worker = worker
         self._bucket = bucket
-        self._replicas = replicas
         self._epoch = -1
         self._members: dict[str, float] = {}
         self._now = Placement(())
@@ -109,10 +123,18 @@ class Giver:
         self._after: bytes | None = None  # where the scan goes on; None: it is done
         self._scanning = False
         self._next_scan_s = 0.0
+        self._waited = 0  # of `blocks`, those that the epoch waits for
+        self._for_view = False  # is the scan for a change of members?
+        self._for_replicas = False  # is it for further owners of what has several?
+        self._may_lack = False  # these may lack something of which no move is under way
 
     @property
     def is_scanning(self) -> bool:
         return self._after is not None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_scanning or self.blocks > 0 or self._may_lack
 
     # ---- events ----
 
@@ -129,11 +151,19 @@ class Giver:
         self._base = self._now if self.settled == self._epoch else None
         self._epoch, self._members = view.epoch, owning
         self._now = Placement(view.members)
-        self._takers, self.blocks = {}, 0
-        self._after = None if unchanged or not owning else b""
+        self._may_lack |= self._for_replicas or self.blocks > self._waited
+        self._takers, self.blocks, self._waited = {}, 0, 0
+        self._for_view = bool(owning) and not unchanged
+        self._begin_scan(now_s)
+        return self.advance(now_s)
+
+    def _begin_scan(self, now_s: float) -> None:
+        """Looks through everything, if there is a reason."""
+        self._for_replicas = self._may_lack and bool(self._members)
+        self._may_lack &= not self._for_replicas
+        self._after = b"" if self._for_view or self._for_replicas else None
         self._scanning = False
         self._next_scan_s = now_s + SCAN_AFTER_S
-        return self.advance(now_s)
 
     def _new_addresses(self, view: View) -> list[Action]:
         """The same members, some of them perhaps elsewhere."""
@@ -153,8 +183,20 @@ class Giver:
             self._next_scan_s = now_s + SCAN_PAUSE_S
             return []
         for holding in event.holdings:
-            self._look_at(holding, now_s)
+            self._look_at(holding, now_s, self._heirs)
         self._after = event.after or None
+        return self.advance(now_s)
+
+    def on_filled(self, event: Filled, now_s: float) -> list[Action]:
+        for holding in event.holdings:
+            if self.blocks >= WINDOW_BLOCKS:
+                self._may_lack = True
+            else:
+                self._look_at(holding, now_s, self._others)
+        return self.advance(now_s)
+
+    def on_owners_changed(self, now_s: float) -> list[Action]:
+        self._may_lack = True
         return self.advance(now_s)
 
     def on_have(self, event: HaveCame, now_s: float) -> list[Action]:
@@ -187,7 +229,8 @@ class Giver:
         taker = self._answered(event.epoch, event.peer)
         if taker is not None:
             for block in [block for block in taker.calling or () if block[0] in event.keys]:
-                self.blocks -= taker.wanted.pop(block, None) is not None
+                if (move := taker.wanted.pop(block, None)) is not None:
+                    self._ended(move)
         return []
 
     def advance(self, now_s: float) -> list[Action]:
@@ -200,9 +243,15 @@ class Giver:
     def _scan(self, now_s: float) -> list[Action]:
         """Looks on while there is room in the window, or sees that all is done."""
         if self._after is None:
-            if not self.blocks:
+            self._for_view = self._for_replicas = False
+            if not self._waited:
                 self.settled = max(self.settled, self._epoch)
-            return []
+            if not self._may_lack or self.blocks > WINDOW_BLOCKS // 2 or not self._members:
+                return []
+            self._begin_scan(now_s)
+        assert self._after is not None
+        if not self._for_view and not self._waited:
+            self.settled = max(self.settled, self._epoch)
         if self._scanning or now_s < self._next_scan_s or self.blocks >= WINDOW_BLOCKS:
             return []
         self._scanning = True
@@ -210,23 +259,30 @@ class Giver:
 
     # ---- what is to be handed over ----
 
-    def _look_at(self, holding: Holding, now_s: float) -> None:
+    def _look_at(self, holding: Holding, now_s: float, heirs: Heirs) -> None:
         ino, bits, block = ino_of(holding.key), holding.bits, 0
+        waited = heirs == self._heirs and self._for_view
         while bits:
             here = pages_of(bits, 0)
-            for heir in self._heirs(ino, block) if here else ():
-                self._begin(heir, (holding.key, block), _Move(here, holding.size_bytes), now_s)
+            for heir in heirs(ino, block, holding.replicas) if here else ():
+                move = _Move(here, holding.size_bytes, holding.replicas, waited)
+                self._begin(heir, (holding.key, block), move, now_s)
             bits >>= BLOCK_PAGES
             block += 1
 
-    def _heirs(self, ino: int, block: int) -> list[Member]:
+    def _others(self, ino: int, block: int, replicas: int) -> list[Member]:
+        """Whom the first owner helps to their copies."""
+        first, *others = self._now.owners(ino, block, replicas) or (None,)
+        return others if first is not None and first.id == self._worker else []
+
+    def _heirs(self, ino: int, block: int, replicas: int) -> list[Member]:
         """To whom this worker is to offer the block."""
-        owners = self._now.owners(ino, block, self._replicas)
+        owners = self._now.owners(ino, block, replicas)
         before: set[str] = set()
         if self._base is not None:
-            before = {one.id for one in self._base.owners(ino, block, self._replicas)}
-        if before == {one.id for one in owners}:
-            return []
+            before = {one.id for one in self._base.owners(ino, block, replicas)}
+        if before == {one.id for one in owners} or not self._for_view:
+            return self._others(ino, block, replicas) if self._for_replicas else []
         if any(one.id == self._worker for one in owners):
             first = next((one for one in owners if one.id in before), owners[0])
             if first.id != self._worker:
@@ -237,13 +293,26 @@ class Giver:
         taker = self._takers.get(heir.id)
         if taker is None:
             taker = self._takers[heir.id] = _Taker(heir, now_s)
+        if taker.given_up and not move.waited and now_s >= taker.again_s:
+            taker.given_up = False
         if taker.given_up or now_s < taker.full_until_s:
             self.given_up += 1
             return
         if not len(taker):
             taker.progress_s = now_s
+        known = taker.move(block)
+        if known is not None:
+            known.bits |= move.bits
+            self._waited += move.waited and not known.waited
+            known.waited |= move.waited
+            return
         taker.fresh[block] = move
         self.blocks += 1
+        self._waited += move.waited
+
+    def _ended(self, move: _Move) -> None:
+        self.blocks -= 1
+        self._waited -= move.waited
 
     # ---- calls ----
 
@@ -269,7 +338,8 @@ class Giver:
                 taker.progress_s = now_s  # it waits for us, not we for it
             return []
         taker.calling = tuple(blocks)
-        return [SendOffer(self._epoch, taker.member, taker.calling)]
+        counts = tuple(taker.wanted[block].replicas for block in blocks)
+        return [SendOffer(self._epoch, taker.member, taker.calling, counts)]
 
     def _ask(self, taker: _Taker, now_s: float) -> list[Action]:
         blocks = [*islice(taker.fresh, BATCH_LIMIT)]
@@ -297,7 +367,7 @@ class Giver:
         missing = move.bits & ~pages_of(bits, block[1])
         if not missing:
             self.handed += 1
-            self.blocks -= 1
+            self._ended(move)
             taker.progress_s = now_s
             return
         if known and missing != move.missing:
@@ -338,13 +408,14 @@ class Giver:
     def _give_up_if_stuck(self, taker: _Taker, now_s: float) -> None:
         if len(taker) and now_s - taker.progress_s >= GIVE_UP_S:
             taker.given_up = True
+            taker.again_s = now_s + GIVE_UP_S
             taker.calling = None
             self._drop(taker)
 
     def _drop(self, taker: _Taker) -> None:
-        count = taker.clear()
-        self.given_up += count
-        self.blocks -= count
+        for move in taker.clear():
+            self.given_up += 1
+            self._ended(move)
 
     def check_invariants(self) -> None:
         assert self.blocks == sum(len(taker) for taker in self._takers.values())
@@ -355,9 +426,11 @@ class Giver:
             assert not (taker.given_up and len(taker))
             assert all(move.missing for move in (*taker.wanted.values(), *taker.given.values()))
         assert self.settled <= max(0, self._epoch)
+        moves = [taker.move(block) for taker in self._takers.values() for block in taker.blocks()]
+        assert self._waited == sum(move.waited for move in moves if move is not None)
         if self.settled == self._epoch:
-            assert not self.blocks
-            assert self._after is None
+            assert not self._waited
+            assert self._after is None or not self._for_view
 
 
 def _size_bytes(block: Block, move: _Move) -> int:

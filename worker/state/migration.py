@@ -1,11 +1,12 @@
-"""Blocks find their new places after a change of members: gives what is others' now, takes what is
-ours. Pure: `handle(event, now) -> actions`; `worker.cluster.migration` acts. Views come in the
-order of `worker.cluster.member`, which goes back to an earlier epoch only for a master that lost
-its store.
+"""Blocks find their new places after a change of members, and their further owners after a fill:
+gives what is others' (too), takes what is ours. Pure: `handle(event, now) -> actions`;
+`worker.cluster.migration` acts. Views come in the order of `worker.cluster.member`, which goes back
+to an earlier epoch only for a master that lost its store.
 
 `settled` is the last epoch for which everything here is where it belongs: all that had to be handed
 over reached its owners (each was asked), and nothing that was offered here waits. It never falls:
-what is offered later is waited for by who offers it.
+what is offered later is waited for by who offers it, and further owners of what has just come are
+not waited for at all.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from worker.state.moves import (
     Action,
     Brought,
     Event,
+    Filled,
     HaveCame,
     LookedAt,
     OfferAnswered,
     OfferCame,
     Outdated,
+    OwnersChanged,
     Scanned,
     Tick,
     ViewCame,
@@ -35,11 +38,9 @@ DEFAULT_BYTES_PER_S: Final = 200 << 20
 class Migration:
     """Of one worker, by its id. `bytes_per_s` bounds what it takes, and what it offers."""
 
-    def __init__(
-        self, worker: str, *, bytes_per_s: float = DEFAULT_BYTES_PER_S, replicas: int = 1
-    ) -> None:
-        self.giver = Giver(worker, TokenBucket(bytes_per_s), replicas=replicas)
-        self.taker = Taker(worker, TokenBucket(bytes_per_s), replicas=replicas)
+    def __init__(self, worker: str, *, bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
+        self.giver = Giver(worker, TokenBucket(bytes_per_s))
+        self.taker = Taker(worker, TokenBucket(bytes_per_s))
         self.epoch = -1
         self.settled = 0
 
@@ -61,6 +62,10 @@ class Migration:
                 return self.giver.advance(now_s) + self.taker.advance(now_s)
             case Scanned():
                 return self.giver.on_scanned(event, now_s)
+            case Filled():
+                return self.giver.on_filled(event, now_s)
+            case OwnersChanged():
+                return self.giver.on_owners_changed(now_s)
             case HaveCame():
                 return self.giver.on_have(event, now_s)
             case OfferAnswered():
@@ -76,7 +81,7 @@ class Migration:
 
     @property
     def is_at_work(self) -> bool:
-        return self.settled < self.epoch or not self.taker.is_idle
+        return self.settled < self.epoch or self.giver.is_busy or not self.taker.is_idle
 
     def status(self) -> dict[str, int]:
         """Plain values for `cachefs status`."""

@@ -46,11 +46,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A content of which something is cached here."""
+    """A content of which something is cached here. `replicas`: how many own each of its blocks."""
 
     key: bytes
     size_bytes: int
     bits: int
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,18 @@ class Scanned:
     holdings: tuple[Holding, ...]
     after: bytes
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Something of these came here just now."""
+
+    holdings: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersChanged:
+    """Policies say of some contents that more own them than before, or it was not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +153,12 @@ class AskHave:
 @dataclass(frozen=True, slots=True)
 class SendOffer:
     """Tells the owner of these blocks that they are here, but for those that are `Outdated`, of
-    which the giver hears first."""
+    which the giver hears first. `replicas`: how many own each of them, in order."""
 
     epoch: int
     peer: Member
     blocks: tuple[Block, ...]
+    replicas: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +196,7 @@ class Bring:
 
 
 Event = (
-    ViewCame | Tick | Scanned
+    ViewCame | Tick | Scanned | Filled | OwnersChanged
     | HaveCame | OfferAnswered | Outdated
     | OfferCame | LookedAt | Brought
 )  # fmt: skip

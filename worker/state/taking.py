@@ -18,6 +18,7 @@ from typing import Final
 from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
 from cachefs.core.placement import Placement, View
+from cachefs.core.policies import MOST_REPLICAS
 from worker.state.moves import (
     BLOCK_PAGES,
     Action,
@@ -58,12 +59,11 @@ class _Giver:
 class Taker:
     """See the module."""
 
-    def __init__(self, worker: str, bucket: TokenBucket, *, replicas: int = 1) -> None:
+    def __init__(self, worker: str, bucket: TokenBucket) -> None:
         self.taken_bytes = 0
         self.failed = 0  # pieces
         self._worker = worker
         self._bucket = bucket
-        self._replicas = replicas
         self._epoch = -1
         self._placement = Placement(())
         self._givers: dict[str, _Giver] = {}  # the one whose turn it is first
@@ -98,8 +98,9 @@ class Taker:
         giver = self._givers.setdefault(offer.worker, _Giver(offer.url))
         giver.url = offer.url
         at_work = {*giver.looking, *map(_block_of, giver.pieces), *map(_block_of, self._bringing)}
-        for block in offer.blocks:
-            if block not in at_work and self._owns(block):
+        counts = offer.replicas or [1] * len(offer.blocks)
+        for block, replicas in zip(offer.blocks, counts, strict=False):
+            if block not in at_work and self._owns(block, replicas):
                 giver.queue[block] = None
         return [Answer(None), *self.advance(now_s)]
 
@@ -161,8 +162,9 @@ class Taker:
             return Unavailable("too many blocks wait to be taken over")
         return None
 
-    def _owns(self, block: Block) -> bool:
-        owners = self._placement.owners(ino_of(block[0]), block[1], self._replicas)
+    def _owns(self, block: Block, replicas: int) -> bool:
+        replicas = min(max(1, replicas), MOST_REPLICAS)
+        owners = self._placement.owners(ino_of(block[0]), block[1], replicas)
         return any(one.id == self._worker for one in owners)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError, NoSpace, Unreachable
@@ -18,6 +19,7 @@ from worker.state.moves import (
     Bring,
     Brought,
     Event,
+    Filled,
     HaveCame,
     Holding,
     LookAt,
@@ -47,10 +49,11 @@ def member(id: str, weight: float = 1.0) -> Member:
 class Node:
     """`bits` of each content that is here. `room_bytes`: what it still takes."""
 
-    def __init__(self, id: str, fleet: Fleet, **how: float) -> None:
+    def __init__(self, id: str, fleet: Fleet, *, replicas: int = 1, **how: Any) -> None:
         self.id = id
         self.fleet = fleet
-        self.migration = Migration(id, **how)  # type: ignore[arg-type]
+        self.migration = Migration(id, **how)
+        self.replicas = replicas
         self.bits: dict[bytes, int] = {}
         self.room_bytes = float("inf")
         self.is_mute = False  # answers nothing
@@ -62,6 +65,14 @@ class Node:
         self.fleet.sizes[key_of(ino)] = size_bytes
         whole = (1 << -(-size_bytes // PAGE_BYTES)) - 1
         self.bits[key_of(ino)] = whole if pages is None else pages
+
+    def holding(self, key: bytes) -> Holding:
+        return Holding(key, self.fleet.sizes[key], self.bits[key], self.replicas)
+
+    def fill(self, ino: int, size_bytes: int, pages: int | None = None) -> None:
+        """As from the origin."""
+        self.put(ino, size_bytes, pages)
+        self.act(Filled((self.holding(key_of(ino)),)))
 
     def has(self, ino: int, block: int) -> int:
         return self.bits.get(key_of(ino), 0) >> block * BLOCK_PAGES & ((1 << BLOCK_PAGES) - 1)
@@ -80,15 +91,15 @@ class Node:
         match action:
             case Scan(epoch, after, limit):
                 keys = sorted(key for key in self.bits if key > after)
-                found = tuple(Holding(k, self.fleet.sizes[k], self.bits[k]) for k in keys[:limit])
+                found = tuple(self.holding(key) for key in keys[:limit])
                 rest = keys[limit - 1] if len(keys) > limit else b""
                 self.act(Scanned(epoch, found, rest))
             case AskHave(epoch, peer, contents):
                 other = self.fleet.peer(peer.id)
                 pages = {k: other.bits.get(k, 0) for k in contents} if other else None
                 self.act(HaveCame(epoch, peer.id, pages))
-            case SendOffer(epoch, peer, blocks):
-                self.act(OfferAnswered(epoch, peer.id, self._offer(epoch, peer, blocks)))
+            case SendOffer(epoch, peer):
+                self.act(OfferAnswered(epoch, peer.id, self._offer(action)))
             case LookAt(epoch, giver, _, contents):
                 other = self.fleet.peer(giver)
                 pages = None
@@ -102,13 +113,12 @@ class Node:
             case Answer():
                 raise AssertionError("an answer to nothing")
 
-    def _offer(
-        self, epoch: int, peer: Member, blocks: tuple[tuple[bytes, int], ...]
-    ) -> CacheFSError | None:
-        other = self.fleet.peer(peer.id)
+    def _offer(self, send: SendOffer) -> CacheFSError | None:
+        other = self.fleet.peer(send.peer.id)
         if other is None:
             return Unreachable("mute")
-        offer = Offer(self.id, f"http://{self.id}:1", epoch, [*blocks])
+        url = f"http://{self.id}:1"
+        offer = Offer(self.id, url, send.epoch, [*send.blocks], [*send.replicas])
         answer, *rest = other.tell(OfferCame(offer))
         for action in rest:
             other.fleet.later(lambda action=action: other.do(action))
@@ -135,7 +145,7 @@ class Node:
 class Fleet:
     """Nodes, the view that they have, and turns of the clock. `loss`: of answers, 0..1."""
 
-    def __init__(self, *ids: str, seed: int = 0, loss: float = 0.0, **how: float) -> None:
+    def __init__(self, *ids: str, seed: int = 0, loss: float = 0.0, **how: Any) -> None:
         self.random = random.Random(seed)
         self.loss = loss
         self.now_s = 1000.0

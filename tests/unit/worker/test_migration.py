@@ -3,6 +3,8 @@ say so only then."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from cachefs.core.cluster import BATCH_LIMIT, Offer
 from cachefs.core.errors import Stale, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES, Member, Placement, View
-from tests.unit.worker.migrating import Fleet, key_of, member
+from tests.unit.worker.migrating import Fleet, Node, key_of, member
 from worker.state.giving import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
 from worker.state.migration import Migration
 from worker.state.moves import (
@@ -22,6 +24,7 @@ from worker.state.moves import (
     Holding,
     OfferAnswered,
     OfferCame,
+    OwnersChanged,
     RefreshView,
     Scan,
     Scanned,
@@ -36,7 +39,7 @@ SMALL = 110_000
 ALL = (1 << BLOCK_PAGES) - 1
 
 
-def fleet_of_two(files: int, size_bytes: int = SMALL, **how: float) -> Fleet:
+def fleet_of_two(files: int, size_bytes: int = SMALL, **how: Any) -> Fleet:
     """`a` and `b` have settled with what they own."""
     fleet = Fleet("a", "b", **how)
     fleet.members(member("a"), member("b"))
@@ -160,6 +163,128 @@ def test_of_several_owners_the_first_that_has_it_offers_it_to_a_new_one() -> Non
     fleet.members(member("a"), member("b"))
     fleet.run()
     assert len(fleet.nodes["a"].bits) == len(fleet.nodes["b"].bits) == 98
+
+
+def fleet_of_three(replicas: int = 2, **how: Any) -> Fleet:
+    fleet = Fleet("a", "b", "c", replicas=replicas, **how)
+    fleet.members(member("a"), member("b"), member("c"))
+    fleet.run()
+    return fleet
+
+
+def first(fleet: Fleet, ino: int) -> Node:
+    return fleet.nodes[fleet.placement.owners(ino, 0)[0].id]
+
+
+def lacking(fleet: Fleet, inos: range, replicas: int = 2) -> list[tuple[str, int]]:
+    return [
+        (owner.id, ino)
+        for ino in inos
+        for owner in fleet.placement.owners(ino, 0, replicas)
+        if key_of(ino) not in fleet.nodes[owner.id].bits
+    ]
+
+
+def turns(fleet: Fleet, seconds: float) -> None:
+    until_s = fleet.now_s + seconds
+    while fleet.now_s < until_s:
+        fleet.turn()
+
+
+def test_what_comes_to_the_first_owner_goes_on_to_the_others() -> None:
+    fleet = fleet_of_three()
+    inos = range(2, 60)
+    for ino in inos:
+        first(fleet, ino).fill(ino, SMALL)
+    turns(fleet, 5.0)
+    assert lacking(fleet, inos) == []
+    assert sum(len(node.bits) for node in fleet.nodes.values()) == 2 * len(inos)
+    assert {node.migration.settled for node in fleet.nodes.values()} == {1}
+
+
+def test_a_part_of_a_file_goes_on_and_the_rest_as_it_comes() -> None:
+    fleet = fleet_of_three()
+    owner = first(fleet, 7)
+    owner.fill(7, 12 * PAGE_BYTES, 0b11)
+    turns(fleet, 3.0)
+    other = fleet.nodes[fleet.placement.owners(7, 0, 2)[1].id]
+    assert other.bits[key_of(7)] == 0b11
+    owner.fill(7, 12 * PAGE_BYTES)
+    turns(fleet, 8.0)
+    assert other.bits[key_of(7)] == owner.bits[key_of(7)]
+
+
+def test_a_copy_at_another_than_the_first_owner_stays_where_it_is() -> None:
+    fleet = fleet_of_three()
+    for ino in range(2, 60):
+        for node in fleet.nodes.values():
+            if node is not first(fleet, ino):
+                node.fill(ino, SMALL)
+                break
+    turns(fleet, 5.0)
+    assert not any(node.brought_bytes for node in fleet.nodes.values())
+
+
+def test_an_epoch_is_settled_though_copies_are_still_to_come() -> None:
+    fleet = fleet_of_three()
+    for node in fleet.nodes.values():
+        node.fails_to_bring = Unreachable("not now")
+    for ino in range(2, 60):
+        first(fleet, ino).fill(ino, SMALL)
+    turns(fleet, 3.0)
+    assert lacking(fleet, range(2, 60))
+    fleet.add("d")
+    fleet.members(member("a"), member("b"), member("c"), member("d", 0.0))
+    turns(fleet, 2.0)
+    assert {node.migration.settled for node in fleet.nodes.values()} == {2}
+    for node in fleet.nodes.values():
+        node.fails_to_bring = None
+    turns(fleet, 10.0)
+    assert lacking(fleet, range(2, 60)) == [], "forgotten with the view"
+
+
+@pytest.mark.parametrize("dies", ["a", "b", "c"])
+def test_copies_come_though_an_owner_dies_meanwhile(dies: str) -> None:
+    """What the first owner alone had is lost with it."""
+    fleet = fleet_of_three(bytes_per_s=20 * SMALL)
+    inos = range(2, 200)
+    for ino in inos:
+        first(fleet, ino).fill(ino, SMALL)
+    turns(fleet, 0.4)
+    assert lacking(fleet, inos)
+    del fleet.nodes[dies]
+    kept = {key for node in fleet.nodes.values() for key in node.bits}
+    fleet.members(*(member(id) for id in fleet.nodes))
+    turns(fleet, 30.0)
+    assert [ino for _, ino in lacking(fleet, inos) if key_of(ino) in kept] == []
+
+
+def test_when_more_own_it_than_before_it_goes_to_them() -> None:
+    fleet = fleet_of_three(replicas=1)
+    inos = range(2, 60)
+    for ino in inos:
+        first(fleet, ino).fill(ino, SMALL)
+    turns(fleet, 3.0)
+    assert lacking(fleet, inos, 1) == []
+    assert sum(len(node.bits) for node in fleet.nodes.values()) == len(inos)
+    for node in fleet.nodes.values():
+        node.replicas = 3
+        node.act(OwnersChanged())
+    turns(fleet, 10.0)
+    assert lacking(fleet, inos, 3) == []
+
+
+def test_more_than_can_be_on_their_way_at_once_are_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.state.giving.WINDOW_BLOCKS", 20)
+    fleet = fleet_of_three()
+    inos = range(2, 200)
+    for ino in inos:
+        first(fleet, ino).fill(ino, SMALL)
+    assert max(node.migration.giver.blocks for node in fleet.nodes.values()) <= 20
+    turns(fleet, 60.0)
+    assert lacking(fleet, inos) == []
 
 
 def test_nobody_is_settled_before_the_takers_have_it() -> None:
