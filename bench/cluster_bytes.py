@@ -14,6 +14,7 @@ from bench.harness import Lab, main
 from bench.mounts import BenchFailed, Mounted
 from bench.report import Result
 from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.processes import NotInTime
 
 NODES = 3
 READERS = 4  # of each mount
@@ -39,7 +40,7 @@ def run(lab: Lab, result: Result) -> None:
             wall_s, after = time.monotonic() - started, lab.origin.counters()
             for number, path in enumerate(mounts):
                 cluster.workers[number].umount(path)
-    except ClusterFailed as err:
+    except (ClusterFailed, NotInTime) as err:
         raise BenchFailed(str(err)) from err
     body = after["object_bytes"] - before["object_bytes"]
     gets = after["requests"]["GET"] - before["requests"].get("GET", 0)

@@ -31,6 +31,7 @@ from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, rc
 from bench.origin import REPOSITORY, Origin, Shaped, light_origin, origin
 from bench.readers import Spec, read_file
 from bench.report import Result, markdown
+from tests.services.processes import NotInTime, is_running
 
 SHARED_MEMORY = Path("/dev/shm")
 PROFILES = Path(__file__).with_name("profiles")
@@ -195,7 +196,7 @@ def workplace() -> Iterator[Path]:
     parent = SHARED_MEMORY / "cachefs-bench"
     parent.mkdir(exist_ok=True)
     for left in parent.glob("run-*"):
-        if not machine.is_running(int(left.name.removeprefix("run-"))):
+        if not is_running(int(left.name.removeprefix("run-"))):
             _remove(left)
     root = parent / f"run-{os.getpid()}"
     root.mkdir()
@@ -248,7 +249,14 @@ def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) 
     result.profile = profile_of(name)
     try:
         run(make_lab(name), result)
-    except (BenchFailed, subprocess.SubprocessError, OSError, LookupError, ValueError) as err:
+    except (
+        BenchFailed,
+        NotInTime,
+        subprocess.SubprocessError,
+        OSError,
+        LookupError,
+        ValueError,
+    ) as err:
         result.error = f"{type(err).__name__}: {err}"
     result.took_s = time.monotonic() - started
     return result

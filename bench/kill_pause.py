@@ -24,11 +24,11 @@ from pathlib import Path
 
 from bench.datasets import SMALL_BYTES, Dataset
 from bench.harness import Lab, main
-from bench.machine import is_running
-from bench.mounts import BenchFailed, Mounted, wait_for
+from bench.mounts import BenchFailed, Mounted
 from bench.report import Result
 from bench.steady import steady
 from bench.steady_readers import KINDS, Record
+from tests.services.processes import is_running, wait_until
 
 SEED = 11
 KILLS = 50
@@ -99,7 +99,7 @@ def kill_client(lab: Lab, mount: Mounted) -> tuple[float, float]:
     if os.path.lexists(mount.path / f"nowhere-{killed_s}"):
         raise BenchFailed("a name that is nowhere exists")
     answered_s = time.monotonic()
-    wait_for(
+    wait_until(
         lambda: lab.cachefs.client_pid(mount.path) not in (0, pid), "a client", TAKEOVER_LIMIT_S
     )
     return killed_s, answered_s
@@ -111,7 +111,7 @@ def peer(lab: Lab, data: Dataset) -> str:
         os.listdir(mount.path)
         for pid in mount.pids:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(is_running, mount.pids)), "rclone's end", 10.0)
+        wait_until(lambda: not any(map(is_running, mount.pids)), "rclone's end", 10.0)
         try:
             os.listdir(mount.path)
         except OSError as err:

@@ -8,20 +8,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.services.processes import stat_fields
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def is_running(pid: int) -> bool:
-    """Is the process there, and no zombie?"""
-    try:
-        return _stat(pid)[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def cpu_s(pids: Iterable[int]) -> float:
@@ -29,7 +19,7 @@ def cpu_s(pids: Iterable[int]) -> float:
     total_ticks = 0
     for pid in pids:
         try:
-            total_ticks += sum(int(field) for field in _stat(pid)[11:15])
+            total_ticks += sum(int(field) for field in stat_fields(pid)[11:15])
         except (FileNotFoundError, ProcessLookupError):
             continue
     return total_ticks * TICK_S
@@ -65,7 +55,7 @@ def orphans_of(root: Path) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if _stat(int(entry.name))[1] == "1" and any(
+            if stat_fields(int(entry.name))[1] == "1" and any(
                 Path(word).is_relative_to(root) for word in arguments if word
             ):
                 found.append(int(entry.name))

@@ -9,16 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.machine import is_running, mounted
+from bench.machine import mounted
 from bench.origin import REPOSITORY, Origin
 from cachefs.launcher.state import StateHome
+from tests.services.processes import NotInTime, is_running, wait_until
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
@@ -83,15 +83,6 @@ class Mounted:
         if len(found) != 1:
             raise BenchFailed(f"{len(found)} published files of {size_bytes} bytes")
         return found[0]
-
-
-def wait_for(condition: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Polls; raises BenchFailed naming `what` after `limit_s`."""
-    deadline, pause = time.monotonic() + limit_s, threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BenchFailed(f"not within {limit_s:g} s: {what}")
-        pause.wait(0.02)
 
 
 def unmount(path: Path) -> None:
@@ -165,7 +156,7 @@ class CacheFS:
         It reports now and then, so a name that is nowhere is asked for until that was counted."""
         before = self._reported(path)
         os.path.lexists(path / f"nowhere-{time.monotonic()}")
-        wait_for(lambda: self._reported(path) != before, "the client's counters", 10.0)
+        wait_until(lambda: self._reported(path) != before, "the client's counters", 10.0)
         return self._reported(path)
 
     def _reported(self, path: Path) -> dict[str, int]:
@@ -203,8 +194,8 @@ class CacheFS:
 def _end(pids: list[int]) -> None:
     """Waits for what should end by itself; then ends it, and says so."""
     try:
-        wait_for(lambda: not any(map(is_running, pids)), f"the end of {pids}", 15.0)
-    except BenchFailed:
+        wait_until(lambda: not any(map(is_running, pids)), f"the end of {pids}", 15.0)
+    except NotInTime:
         for pid in filter(is_running, pids):
             print(f"process {pid} was left over: killed", file=sys.stderr)
             os.kill(pid, 9)
@@ -228,7 +219,7 @@ def _foreground(
         )
     try:
         ready = lambda: mounted(path) or process.poll() is not None  # noqa: E731
-        wait_for(ready, f"{name} mounted", 30.0)
+        wait_until(ready, f"{name} mounted", 30.0)
         if process.poll() is not None:
             raise BenchFailed(f"{name} did not mount: {log.read_text(errors='replace')[-800:]}")
         yield Mounted(name, path, [process.pid])

@@ -17,8 +17,9 @@ import pytest
 
 from cachefs.core import messages as m
 from tests.conformance.conftest import node_for
-from tests.conformance.transports import CACHED, KERNEL, LIMIT_S, Mounted, wait_until
+from tests.conformance.transports import CACHED, KERNEL, LIMIT_S, Mounted
 from tests.conformance.tree import FILES
+from tests.services.processes import wait_until
 from tests.unit.fuse.fake_node import NAMESPACE
 
 # Kind of request -> what the server is asked meanwhile, and a caller that prints what it got.

@@ -15,8 +15,9 @@ from cachefs.core import messages as m
 from cachefs.fuse import mounting
 from tests.conformance import posix
 from tests.conformance.posix import error_of
-from tests.conformance.transports import KERNEL, Mounted, wait_until
+from tests.conformance.transports import KERNEL, Mounted
 from tests.conformance.tree import FILES
+from tests.services.processes import wait_until
 from tests.unit.fuse.fake_node import NAMESPACE
 
 BIG = FILES["partial"]

@@ -15,8 +15,9 @@ import time
 import pytest
 
 from cachefs.core import messages as m
-from tests.conformance.transports import LIMIT_S, Mounted, wait_until
+from tests.conformance.transports import LIMIT_S, Mounted
 from tests.conformance.tree import FILES
+from tests.services.processes import wait_until
 from tests.unit.fuse.fake_node import NAMESPACE
 
 BIG = FILES["partial"]

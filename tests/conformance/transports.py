@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +31,6 @@ OPTIONS = {
     name: tuple(text for key, value in settings.items() for text in (f"--{key}", value))
     for name, settings in SETTINGS.items()
 }
-
-
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
-    """Polls; fails naming `what`."""
-    pause = threading.Event()
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
-        pause.wait(0.01)
 
 
 class Mounted:

@@ -12,39 +12,19 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.s3_server import S3Server
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
+alive = is_running
 _buckets = itertools.count(1)
-
-
-def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 20.0) -> Any:
-    """Polls `condition` until it is true; fails naming `what` after `limit_s`."""
-    pause = threading.Event()
-    deadline = time.monotonic() + limit_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {limit_s:g} s: {what}")
-        pause.wait(0.02)
-    return value
-
-
-def alive(pid: int) -> bool:
-    """Is this process there, and no zombie?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def is_mounted(mountpoint: Path) -> bool:
@@ -121,7 +101,7 @@ class Node:
         self.ok("umount", *options, mountpoint)
         assert not is_mounted(mountpoint)
         wait_until(
-            lambda: not any(alive(pid) for pid in pids) or self._others_mounted(),
+            lambda: not any(is_running(pid) for pid in pids) or self._others_mounted(),
             f"processes {pids} end after umount",
         )
 
@@ -142,7 +122,7 @@ class Node:
         pids = [process["pid"] for process in self.processes(mountpoint)]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(alive(pid) for pid in pids), "killed processes end")
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "killed processes end")
 
     def logs(self) -> str:
         files = sorted(self.state.glob("sources/*/log/*.log*"))
@@ -154,20 +134,19 @@ class Node:
         lines = [line for line in self.logs().splitlines() if bad.search(line)]
         return [ln for ln in lines if not any(re.search(ok, ln) for ok in self.allowed_log)]
 
-    def clean_up(self) -> list[int]:
-        """Unmounts and ends whatever is left; returns the pids that a test should not have left."""
+    def clean_up(self) -> list[str]:
+        """Unmounts and ends whatever is left; returns what a test should not have left running."""
         for mountpoint in self.mountpoints:
             if is_mounted(mountpoint):
                 subprocess.run(["umount", "-l", str(mountpoint)], check=False, timeout=20)
-        deadline = time.monotonic() + 10
-        pause = threading.Event()
-        while any(alive(pid) for pid in self.pids) and time.monotonic() < deadline:
-            pause.wait(0.05)
-        left = [pid for pid in self.pids if alive(pid)]
+        with contextlib.suppress(NotInTime):
+            wait_until(lambda: not any(map(is_running, self.pids)), "all have ended", 10.0)
+        left = [pid for pid in self.pids if is_running(pid)]
+        told = [f"{pid}\n{waits(pid)}" for pid in left]
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return left
+        return told
 
 
 @pytest.fixture
@@ -183,7 +162,7 @@ def node(tmp_path: Path, s3: S3Server, transport_options: tuple[str, ...]) -> It
         yield user
     finally:
         left = user.clean_up()
-    assert left == [], f"processes left behind: {left}\n{user.logs()}"
+    assert not left, "\n".join(["processes left behind:", *left, user.logs()])
     assert user.unexpected() == []
 
 

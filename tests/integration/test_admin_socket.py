@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.processes import wait_until
 from cachefs.client.admin import AdminClient
 from cachefs.core import admin as a
 from cachefs.core.errors import NotFound, Unsupported
 from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
 from tests.integration.conftest import Node
+from tests.services.processes import wait_until
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ import pytest
 
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digests, expected, images
-from tests.services.cluster import Cluster, Machine, wait_for
+from tests.services.cluster import Cluster, Machine
 from tests.services.metrics_page import documented, exported
+from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
@@ -153,7 +154,7 @@ def test_a_node_of_its_own_reads_from_the_owners(
     assert proxy.counters().object_bytes == status["peer_bytes"]
     assert sorted(row["weight"] > 0 for row in cluster.worker_rows()) == [False] + 3 * [True]
     trainer.umount(mount)
-    wait_for(lambda: len(cluster.worker_rows()) == NODES, "it has left")
+    wait_until(lambda: len(cluster.worker_rows()) == NODES, "it has left")
 
 
 def test_everything_is_warm_after_a_restart_of_all(
@@ -187,7 +188,7 @@ def test_a_worker_killed_under_readers_costs_its_share_once(
         for mount in mounts:
             reading.start(mount, "open", "hold")
         cluster.workers[2].kill()
-        wait_for(
+        wait_until(
             lambda: [row["state"] for row in cluster.worker_rows()].count("lost") == 1,
             "the killed worker is lost",
             LOST_S,

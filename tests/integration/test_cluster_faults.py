@@ -28,15 +28,9 @@ from cachefs.core import messages as m
 from cachefs.core.model import Origin
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, digests, expected, images
-from tests.services.cluster import (
-    CACHEFS,
-    COMMAND_LIMIT_S,
-    Cluster,
-    ClusterFailed,
-    Machine,
-    wait_for,
-)
+from tests.services.cluster import CACHEFS, COMMAND_LIMIT_S, Cluster, ClusterFailed, Machine
 from tests.services.networks import Networks
+from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
 
@@ -338,7 +332,7 @@ def test_a_master_with_a_full_disk_serves_what_it_knows(cluster: Cluster, bucket
             (mount / "train/n00/late.jpg").read_bytes()
         (disk / "balloon").unlink()
         late = mount / "train/n00/late.jpg"
-        wait_for(late.exists, "what could not be recorded is found")
+        wait_until(late.exists, "what could not be recorded is found")
         right([mount], {**files, "train/n00/late.jpg": b"late"})
         assert [row["state"] for row in cluster.worker_rows()] == ["serving"]
         cluster.workers[0].umount(mount)
@@ -407,9 +401,9 @@ def test_an_object_that_changes_is_never_a_mix(
     mounts = [standing.workers[n].mount(standing.path(at), name=at[1:]) for n in range(NODES)]
     proxy.rate_bytes_per_s = 40 * MIB
     with watched(mount / "file.bin" for mount in mounts) as watchers:
-        wait_for(lambda: all(one.seen for one in watchers), "everybody reads")
+        wait_until(lambda: all(one.seen for one in watchers), "everybody reads")
         bucket.put("file.bin", new)
-        wait_for(
+        wait_until(
             lambda: all(one.seen[-1] == digest(new) for one in watchers),
             "everybody has the new bytes",
             READ_S,
@@ -431,18 +425,18 @@ def test_free_and_removal_under_readers(
     right(mounts, files)
     name = "train/n00/img_00000.jpg"
     with watched(mount / one for mount in mounts for one in (name, "big.bin")) as watchers:
-        wait_for(lambda: all(one.seen for one in watchers), "everybody reads")
+        wait_until(lambda: all(one.seen for one in watchers), "everybody reads")
         for _ in range(2):
             standing.workers[0].run("free", mounts[0])
         standing.master.run("ufs", "rm", "/going", "--master", standing.master.url)
-        wait_for(lambda: all(len(one.seen) > 1 for one in watchers), "everybody hears of it")
+        wait_until(lambda: all(len(one.seen) > 1 for one in watchers), "everybody hears of it")
     known = set(expected(files).values())
     for watcher in watchers:
         first, *rest = watcher.seen
         assert first in known
         assert set(rest) <= {"ENOENT", "ESTALE", "EIO"}, watcher.seen
     standing.add_ufs(bucket.url, "/going", *bucket.options)
-    wait_for(lambda: (mounts[0] / name).exists(), "it is there again")
+    wait_until(lambda: (mounts[0] / name).exists(), "it is there again")
     right(mounts, files)
     for n, mount in enumerate(mounts):
         standing.workers[n].umount(mount)

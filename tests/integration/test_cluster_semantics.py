@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.dataset import body
-from tests.services.cluster import Cluster, wait_for
+from tests.services.cluster import Cluster
+from tests.services.processes import wait_until
 
 MIB = 1 << 20
 SYNC_S = 1
@@ -41,7 +42,7 @@ def seen(root: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def wait_for_bytes(path: Path, data: bytes) -> None:
-    wait_for(lambda: path.read_bytes() == data, f"{path} has its new bytes", SEEN_S)
+    wait_until(lambda: path.read_bytes() == data, f"{path} has its new bytes", SEEN_S)
 
 
 def test_one_tree_for_all_nodes(cluster: Cluster, origin: Path) -> None:
@@ -59,7 +60,7 @@ def test_one_tree_for_all_nodes(cluster: Cluster, origin: Path) -> None:
     (origin / "a.new").write_bytes(b"other bytes")
     os.replace(origin / "a.new", origin / "a")
     for mount in (first, second):
-        wait_for((mount / "new").exists, "a new name is seen", SEEN_S)
+        wait_until((mount / "new").exists, "a new name is seen", SEEN_S)
         wait_for_bytes(mount / "a", b"other bytes")
     after = seen(first)
     assert after["sub/b"] == before["sub/b"]

@@ -13,7 +13,8 @@ import pytest
 
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, digests, expected, images
-from tests.services.cluster import Cluster, Machine, wait_for
+from tests.services.cluster import Cluster, Machine
+from tests.services.processes import wait_until
 
 MIB = 1 << 20
 
@@ -46,7 +47,7 @@ def test_files_of_every_tier_are_read_by_the_kernel_and_a_lost_tier_is_a_smaller
     mount = cluster.mount(0, "/data")
 
     assert digests(mount) == expected(files)
-    wait_for(lambda: sum(row["files"] for row in tiers(node, mount)) == 42, "all is cached")
+    wait_until(lambda: sum(row["files"] for row in tiers(node, mount)) == 42, "all is cached")
     assert [row["files"] for row in tiers(node, mount)] == [41, 1]
     fetched = status(node, mount)["cache"]["origin_bytes"]
     assert fetched == sum(map(len, files.values()))
@@ -54,7 +55,7 @@ def test_files_of_every_tier_are_read_by_the_kernel_and_a_lost_tier_is_a_smaller
     before = passthrough_opens(node, mount)
     assert digests(mount) == expected(files)
     if before:  # by the kernel, whichever tier they are in
-        wait_for(lambda: passthrough_opens(node, mount) >= before + 42, "42 files went through")
+        wait_until(lambda: passthrough_opens(node, mount) >= before + 42, "42 files went through")
     assert status(node, mount)["cache"]["origin_bytes"] == fetched
 
     with (mount / "mid.bin").open("rb") as kept:
@@ -62,11 +63,11 @@ def test_files_of_every_tier_are_read_by_the_kernel_and_a_lost_tier_is_a_smaller
         assert digest(kept.read()) == expected(files)["mid.bin"], "an open file reads on"
         assert digests(mount) == expected(files), "what was there is fetched again"
     pub = node.root / "tier" / "pub"
-    wait_for(pub.is_dir, "the tier is there again", 60)
-    wait_for(lambda: tiers(node, mount)[0]["state"] == "normal", "it is used again", 60)
+    wait_until(pub.is_dir, "the tier is there again", 60)
+    wait_until(lambda: tiers(node, mount)[0]["state"] == "normal", "it is used again", 60)
     node.run("free", mount)
     assert digests(mount) == expected(files)
-    wait_for(lambda: any(pub.iterdir()), "files are cached in the new directory")
+    wait_until(lambda: any(pub.iterdir()), "files are cached in the new directory")
 
 
 def passthrough_opens(machine: Machine, mount: Path) -> int:

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from cachefs.core.errors import Unavailable
-from tests.integration.conftest import Bucket, Node, wait_until
+from tests.integration.conftest import Bucket, Node
 from tests.services.hanging_disk import HangingDisk, hanging_disk
+from tests.services.processes import wait_until
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
 from worker.worker import Grant, Worker
 

@@ -24,8 +24,8 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.fuse.kernel.table import TakeoverTable
-from tests.integration.conftest import wait_until
 from tests.services.kernel_mount import KernelMount
+from tests.services.processes import wait_until
 
 MIB = 1 << 20
 SMALL = random.Random(1).randbytes(110 << 10)

@@ -9,8 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.integration.conftest import Bucket, Node, alive, is_mounted, wait_until
+from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
+from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
 
@@ -71,7 +72,7 @@ def test_a_second_mount_joins_the_server(node: Node, bucket: Bucket, tmp_path: P
     node.umount(first)
     assert (second / "a").read_bytes() == b"x" * 1000
     node.umount(second)
-    assert not any(alive(pid) for pid in servers)
+    assert not any(is_running(pid) for pid in servers)
 
 
 def test_another_source_joins_by_cache_directory(
@@ -97,7 +98,7 @@ def test_another_source_joins_by_cache_directory(
 def _end(node: Node, mounted: Path, act: object) -> None:
     pids = [process["pid"] for process in node.processes(mounted)]
     act()  # type: ignore[operator]
-    wait_until(lambda: not any(alive(pid) for pid in pids), "all processes end")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes end")
     assert not is_mounted(mounted)
 
 
@@ -126,7 +127,9 @@ def test_lazy_umount_lets_an_open_file_finish(node: Node, bucket: Bucket) -> Non
         node.ok("umount", "--lazy", mounted)
         assert not is_mounted(mounted)
         assert file.read() == data[10:]
-    wait_until(lambda: not any(alive(pid) for pid in pids), "processes end after the last close")
+    wait_until(
+        lambda: not any(is_running(pid) for pid in pids), "processes end after the last close"
+    )
 
 
 def test_a_busy_mount_names_its_users(node: Node, bucket: Bucket) -> None:
@@ -157,7 +160,7 @@ def test_foreground_ends_with_an_interrupt(node: Node, bucket: Bucket) -> None:
         _, errors = front.communicate(timeout=20)
     assert front.returncode == 0, errors
     assert not is_mounted(mountpoint)
-    wait_until(lambda: not any(alive(pid) for pid in pids), "all processes end")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes end")
 
 
 def test_fstab_helper(node: Node, bucket: Bucket) -> None:
@@ -189,7 +192,7 @@ def test_the_server_dies_and_the_mount_goes_on(node: Node, bucket: Bucket) -> No
     ]
     pid = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), "the server is dead")
+    wait_until(lambda: not is_running(pid), "the server is dead")
     assert digests(mounted) == expected(files)
     node.umount(mounted)
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.integration.dataset import body
-from tests.services.cluster import ClusterFailed, Machine, wait_for
+from tests.services.cluster import ClusterFailed, Machine
+from tests.services.processes import wait_until
 
 MIB = 1 << 20
 
@@ -205,7 +206,7 @@ def test_tokens_and_tls(secured: Machine, tmp_path: Path, origin: Path) -> None:
     rows = secured.json("workers", "--token-file", shared)["workers"]
     assert sorted(one["weight"] > 0 for one in rows) == [False, True]
     secured.umount(mountpoint)
-    wait_for(
+    wait_until(
         lambda: len(secured.json("workers", "--token-file", shared)["workers"]) == 1,
         "the worker of the mounts leaves with the last one",
     )

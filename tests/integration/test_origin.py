@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Bucket, Node, wait_until
+from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body, digest, digests, expected, images
+from tests.services.processes import wait_until
 from tests.services.proxy import (
     FaultProxy,
     altered_length,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Bucket, Node, alive, wait_until
+from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body, digests, expected
-from tests.services.cluster import Cluster, ClusterFailed, Machine, wait_for
+from tests.services.cluster import Cluster, ClusterFailed, Machine
+from tests.services.processes import is_running, wait_until
 
 MB = 1_000_000
 KEPT = {f"kept/{n}": body(n, MB + n) for n in range(10)}
@@ -49,7 +50,7 @@ def test_what_is_pinned_stays_whatever_else_is_read(
     assert node.status(mounted)["cache"]["evicted_files"]["space"] > 0
     server = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
     os.kill(server, signal.SIGKILL)
-    wait_until(lambda: not alive(server), "the server ends")
+    wait_until(lambda: not is_running(server), "the server ends")
     read_all(mounted / "other")
     assert sorted(cached(node, mounted / "kept")) == sizes
     node.processes(mounted)
@@ -119,14 +120,16 @@ def test_policies_hold_on_every_node_of_a_cluster(tmp_path: Path, bucket: Bucket
         cluster.master.kill()
         cluster.master.start()
         url = cluster.path("/data/kept/2")
-        wait_for(lambda: first.json("policy", "show", url)["policy"]["pin"], "it is still pinned")
+        wait_until(lambda: first.json("policy", "show", url)["policy"]["pin"], "it is still pinned")
         first.run("ttl", cluster.path("/data"), "1s")
         first.run("unpin", cluster.path("/data/kept"))
 
         def left() -> list[int]:
             return [sum(_cached(one, at)) for one, at in zip(cluster.workers, mounts, strict=True)]
 
-        wait_for(lambda: sum(left()) == 0, f"both nodes free what is over its time: {left()}", 20.0)
+        wait_until(
+            lambda: sum(left()) == 0, f"both nodes free what is over its time: {left()}", 20.0
+        )
 
 
 def _cached(machine: Machine, mount: Path) -> list[int]:

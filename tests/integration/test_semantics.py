@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
-from tests.integration.conftest import Bucket, Node, alive, is_mounted, wait_until
+from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest
+from tests.services.processes import is_running, wait_until
 from worker.store import records
 
 MIB = 1 << 20
@@ -180,7 +181,7 @@ def test_a_killed_client(node: Node, bucket: Bucket) -> None:
     node.allowed_log.append("does not answer")  # the server that ends with its last mount
     client = next(p["pid"] for p in node.processes(mounted) if p["role"] == "client")
     os.kill(client, signal.SIGKILL)
-    wait_until(lambda: not alive(client), "the client is dead")
+    wait_until(lambda: not is_running(client), "the client is dead")
     wait_until(lambda: reads(mounted / "a") == errno.ENOTCONN, "the mount is dead")
     mounted = node.mount(bucket.url, *bucket.options)
     assert (mounted / "a").read_bytes() == data
@@ -195,7 +196,7 @@ def test_umount_leaves_nothing(node: Node, bucket: Bucket) -> None:
     pids = [process["pid"] for process in node.processes(mounted)]
     node.ok("umount", mounted)
     assert not is_mounted(mounted)
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
     left = [path.name for path in node.state.rglob("*") if path.suffix in (".sock", ".json")]
     assert left == []
     assert "not a cachefs mount" in node.fails("umount", mounted)
@@ -211,6 +212,6 @@ def test_mounts_of_one_source_share_inodes(node: Node, bucket: Bucket) -> None:
     assert node.status(one)["cache"]["origin_bytes"] == 5000
     server = {p["pid"] for p in node.processes(one) if p["role"] == "server"}
     node.umount(one)
-    assert all(map(alive, server))
+    assert all(map(is_running, server))
     node.umount(two)
-    wait_until(lambda: not any(map(alive, server)), "the server ends with the last mount")
+    wait_until(lambda: not any(map(is_running, server)), "the server ends with the last mount")

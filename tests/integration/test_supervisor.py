@@ -22,8 +22,9 @@ import pytest
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher.state import MountRecord, StateHome
-from tests.integration.conftest import CACHEFS, Node, alive, is_mounted, wait_until
+from tests.integration.conftest import CACHEFS, Node, is_mounted
 from tests.integration.dataset import body
+from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
 NOBODY = 65534
@@ -69,7 +70,7 @@ class Mounted:
 
     def next_supervisor(self, before: int) -> int:
         wait_until(
-            lambda: self.record.supervisor != before and alive(self.record.supervisor),
+            lambda: self.record.supervisor != before and is_running(self.record.supervisor),
             "the next supervisor",
             LIMIT_S,
         )
@@ -81,7 +82,7 @@ class Mounted:
             assert (self.path / name).read_bytes() == data, name
 
     def nothing_is_left(self, pids: tuple[int, ...]) -> None:
-        wait_until(lambda: not any(map(alive, pids)), "its processes end")
+        wait_until(lambda: not any(map(is_running, pids)), "its processes end")
         assert not is_mounted(self.path)
         assert self.home.mount_records() == []
         assert self.home.control_sockets() == []
@@ -95,7 +96,7 @@ class Mounted:
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 os.kill(pid, number)
-        wait_until(lambda: not any(map(alive, pids)), "both are dead")
+        wait_until(lambda: not any(map(is_running, pids)), "both are dead")
         with pytest.raises(OSError) as caught:
             os.listdir(self.path)
         assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -180,9 +181,9 @@ def test_a_lazy_unmount_ends_with_the_last_open_file(mount: Callable[..., Mounte
         mounted.node.ok("umount", "--lazy", mounted.path)
         assert not is_mounted(mounted.path)
         os.kill(client, signal.SIGKILL)
-        wait_until(lambda: not alive(client), "the client is dead")
+        wait_until(lambda: not is_running(client), "the client is dead")
         assert os.pread(file.fileno(), MIB, MIB) == FILES["a"][MIB : 2 * MIB]
-        assert alive(supervisor)
+        assert is_running(supervisor)
     mounted.nothing_is_left(pids)
 
 
@@ -246,7 +247,7 @@ def test_deaths_in_a_row_end_the_mount(mount: Callable[..., Mounted]) -> None:
                 for pid in children.read_text().split():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGSEGV)
-            return not alive(supervisor)
+            return not is_running(supervisor)
 
         wait_until(crash, "the supervisor gives up", LIMIT_S)
         errnos = {reader.result(LIMIT_S) for reader in readers}
@@ -274,7 +275,7 @@ def test_a_client_that_hangs_leaves_its_stacks_in_the_log(mount: Callable[..., M
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.kill(supervisor, signal.SIGKILL)  # the next one is recorded, under that lock
         wait_until(lambda: "_locked_dir" in log.read_text(), "stacks", LIMIT_S)
-        wait_until(lambda: not alive(client), "it is killed", LIMIT_S)
+        wait_until(lambda: not is_running(client), "it is killed", LIMIT_S)
     finally:
         os.close(lock)
     mounted.next_client(client)
@@ -314,8 +315,8 @@ def test_an_upgrade_says_who_serves(mount: Callable[..., Mounted]) -> None:
         assert mounted.next_client(client) == said["pid"]
         mounted.next_supervisor(supervisor)
         assert file.read(3 * MIB) == FILES["a"]
-    wait_until(lambda: not alive(client), "the old client ends")
-    assert not alive(supervisor)
+    wait_until(lambda: not is_running(client), "the old client ends")
+    assert not is_running(supervisor)
     assert mounted.node.status(mounted.path)["mounts"][0]["pid"] == said["pid"]
     mounted.node.umount(mounted.path)
 

@@ -23,8 +23,9 @@ from pathlib import Path
 import pytest
 
 from cachefs.launcher.state import MountRecord, StateHome
-from tests.integration.conftest import Node, alive, is_mounted, wait_until
+from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
+from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
 KILLS = 50
@@ -95,7 +96,7 @@ class Survivor:
     def next_client(self, before: int) -> int:
         def changed() -> bool:
             pid = self.client
-            return pid != before and alive(pid)
+            return pid != before and is_running(pid)
 
         wait_until(changed, "the next client", LIMIT_S)
         self.node.pids.add(self.client)
@@ -104,7 +105,7 @@ class Survivor:
     def next_supervisor(self, before: int) -> int:
         def changed() -> bool:
             pid = self.supervisor
-            return pid not in (0, before) and alive(pid)
+            return pid not in (0, before) and is_running(pid)
 
         wait_until(changed, "the next supervisor", LIMIT_S)
         self.node.pids.add(self.supervisor)
@@ -128,7 +129,7 @@ class Survivor:
         self.node.ok("mount", "--upgrade", self.path)
         self.next_client(old[0])
         self.next_supervisor(old[1])
-        wait_until(lambda: not any(map(alive, old)), "the old ones end")
+        wait_until(lambda: not any(map(is_running, old)), "the old ones end")
 
     def start_readers(self, rng: random.Random, kinds: tuple[str, ...] = KINDS) -> None:
         for kind in kinds:
@@ -239,7 +240,7 @@ def test_a_client_that_hangs_is_replaced(
     survivor.start_readers(rng)
     stopped = survivor.client
     survivor.kill_client(signal.SIGSTOP)
-    wait_until(lambda: not alive(stopped), "the one that hung is killed")
+    wait_until(lambda: not is_running(stopped), "the one that hung is killed")
     survivor.finish_readers()
 
 
@@ -266,7 +267,7 @@ def test_supervisor_and_client_are_killed_at_once(
         os.kill(pid, signal.SIGSTOP)  # so that neither sees the other die
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(alive(pid) for pid in pids), "both are dead")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "both are dead")
     with pytest.raises(OSError) as caught:
         os.listdir(survivor.path)
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -282,7 +283,7 @@ def test_the_server_is_killed(mount: Callable[..., Survivor], rng: random.Random
     for _ in range(3):
         before = survivor.server
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda pid=before: not alive(pid), "the server is dead")
+        wait_until(lambda pid=before: not is_running(pid), "the server is dead")
         assert (survivor.path / "big2").read_bytes() == (survivor.source / "big2").read_bytes()
     survivor.finish_readers()
 
@@ -417,7 +418,7 @@ def test_a_hanging_mount_can_be_unmounted(mount: Callable[..., Survivor], role: 
     assert not is_mounted(survivor.path)
     with contextlib.suppress(ProcessLookupError):  # a client was killed by its supervisor
         os.kill(stopped, signal.SIGCONT)
-    wait_until(lambda: not alive(stopped), "the one that did not answer ends")
+    wait_until(lambda: not is_running(stopped), "the one that did not answer ends")
     end_server(server)
 
 
@@ -430,7 +431,7 @@ def test_a_signal_right_after_a_death(mount: Callable[..., Survivor], role: str)
     os.kill(pids.pop("supervisor" if role == "client" else "client"), signal.SIGKILL)
     os.kill(pids[role], signal.SIGTERM)
     wait_until(lambda: not is_mounted(survivor.path), "the mount ends")
-    wait_until(lambda: not alive(pids[role]), "the one that was told ends")
+    wait_until(lambda: not is_running(pids[role]), "the one that was told ends")
     end_server(server)
 
 
@@ -441,5 +442,5 @@ def test_killed_and_unmounted(mount: Callable[..., Survivor], node: Node) -> Non
     os.kill(survivor.supervisor, signal.SIGKILL)
     pids = [survivor.client]
     subprocess.run(["umount", survivor.path], check=True)
-    wait_until(lambda: not any(alive(pid) for pid in pids), "the client ends")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the client ends")
     assert not is_mounted(survivor.path)

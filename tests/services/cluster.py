@@ -8,40 +8,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.services.processes import is_running, wait_until
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
 END_S = 20.0
 LOG_TAIL = 2000
+wait_for = wait_until
 
 
 class ClusterFailed(Exception):
     """A command or a process of the cluster did not do what it should; the text says what."""
-
-
-def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
-    """Polls until `condition` is true; raises ClusterFailed naming `what` after `limit_s`."""
-    deadline, pause = time.monotonic() + limit_s, threading.Event()
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise ClusterFailed(f"not within {limit_s:g} s: {what}")
-        pause.wait(0.05)
-    return value
-
-
-def running(pid: int) -> bool:
-    """Is this process there, and no zombie?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 @dataclass
@@ -93,14 +74,14 @@ class Machine:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, and gone. Raises ClusterFailed when it does not end."""
+        """SIGTERM, and gone. Raises NotInTime when it does not end."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
         pid, self.pid = self.pid, 0
-        if pid and running(pid):
+        if pid and is_running(pid):
             os.kill(pid, number)
-            wait_for(lambda: not running(pid), f"{self.name} (pid {pid}) ends", END_S)
+            wait_until(lambda: not is_running(pid), f"{self.name} (pid {pid}) ends", END_S)
 
     def mount(self, source: str, *options: str | Path, name: str = "mnt") -> Path:
         path = self.root / name
@@ -126,7 +107,7 @@ class Machine:
         for path in self.mounts:
             if os.path.ismount(path):
                 subprocess.run(["umount", "-l", str(path)], check=False, timeout=COMMAND_LIMIT_S)
-        if self.pid and running(self.pid):
+        if self.pid and is_running(self.pid):
             os.kill(self.pid, signal.SIGCONT)
             self.kill()
 
@@ -191,7 +172,7 @@ class Cluster:
             found = {row["epoch"] for row in self.worker_rows()}
             return found if len(found) == 1 and 0 not in found else set()
 
-        (epoch,) = wait_for(known, "all workers know one epoch", limit_s)
+        (epoch,) = wait_until(known, "all workers know one epoch", limit_s)
         return int(epoch)
 
     def wait_until_settled(self, limit_s: float = 30.0) -> None:
@@ -202,7 +183,7 @@ class Cluster:
             newest = max(row["epoch"] for row in rows)
             return all(row["settled"] == newest for row in rows)
 
-        wait_for(settled, "every block is in its place", limit_s)
+        wait_until(settled, "every block is in its place", limit_s)
 
     def wait_for_states(self, *states: str, limit_s: float = 30.0) -> None:
         """Until the workers are in these states, in any order."""
@@ -210,4 +191,4 @@ class Cluster:
         def there() -> bool:
             return sorted(row["state"] for row in self.worker_rows()) == sorted(states)
 
-        wait_for(there, f"workers are {states}", limit_s)
+        wait_until(there, f"workers are {states}", limit_s)

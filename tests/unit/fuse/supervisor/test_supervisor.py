@@ -24,6 +24,7 @@ from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import upgrades
 from cachefs.fuse.supervisor import wire as w
 from cachefs.launcher.state import MountRecord, StateHome
+from tests.services.processes import is_running
 
 HERE = Path(__file__).parent
 LIMIT_S = 20.0
@@ -118,13 +119,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.close()
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def test_a_mount_is_announced_and_ends_when_it_is_asked_to(shell: Shell) -> None:
     started = shell.start()
     assert shell.process is not None
@@ -151,7 +145,7 @@ def test_a_mount_that_cannot_be(shell: Shell, plan: str, cause: str, said: str) 
     assert started.failure is not None
     assert said in started.failure.cause
     assert shell.ended() == 1
-    shell.until(lambda: not alive(shell.pid(0)), "its client ends")
+    shell.until(lambda: not is_running(shell.pid(0)), "its client ends")
 
 
 def test_an_interpreter_that_is_not_there(shell: Shell) -> None:
@@ -182,14 +176,14 @@ def test_one_that_hangs_is_asked_for_its_stacks_and_killed(shell: Shell) -> None
     shell.start("hangs", heartbeat_timeout_s=0.5)
     shell.sees(1, "serve True 2")
     assert "SIGUSR2" in shell.client(0)
-    assert not alive(shell.pid(0))
+    assert not is_running(shell.pid(0))
 
 
 def test_one_that_is_stopped_is_killed(shell: Shell) -> None:
     shell.start(heartbeat_timeout_s=0.5)
     shell.kill(0, signal.SIGSTOP)
     shell.sees(1, "serve True 2")
-    assert not alive(shell.pid(0))
+    assert not is_running(shell.pid(0))
 
 
 def test_what_it_does_not_know_is_ignored(shell: Shell) -> None:
@@ -243,7 +237,7 @@ def test_an_upgrade_that_fails_changes_nothing(shell: Shell, plan: str) -> None:
     with pytest.raises(CacheFSError):
         upgrades.ask(shell.home, shell.spec.mountpoint, str(shell.python))
     assert "Retire" not in shell.client(0)
-    assert alive(shell.pid(0))
+    assert is_running(shell.pid(0))
     assert upgrades.ask(shell.home, shell.spec.mountpoint, str(shell.python)) == shell.pid(2)
 
 

@@ -1,0 +1,58 @@
+"""What tests and benches ask of processes (do they run, what do they wait for), and how to wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAUSE_S = 0.02
+
+
+class NotInTime(Exception):
+    """Something did not come about within its limit; the text says what."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
+    """Polls until `condition` is true and returns what it gave. Raises NotInTime naming `what`."""
+    deadline, pause = time.monotonic() + limit_s, threading.Event()
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise NotInTime(f"not within {limit_s:g} s: {what}")
+        pause.wait(PAUSE_S)
+    return value
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of `/proc/PID/stat` after the name, the state first. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_running(pid: int) -> bool:
+    """Is this process there, and no zombie?"""
+    try:
+        return stat_fields(pid)[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def waits(pid: int) -> str:
+    """What each thread of a process does now, a line each: of one that should have ended."""
+    lines = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        try:
+            name = (task / "comm").read_text().strip()
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            lines.append(f"  thread {task.name} {name}: {state} in {_where(task)}")
+        except OSError:  # it has ended
+            continue
+    return "\n".join(lines)
+
+
+def _where(task: Path) -> str:
+    try:
+        return ", ".join(line.split()[-1] for line in (task / "stack").read_text().splitlines())
+    except OSError:  # not everybody may look
+        return (task / "wchan").read_text()
