@@ -25,6 +25,7 @@ from worker.segments import Segment, Segments, memory_file
 from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
+from worker.state.bypath import url_of
 from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
@@ -160,7 +161,7 @@ class Filler:
         counters = self._parts.counters
         counters.fills_in_flight -= 1
         if error is None:
-            counters.fill_s.observe(self._parts.clocks.monotonic() - piece.started_s)
+            self._count_time(piece)
         if piece.room_bytes:
             self._space.release(piece.room_bytes)
         entry.busy_pieces -= 1
@@ -172,6 +173,12 @@ class Filler:
         if piece.ended is not None:
             piece.ended(piece, error)
         self._catalog.retire_if_unused(entry)
+
+    def _count_time(self, piece: Piece) -> None:
+        parts, now = self._parts, self._parts.clocks.monotonic()
+        took_s = now - piece.started_s
+        parts.counters.fill_s.observe(took_s)
+        parts.slowest.note(took_s, lambda: _path_of(piece.entry), piece.size_bytes, now)
 
     def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
         if piece.background:
@@ -450,6 +457,8 @@ class Filler:
         counters.origin_bytes += transfer.origin_bytes
         piece.origin_bytes += transfer.origin_bytes
         counters.peer_bytes += transfer.peer_bytes
+        origin = piece.entry.origin
+        self._parts.paths.brought(origin, transfer.origin_bytes, transfer.peer_bytes)
         self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
 
     def abort(self) -> None:
@@ -458,6 +467,11 @@ class Filler:
         self._aborted = True
         for transfer in self._running:
             transfer.abort()
+
+
+def _path_of(entry: Entry) -> str:
+    path = entry.origin.path.decode("utf-8", "backslashreplace")
+    return f"{url_of(entry.origin)}/{path}"
 
 
 def _of_source(error: BaseException) -> CacheFSError:

@@ -13,6 +13,7 @@ from typing import Final
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
+from worker.sampling import Sampling
 from worker.space import Space
 from worker.state.holds import Hold
 from worker.status import count_memory
@@ -41,6 +42,7 @@ class Housekeeping:
         self._catalog = catalog
         self._space = space
         self._leftovers = leftovers
+        self._sampling = Sampling(parts)
         self._touched: dict[bytes, int] = {}
         self._released: list[bytes] = []  # held until they were read, and read by now
         self._commits_at_sync = 0
@@ -100,6 +102,7 @@ class Housekeeping:
         count_memory(self._parts, self._catalog)
         self.write_released()
         now = self._parts.clocks.monotonic()
+        self._sampling.tick(now)
         if now - self._synced_at_s >= self._parts.config.sync_interval_s:
             self._synced_at_s = now
             self.write_touches()

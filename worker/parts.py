@@ -6,6 +6,7 @@ import asyncio
 import collections
 import errno
 import os
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -16,12 +17,14 @@ from cachefs.core.services import MetadataService
 from worker.config import Clocks, WorkerConfig
 from worker.source import Source
 from worker.state.accounting import Ledger
+from worker.state.bypath import PathTally
 from worker.state.eviction import EvictionOrder
 from worker.state.health import Health
 from worker.state.holds import Hold
 from worker.state.memory import MemoryBudget
 from worker.state.quotas import Charges, Quotas
 from worker.state.rules import Rules
+from worker.state.slowest import Slowest
 from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -125,6 +128,10 @@ class Signal:
             self._waiters.discard(waiter)
 
 
+def _new_tally() -> PathTally:
+    return PathTally(random.randrange)
+
+
 def _new_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
@@ -177,6 +184,8 @@ class Parts:
     counted_tier_bytes: int = 0
     health: Health = field(default_factory=Health)
     counters: Counters = field(default_factory=Counters)
+    paths: PathTally = field(default_factory=_new_tally)
+    slowest: Slowest = field(default_factory=Slowest)
     tasks: Tasks = field(default_factory=Tasks)
     room_changed: Signal = field(default_factory=Signal)
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread

@@ -35,6 +35,8 @@ def status(
         "fills_in_flight": counters.fills_in_flight,
         "fill_s": counters.fill_s.status(),
         "refused": counters.refused,
+        "paths": parts.paths.counts(),
+        "slow_fills": parts.slowest.rows(parts.clocks.monotonic()),
         "evicted_files": dict(counters.evicted_files),
         "evicted_bytes": counters.evicted_bytes,
         "freed_files": counters.freed_files,

@@ -163,7 +163,7 @@ class Worker:
         if past_tier:
             self._watch.suspect()
         elif self._may_be_published(key) and (fd := await self._published(origin)) is not None:
-            self._hit(key)
+            self._hit(origin, key)
             return self._grant_whole(origin.size, fd)
         entry = await self._catalog.open(origin, key)
         try:
@@ -189,7 +189,7 @@ class Worker:
         if not entry.inflight:
             self._catalog.leave(entry)
             return None
-        self._parts.counters.misses += 1
+        self._miss(entry)
         return Opening(self._catalog, entry, ready)
 
     def opened(self, opening: Opening) -> Grant | None:
@@ -234,9 +234,9 @@ class Worker:
 
     async def _open_entry(self, entry: Entry) -> Grant:
         if entry.complete and (fd := await self._provider.grant_whole(entry)) is not None:
-            self._hit(entry.key)
+            self._hit(entry.origin, entry.key)
             return self._grant_whole(entry.size, fd)
-        self._parts.counters.misses += 1
+        self._miss(entry)
         if entry.hold is not None:
             self.housekeeping.read(entry.key)
         if entry.small:
@@ -261,7 +261,7 @@ class Worker:
         return Grant(self._stream(handle, entry), entry.size, False, fd)
 
     def _grant_past(self, entry: Entry) -> Grant:
-        self._parts.counters.misses += 1
+        self._miss(entry)
         handle = Handle(entry.size, entry)
         handle.past_tier = True
         return Grant(self._stream(handle, entry), entry.size, False, None)
@@ -296,8 +296,13 @@ class Worker:
         self._handles[number] = handle
         return number
 
-    def _hit(self, key: bytes) -> None:
+    def _miss(self, entry: Entry) -> None:
+        self._parts.counters.misses += 1
+        self._parts.paths.missed(entry.origin)
+
+    def _hit(self, origin: Origin, key: bytes) -> None:
         self._parts.counters.hits += 1
+        self._parts.paths.hit(origin)
         self.housekeeping.read(key)
 
     async def ensure(
@@ -331,6 +336,7 @@ class Worker:
         """Clients opened these published files without asking. Names that mean nothing here are
         ignored."""
         self._parts.counters.hits += len(names)
+        self._parts.paths.used(names)
         self._parts.counters.hit_bytes += max(0, hit_bytes)
         for name in names:
             try:

@@ -16,6 +16,7 @@ GAUGES: Final = (
     "fills_in_flight",
     "tiers",
     "quota_used_bytes",
+    "slow_fills",
 )
 
 
