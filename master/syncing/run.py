@@ -29,6 +29,7 @@ from master.tree import Mount, Place, Tree
 
 AT_ONCE: Final = 8  # directories of one sync
 MAX_DOWN: Final = 3  # failures in a row after which an origin is left alone
+MISSING: Final = "no such file or directory"
 
 
 class Where(NamedTuple):
@@ -97,10 +98,10 @@ class Run:
                 if below is None:
                     raise Stale("it changes while it is compared")
                 where = below
-            elif not is_last and kind is not None:
-                raise NotADirectory("a file is on the way")
-            else:
+            elif is_last:
                 return None
+            else:
+                raise NotFound(MISSING) if kind is None else NotADirectory("a file is on the way")
         return where
 
     async def _compare_name(
@@ -142,7 +143,7 @@ class Run:
     ) -> tuple[Kind | None, bool]:
         """Tells what one name's comparison means."""
         if kind is None and not compared.changes:
-            raise NotFound("no such file or directory")
+            raise NotFound(MISSING)
         changes = compared.changes
         differences = Differences().add(changes, None, was_listed=compared.was_listed)
         if above.new and kind is not None:
