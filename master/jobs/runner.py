@@ -178,7 +178,12 @@ class Runner:
             await asyncio.sleep(SAVE_AGAIN_S)
 
     async def save(self) -> None:
-        """Until what is to be durable now is. Raises what the store does."""
+        """Until what is to be durable now is. Raises what the store does. Cancelled: it goes on."""
+        write = asyncio.ensure_future(self._save_once())
+        write.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(write)
+
+    async def _save_once(self) -> None:
         async with self._saving:
             write = self.job.take(self._clocks.now(), self._clocks.wall())
             if write is None:

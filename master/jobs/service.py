@@ -140,14 +140,14 @@ class LoadJobs:
         loop = asyncio.get_running_loop()
         until = loop.time() + max(0.0, min(call.wait_s, MAX_WAIT_S))
         worked = self._hand_out(call)
-        running = worked.running.keys()
         call = msgspec.structs.replace(call, outcomes=[], run=self._desk.run)
         releases = self._releases
-        while not worked.tasks and worked.running.keys() == running and releases == self._releases:
+        while not (worked.tasks or self._desk.is_news(call.worker) or releases != self._releases):
             left_s = until - loop.time()
             if left_s <= 0 or not await self._polls.wait(call.worker, left_s):
                 break
             worked = self._hand_out(call)
+        self._desk.tell(call.worker)
         return worked
 
     def _settle(self, call: Work) -> None:

@@ -77,6 +77,7 @@ class _Worker:
         self.turn = 0  # in bytes: the start of the last task in a queue that is fair to all jobs
         self.turns: dict[int, int] = {}  # the end of each job's last
         self.bytes: dict[int, int] = {}  # of them what is outstanding
+        self.told: frozenset[int] = frozenset()  # jobs that run, as it was told
 
 
 class Desk:
@@ -187,6 +188,17 @@ class Desk:
             tasks.append(task)
             left -= pack.bytes
         return Worked(self.run, tasks, self._running(call.worker, worker)), unowned
+
+    def is_news(self, name: str) -> bool:
+        """Do other jobs run than a worker was told?"""
+        worker = self._workers.get(name)
+        return worker is not None and worker.told != self._orders.keys()
+
+    def tell(self, name: str) -> None:
+        """A worker is told which jobs run."""
+        worker = self._workers.get(name)
+        if worker is not None:
+            worker.told = frozenset(self._orders)
 
     def outstanding(self) -> int:
         """Tasks that workers have."""

@@ -31,6 +31,7 @@ class _Job:
     def __init__(self, function: Callable[[Writer], Any]) -> None:
         self.function = function
         self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # who gives up waiting cancels no write
         self.result: Any = None
 
 

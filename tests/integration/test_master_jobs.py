@@ -1,0 +1,445 @@
+"""Load jobs of a master over LMDB, with workers that only say what became of their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound, Unreachable
+from cachefs.core.jobs import JobShown, JobSpec, JobState, TaskKind
+from cachefs.core.model import UfsSpec
+from cachefs.core.policies import Policy
+from connectors.memory import MemoryConnector
+from master.jobs import service
+from master.namespace import Master
+from tests.integration.job_worker import TaskWorker
+from tests.services.http_master import Cluster, cluster
+from tests.services.http_master import worker as registered
+
+UFS = UfsSpec("s3://bucket/prefix")
+DEADLINE_S = 20.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TICK_S", 0.02)
+
+
+def origin(**files: int) -> MemoryConnector:
+    """Directories by name, with so many files each."""
+    made = MemoryConnector()
+    for directory, count in files.items():
+        for n in range(count):
+            made.put(b"%s/f%04d" % (directory.encode(), n), b"x" * 10)
+    return made
+
+
+@asynccontextmanager
+async def opened(directory: Path, source: Any, *workers: TaskWorker) -> AsyncIterator[Master]:
+    """A master, and workers that serve it."""
+    master = Master.open(directory / "meta", UFS, source, 60.0)
+    serving = [asyncio.ensure_future(one.serve(master.work)) for one in workers]
+    try:
+        yield master
+    finally:
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await master.close()
+
+
+async def state(master: Master, job: int, wanted: Callable[[JobShown], bool]) -> JobShown:
+    while not wanted(shown := (await master.job(job)).job):
+        await asyncio.sleep(0.005)
+    return shown
+
+
+async def ended(master: Master, job: int) -> JobShown:
+    return await state(master, job, lambda shown: shown.state.has_ended)
+
+
+async def load(master: Master, *paths: bytes, **settings: Any) -> JobShown:
+    submitted = await master.submit_job(JobSpec(paths, **settings))
+    return await ended(master, submitted.job)
+
+
+async def failures(master: Master, job: int) -> list[tuple[bytes, str]]:
+    return [(one.path, one.code) for one in (await master.job_failures(job, 0)).failures]
+
+
+def test_everything_below_a_directory_is_loaded_once_and_checked(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker, source = TaskWorker(), origin(a=70, b=300, c=5)
+        source.put(b"a.txt", b"between a and b")
+        async with opened(tmp_path, source, worker) as master:
+            shown = await load(master, b"/")
+            assert shown.state is JobState.SUCCEEDED
+            assert shown.files_found == shown.files_done == shown.files_verified == 376
+            assert shown.bytes_found == shown.bytes_done == shown.bytes_fetched == 3765
+            assert set(worker.fetched.values()) == {1}
+            kinds = {task.kind for task in worker.tasks}
+            assert kinds == {TaskKind.LOAD, TaskKind.CHECK}
+
+    run(work())
+
+
+def test_what_paths_and_globs_select(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        async with opened(tmp_path, origin(a=20, ab=20, b=20), worker) as master:
+            shown = await load(master, b"a*/f*7", b"/b/f0003/", b"b//f0004")
+            assert shown.state is JobState.SUCCEEDED
+            assert sorted(worker.fetched) == [
+                b"a/f0007", b"a/f0017", b"ab/f0007", b"ab/f0017", b"b/f0003", b"b/f0004",
+            ]  # fmt: skip
+
+    run(work())
+
+
+def test_what_is_not_there_fails_and_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=3), TaskWorker()) as master:
+            shown = await load(master, b"/a", b"/nix", b"/x*")
+            assert shown.state is JobState.FAILED
+            assert (shown.files_done, shown.files_failed, shown.files_found) == (3, 2, 5)
+            assert await failures(master, shown.job) == [(b"nix", "not-found"), (b"", "not-found")]
+            assert "2 of 5" in shown.message
+
+    run(work())
+
+
+def test_failed_files_are_kept_with_their_cause_and_can_be_retried(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        worker.failing = {b"a/f0001": "access-denied", b"a/f0003": "unreachable"}
+        async with opened(tmp_path, origin(a=5), worker) as master:
+            master.load_jobs._clocks.now = Hasty()
+            shown = await load(master, b"/a")
+            assert (shown.state, shown.files_done) == (JobState.FAILED, 3)
+            found = (await master.job_failures(shown.job, 0)).failures
+            assert {(one.path, one.code, one.attempts) for one in found} == {
+                (b"a/f0001", "access-denied", 1),
+                (b"a/f0003", "unreachable", 3),
+            }
+            del worker.failing[b"a/f0003"]
+            await master.control_job(shown.job, "retry")
+            shown = await ended(master, shown.job)
+            assert (shown.state, shown.files_done, shown.files_failed) == (JobState.FAILED, 4, 1)
+            worker.failing.clear()
+            await master.control_job(shown.job, "retry")
+            shown = await ended(master, shown.job)
+            assert (shown.state, shown.files_done) == (JobState.SUCCEEDED, 5)
+            assert await failures(master, shown.job) == []
+            assert set(worker.fetched.values()) == {1}
+
+    run(work())
+
+
+class Hasty:
+    """A clock on which the waits before another try are short."""
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() * 50
+
+
+def test_a_file_that_changed_is_loaded_as_it_is_now(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker, source = TaskWorker(), origin(a=4)
+        worker.gate.clear()
+        async with opened(tmp_path, source, worker) as master:
+            submitted = await master.submit_job(JobSpec((b"/a",)))
+            while not worker.tasks:
+                await asyncio.sleep(0)
+            by_path = {one.origin.path: one.origin for one in worker.tasks[0].files}
+            source.put(b"a/f0001", b"other bytes, and more")
+            source.delete(b"a/f0002")
+            worker.codes = {
+                by_path[b"a/f0001"].content.ino: "stale",
+                by_path[b"a/f0002"].content.ino: "not-found",
+            }
+            worker.gate.set()
+            shown = await ended(master, submitted.job)
+            assert await failures(master, shown.job) == [(b"a/f0002", "not-found")]
+            assert (shown.files_done, shown.bytes_done) == (3, 41)
+            assert worker.fetched[b"a/f0001"] == 1
+
+    run(work())
+
+
+def test_what_went_missing_meanwhile_is_loaded_once_more(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        async with opened(tmp_path, origin(a=100), worker) as master:
+            perform = worker.perform
+
+            def evict_before_the_check(task: Any) -> Any:
+                if task.kind is not TaskKind.LOAD and worker.fetched.total() == 100:
+                    for one in task.files[:5]:
+                        worker.have.discard((one.origin.content.ino, one.block))
+                return perform(task)
+
+            worker.perform = evict_before_the_check  # type: ignore[method-assign]
+            shown = await load(master, b"/a")
+            assert (shown.state, shown.files_done) == (JobState.SUCCEEDED, 100)
+            assert worker.fetched.total() >= 105
+
+    run(work())
+
+
+def test_a_restart_goes_on_from_the_watermark(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker, source = TaskWorker(), origin(a=6000, b=2000)
+        async with opened(tmp_path, source, worker) as master:
+            submitted = await master.submit_job(JobSpec((b"/",)))
+            await state(master, submitted.job, lambda shown: shown.files_done >= 5000)
+        handed = sum(len(task.files) for task in worker.tasks)
+        async with opened(tmp_path, source, worker) as master:
+            shown = await ended(master, submitted.job)
+            assert shown.state is JobState.SUCCEEDED
+            assert shown.files_found == shown.files_done == 8000
+            assert shown.bytes_done == 80_000
+        again = sum(len(task.files) for task in worker.tasks) - handed
+        assert again < 8000 + 8000 - 4000, "the check, and what the first run had not done"
+        assert set(worker.fetched.values()) == {1}
+
+    run(work())
+
+
+def test_a_stopped_job_stays_stopped_and_can_go_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker, source = TaskWorker(), origin(a=500)
+        worker.gate.clear()
+        async with opened(tmp_path, source, worker) as master:
+            job = (await master.submit_job(JobSpec((b"/",)))).job
+            while not worker.tasks:
+                await asyncio.sleep(0)
+            reply = await master.control_job(job, "stop")
+            assert reply.job.state is JobState.STOPPED
+            worker.gate.set()
+            await state(master, job, lambda _: job not in worker.running)
+        async with opened(tmp_path, source, worker) as master:
+            assert (await master.job(job)).job.state is JobState.STOPPED
+            with pytest.raises(InUse):
+                await master.control_job(job, "forget")
+            await master.control_job(job, "resume")
+            assert (await ended(master, job)).files_done == 500
+            with pytest.raises(InUse):
+                await master.control_job(job, "stop")
+            await master.control_job(job, "forget")
+            with pytest.raises(NotFound):
+                await master.job(job)
+        async with opened(tmp_path, source, worker) as master:
+            assert (await master.jobs(0, 10)).jobs == []
+
+    run(work())
+
+
+def test_the_same_paths_again_change_the_settings(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        worker.gate.clear()
+        async with opened(tmp_path, origin(a=5, b=5), worker) as master:
+            first = await master.submit_job(JobSpec((b"/a", b"b/")), "key")
+            again = await master.submit_job(JobSpec((b"b", b"a//"), bandwidth_bytes_s=16_000))
+            assert (again.job, again.updated) == (first.job, True)
+            assert (await master.submit_job(JobSpec((b"/a", b"b/")), "key")).job == first.job
+            other = await master.submit_job(JobSpec((b"a",)))
+            assert other.job != first.job
+            worker.gate.set()
+            await ended(master, other.job)
+            shown = await ended(master, first.job)
+            assert shown.spec.bandwidth_bytes_s == 16_000
+            table = await master.jobs(0, 1)
+            assert ([one.job for one in table.jobs], table.next) == ([other.job], other.job)
+            assert [one.job for one in (await master.jobs(table.next, 1)).jobs] == [first.job]
+            later = await master.submit_job(JobSpec((b"/a", b"b/")))
+            assert later.job not in (first.job, other.job), "an ended job is another"
+
+    run(work())
+
+
+def test_a_list_of_paths_in_pieces(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker()
+        async with opened(tmp_path, origin(a=50), worker) as master:
+            job = (await master.submit_job(JobSpec((b"a/f0000", b"a/f0001")), more=True)).job
+            await state(master, job, lambda shown: shown.files_done == 2)
+            with pytest.raises(BadConfig, match="missing"):
+                await master.add_job_paths(job, 3, [b"a/f0009"], last=False)
+            await master.add_job_paths(job, 2, [b"a/f0002", b"a/f0003"], last=False)
+            await master.add_job_paths(job, 2, [b"a/f0002", b"a/f0003"], last=False)
+            await master.add_job_paths(job, 4, [b"a/f0004"], last=True)
+            await master.add_job_paths(job, 4, [b"a/f0004"], last=True)
+            shown = await ended(master, job)
+            assert (shown.state, shown.files_done, shown.path_count) == (JobState.SUCCEEDED, 5, 5)
+
+    run(work())
+
+
+def test_what_does_not_fit_stops_with_figures_and_can_go_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker(room_files=120)
+        async with opened(tmp_path, origin(a=200), worker) as master:
+            shown = await load(master, b"/a")
+            assert shown.state is JobState.FAILED
+            assert "stopped before the rest was loaded" in shown.message
+            assert "120" in shown.message
+            assert shown.files_failed == 0
+            worker.room_files = 1000
+            await master.control_job(shown.job, "resume")
+            shown = await ended(master, shown.job)
+            assert (shown.state, shown.files_done) == (JobState.SUCCEEDED, 200)
+
+    run(work())
+
+
+def test_what_cannot_fit_stops_as_soon_as_that_is_known(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker = TaskWorker(capacity=900)
+        async with opened(tmp_path, origin(a=100), worker) as master:
+            shown = await load(master, b"/a")
+            assert shown.state is JobState.FAILED
+            assert "it does not fit: it needs" in shown.message
+            assert "the caches hold 900" in shown.message
+            worker.capacity = 1000
+            await master.control_job(shown.job, "resume")
+            assert (await ended(master, shown.job)).state is JobState.SUCCEEDED
+
+    run(work())
+
+
+def test_a_directory_that_cannot_be_listed_is_a_failure(tmp_path: Path) -> None:
+    async def work() -> None:
+        source = origin(a=5, b=5, c=5)
+        source.fail("list_dir", b"b", Unreachable("no route"), times=100)
+        async with opened(tmp_path, source, TaskWorker()) as master:
+            shown = await load(master, b"/")
+            assert (shown.state, shown.files_done) == (JobState.FAILED, 10)
+            assert await failures(master, shown.job) == [(b"b", "unreachable")]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JobSpec(()),
+        JobSpec((b"a",) * 1001),
+        JobSpec((b"a",), priority="urgent"),
+        JobSpec((b"a",), bandwidth_bytes_s=-1),
+        JobSpec((b"a",), hold_s=-1.0),
+        JobSpec((b"a",), hold_s=float("nan")),
+        JobSpec((b"a/../b",)),
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, spec: JobSpec) -> None:
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=1)) as master:
+            with pytest.raises(BadConfig):
+                await master.submit_job(spec)
+            assert (await master.jobs(0, 10)).jobs == []
+
+    run(work())
+
+
+# ---- over HTTP, with several workers -------------------------------------------------------------
+
+
+async def served(it: Cluster, worker: TaskWorker) -> asyncio.Task[None]:
+    async def ask(call: c.Work) -> c.Worked:
+        return await it.ask(call, c.Worked)
+
+    return asyncio.ensure_future(worker.serve(ask))
+
+
+def test_owners_get_their_blocks_and_those_of_a_lost_one_go_to_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            await it.add(b"/data", {b"a/f%03d" % n: b"x" for n in range(300)})
+            await it.ask(m.SetPolicy(it.namespace, b"data/a", Policy(replicas=2)), m.PolicySet)
+            workers = [TaskWorker(f"{n}" * 32) for n in range(3)]
+            for n, one in enumerate(workers):
+                await it.ask(registered(one.name, 20000 + n), c.Registered)
+            lost = workers.pop()
+            lost.gate.clear()
+            serving = [await served(it, one) for one in (*workers, lost)]
+            call = m.SubmitJob(it.namespace, JobSpec((b"/data",)), "key")
+            job = (await it.ask(call, m.JobSubmitted)).job
+            while not lost.tasks:
+                await asyncio.sleep(0.005)
+            serving.pop().cancel()
+            await it.ask(c.Leave(lost.name), m.Done)
+            while True:
+                shown = (await it.ask(m.GetJob(it.namespace, job), m.JobReply)).job
+                if shown.state.has_ended:
+                    break
+                await asyncio.sleep(0.01)
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            assert (shown.state, shown.files_done) == (JobState.SUCCEEDED, 300)
+            assert [len(one.have) for one in workers] == [300, 300], "two workers, two copies"
+            page = await it.ask(m.ListJobs(it.namespace), m.JobTable)
+            assert [one.job for one in page.jobs] == [job]
+
+    run(work())
+
+
+TOKENS = """
+operators-token-1
+limited-to-team-a path=/team-a
+limited-to-team-b path=/team-b
+"""
+
+
+def test_a_limited_token_sees_the_jobs_of_its_paths(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path, TOKENS) as it:
+            it.token = TOKENS.split()[0]
+            await it.add(b"/team-a", {b"f": b"x"})
+            await it.add(b"/team-b", {b"f": b"x"})
+            mine, other = "limited-to-team-a", "limited-to-team-b"
+            spec = JobSpec((b"/team-a/f",))
+            call = m.SubmitJob(it.namespace, spec, "same key")
+            job = (await it.ask(call, m.JobSubmitted, mine)).job
+            every = (await it.ask(m.SubmitJob(it.namespace, JobSpec((b"/",))), m.JobSubmitted)).job
+            for asked in (
+                m.GetJob(it.namespace, job),
+                m.GetJobFailures(it.namespace, job),
+                m.ControlJob(it.namespace, job, "stop"),
+                m.AddJobPaths(it.namespace, job, 1, [b"/team-b/f"]),
+            ):
+                with pytest.raises(NotFound):
+                    await it.ask(asked, m.JobReply, other)
+            with pytest.raises(NotFound):
+                await it.ask(m.GetJob(it.namespace, every), m.JobReply, mine)
+            await it.ask(m.GetJob(it.namespace, job), m.JobReply, mine)
+            seen = {
+                token: [
+                    one.job
+                    for one in (await it.ask(m.ListJobs(it.namespace), m.JobTable, token)).jobs
+                ]
+                for token in (mine, other, it.token)
+            }
+            assert seen == {mine: [job], other: [], it.token: [every, job]}
+            theirs = m.SubmitJob(it.namespace, JobSpec((b"/team-b/f",)), "same key")
+            assert (await it.ask(theirs, m.JobSubmitted, other)).job not in (job, every)
+            with pytest.raises(CacheFSError):
+                await it.ask(c.Work("w", "", [], 1), c.Worked, mine)
+
+    run(work())
