@@ -55,6 +55,20 @@ class Datasets:
         """One file, `data.bin`, that takes one page per MiB: the rest are holes."""
         return self._once(f"bench-sparse-{size_mib}", lambda folder: _sparse(folder, size_mib))
 
+    def sparse_files(self, count: int, size_mib: int) -> Dataset:
+        """Several of them, in folders `0`, `1`, …"""
+
+        def make(folder: Path) -> dict[str, str]:
+            checksums = {}
+            for number in range(count):
+                part = folder / str(number)
+                part.mkdir()
+                (digest,) = _sparse(part, size_mib).values()
+                checksums[f"{number}/data.bin"] = digest
+            return checksums
+
+        return self._once(f"bench-sparse-{count}-of-{size_mib}", make)
+
     def small(self, count: int, size_bytes: int = SMALL_BYTES) -> Dataset:
         """Files of one size in folders of 1,000."""
         name = f"bench-{count}-files-of-{size_bytes}"

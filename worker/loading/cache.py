@@ -35,12 +35,14 @@ class Loaded(NamedTuple):
 class Load(NamedTuple):
     """What is to be complete: a block of a file (-1: all of it). `hold`: None: it is not held.
     `gate` is asked before each request of a file that takes several; it raises to end the load.
+    `came` is called at most once, when its requests are over and it is only to be made durable;
     `ended` is called once, in the loop, perhaps before `load` returns."""
 
     origin: Origin
     block: int
     hold: Hold | None
     gate: Gate | None
+    came: Callable[[], None]
     ended: Callable[[Loaded], None]
 
     @property

@@ -29,6 +29,7 @@ from worker.state.loading import (
     Check,
     Checked,
     Event,
+    FileCame,
     FileEnded,
     Loading,
     Tick,
@@ -133,6 +134,9 @@ class Loader:
     def _bring(self, bring: Bring) -> None:
         task, place = bring.task, bring.place
 
+        def came() -> None:
+            self._hear(FileCame(bring.id, place))
+
         def ended(loaded: Loaded) -> None:
             self._ended(bring, loaded)
 
@@ -141,7 +145,8 @@ class Loader:
 
         hold = Hold(task.hold_until_s, task.hold_read) if task.hold_until_s else None
         origin, block = bring.file.origin, bring.file.block
-        self._cache.load(Load(origin, block, hold, gate if is_large(bring.file) else None, ended))
+        gates = gate if is_large(bring.file) else None
+        self._cache.load(Load(origin, block, hold, gates, came, ended))
 
     async def _pass(self, id: int, place: int, size_bytes: int) -> None:
         """Waits until a request may go. Raises Interrupted when nobody wants it any more."""

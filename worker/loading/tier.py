@@ -99,7 +99,8 @@ class TierLoading:
     def _came(self, load: Load, piece: Piece, error: CacheFSError | None) -> None:
         entry = piece.entry
         if error is None and entry.pages.complete and entry.uncommitted:
-            return entry.on_commit.append(functools.partial(self._committed, load, piece))
+            entry.on_commit.append(functools.partial(self._committed, load, piece))
+            return load.came()
         entry.hold_when_whole = None
         self._catalog.leave(entry)
         if error is None:  # it was given up, by the cache or its disk
@@ -149,6 +150,7 @@ class TierLoading:
             await self._bring(entry, block)
         else:
             raise Unavailable("it was given up again and again")
+        block.load.came()
         if entry.uncommitted:
             await entry.next_commit(self._loop)
         self._check(entry)

@@ -46,6 +46,14 @@ class Unanswered(NamedTuple):
     """The question failed."""
 
 
+class FileCame(NamedTuple):
+    """The requests of what was begun by `Bring` are over: others may begin. It has not ended yet,
+    and `FileEnded` may come without this."""
+
+    id: int
+    place: int
+
+
 class FileEnded(NamedTuple):
     """What was begun by `Bring` is as asked, or `failure` says why not. `fetched_bytes`: of the
     origin. `room`: there was none."""
@@ -68,7 +76,7 @@ class Tick(NamedTuple):
     """`wake_at_s` has come, or nothing special."""
 
 
-Event = Answered | Unanswered | FileEnded | Checked | Tick
+Event = Answered | Unanswered | FileCame | FileEnded | Checked | Tick
 
 
 # ---- actions -------------------------------------------------------------------------------------
@@ -115,7 +123,8 @@ class _Doing:
     task: Task
     sizes: list[int]  # as counted
     next: int = 0
-    open: int = 0  # files under way
+    open: int = 0  # files under way, or a check of all
+    busy: set[int] = field(default_factory=set)  # places of those that make requests
     fetched_bytes: int = 0
     charged: dict[int, int] = field(default_factory=dict)  # place -> bytes, where there is a bucket
     failures: list[FileFailure] = field(default_factory=list)
@@ -189,6 +198,8 @@ class Loading:
     def handle(self, event: Event, now: float) -> list[Action]:
         actions: list[Action] = []
         match event:
+            case FileCame(id, place):
+                self._came(self._doing[id], place)
             case FileEnded():
                 self._file_ended(event, now)
             case Answered(worked):
@@ -257,9 +268,14 @@ class Loading:
 
     # ---- what ends ----
 
+    def _came(self, doing: _Doing, place: int) -> None:
+        if place in doing.busy:
+            doing.busy.remove(place)
+            self._in_flight -= _cost(doing.task.files[place])
+
     def _file_ended(self, event: FileEnded, now: float) -> None:
         doing = self._doing[event.id]
-        self._in_flight -= _cost(doing.task.files[event.place])
+        self._came(doing, event.place)
         doing.open -= 1
         doing.fetched_bytes += event.fetched_bytes
         if doing.charged:
@@ -345,6 +361,7 @@ class Loading:
         file = doing.task.files[place]
         doing.next += 1
         doing.open += 1
+        doing.busy.add(place)
         self._in_flight += _cost(file)
         if doing.task.job in self._buckets and not is_large(file):
             self.charge(doing.id, place, size_of(file), now)

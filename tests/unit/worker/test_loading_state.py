@@ -24,6 +24,7 @@ from worker.state.loading import (
     Check,
     Checked,
     Drop,
+    FileCame,
     FileEnded,
     Loading,
     Tick,
@@ -83,6 +84,14 @@ def test_files_are_begun_in_order_while_requests_are_free() -> None:
     ]
     (next_one,) = brought(end(loading, begun[3]))
     assert next_one.file.origin.content.ino == 2000 + REQUESTS - 20
+    loading.check_invariants()
+
+
+def test_what_waits_for_its_commit_makes_no_request() -> None:
+    loading, begun = started(task(1, REQUESTS + 5))
+    (more,) = brought(loading.handle(FileCame(begun[0].id, begun[0].place), 0.0))
+    assert more.place == REQUESTS
+    assert brought(end(loading, begun[0])) == [], "its place was given away"
     loading.check_invariants()
 
 
@@ -258,6 +267,8 @@ def test_whatever_happens_each_task_is_told_once(seed: int) -> None:
             if isinstance(one, Check):
                 act(loading.handle(Checked(one.id, []), now))
             else:
+                if rng.random() < 0.5:
+                    act(loading.handle(FileCame(one.id, one.place), now))
                 act(loading.handle(FileEnded(one.id, one.place, one.file.origin.size), now))
         else:
             act(loading.handle(Tick(), now))
