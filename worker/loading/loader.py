@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -56,10 +55,11 @@ class Loader:
         self._ask = ask
         self._clock = (clocks or Clocks()).monotonic
         self._state = Loading(worker)
-        self._events: deque[Event] = deque()
-        self._is_pumping = False
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
         self._tasks = Tasks()
         self._room: Room | None = None
         self._room_at_s = 0.0
@@ -85,28 +85,35 @@ class Loader:
     # ---- events and actions ----
 
     def _hear(self, event: Event) -> None:
-        """Events that an action causes at once wait for the actions before."""
+        """Events of one moment are handled together, after what causes them."""
+        if not self._events and not self._is_closed:
+            self._loop.call_soon(self._pump)
         self._events.append(event)
-        if self._is_pumping or self._is_closed:
-            return
-        self._is_pumping = True
-        try:
-            while self._events:
-                now = self._clock()
-                for action in self._state.handle(self._events.popleft(), now):
-                    self._act(action)
-        finally:
-            self._is_pumping = False
-        self._wake_later()
 
-    def _wake_later(self) -> None:
+    def _pump(self) -> None:
+        if self._is_closed:
+            return
+        events, self._events = self._events, []
+        now = self._clock()
+        actions = self._state.handle_all(events, now)
+        for action in actions:
+            self._act(action)
+        self._wake_at(self._state.wake_at_s, now)
+
+    def _wake_at(self, at_s: float, now: float) -> None:
+        """A wake-up that is too early does no harm."""
         if self._timer is not None:
+            if self._timer_at_s <= at_s:
+                return
             self._timer.cancel()
             self._timer = None
-        delay_s = self._state.wake_at_s - self._clock()
-        if delay_s < float("inf"):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, delay_s), self._hear, Tick())
+        if at_s < float("inf"):
+            self._timer_at_s = at_s
+            self._timer = self._loop.call_later(max(0.0, at_s - now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._hear(Tick())
 
     def _act(self, action: Action) -> None:
         match action:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -196,7 +196,18 @@ class Loading:
     # ---- events ----
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
+        """What happened together is answered together."""
         actions: list[Action] = []
+        for event in events:
+            self._handle(event, now, actions)
+        self._begin(now, actions)
+        self._ask(now, actions)
+        return actions
+
+    def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
             case FileCame(id, place):
                 self._came(self._doing[id], place)
@@ -210,9 +221,6 @@ class Loading:
                 self._retry_at_s = now + RETRY_S
             case Checked(id, failures):
                 self._checked(id, failures)
-        self._begin(now, actions)
-        self._ask(now, actions)
-        return actions
 
     def _answered(self, worked: Worked, now: float, actions: list[Action]) -> None:
         self._sent = None
