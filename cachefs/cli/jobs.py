@@ -33,8 +33,9 @@ _WHERE: Final = "[MOUNTPOINT|cachefs://MASTER]"
 
 
 @click.group("jobs", invoke_without_command=True)
+@output.json_flag
 @click.pass_context
-def command(context: click.Context) -> Any:
+def command(context: click.Context, as_json: bool) -> Any:
     """The load jobs of a mount's source, or of a cluster. Without a command: list them.
 
     \b
@@ -48,7 +49,9 @@ def command(context: click.Context) -> Any:
     own: where several have one of a number, say which is meant (`cachefs jobs show 7 /mnt/data`).
     """
     if context.invoked_subcommand is None:
-        return context.invoke(list_)
+        return context.invoke(list_, as_json=as_json)
+    if as_json:
+        raise click.UsageError("write --json after the command's name", context)
     return None
 
 

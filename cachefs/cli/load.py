@@ -1,113 +1,183 @@
-"""`cachefs load`: bring files into the cache; with --wait, show it and say what failed."""
+"""`cachefs load`: a job that brings files into the cache; with --wait, shows it until its end."""
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import click
 
-from cachefs.cli import output, settings
-from cachefs.cli.mounts import read_mounts
-from cachefs.cli.progress import Total, View, make_view, summary
-from cachefs.cli.session import attached, find_target
+from cachefs.cli import following, output, settings
+from cachefs.cli.places import Finder, MountPlace, Place, insist
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig
-from cachefs.core.model import NamespaceId
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.core.addresses import is_cluster
+from cachefs.core.errors import BadConfig, CacheFSError
+from cachefs.core.globs import is_glob, literal
+from cachefs.core.jobs import PATHS_PER_CALL, PRIORITIES, JobSpec
+from cachefs.core.policies import parse
+from cachefs.core.units import FOREVER_S, parse_duration, parse_size
 
-POLL_S: Final = 0.2
 PATHS_BYTES: Final = m.MAX_FRAME_BYTES // 2  # of one request
-FAILED: Final = 1
-_T = TypeVar("_T", bound=m.Message)
-
-
-class Asker(Protocol):
-    """What a load needs of a session."""
-
-    @property
-    def namespace(self) -> NamespaceId: ...
-
-    def call(self, body: m.Message, answer: type[_T]) -> _T: ...
+_PER_SECOND: Final = re.compile(r"\s*(?:/s|ps)\s*$")
 
 
 @click.command("load")
 @click.argument("paths", nargs=-1, metavar="PATH|GLOB...")
 @click.option("--files-from", metavar="FILE", help="Read paths from FILE, one a line (-: stdin).")
-@click.option("--wait", is_flag=True, help="Wait for the end; exit code 1 if anything failed.")
-@settings.setting_flags("load")
+@click.option("--replicas", type=click.IntRange(1), metavar="N", help="Keep so many copies, too.")
+@click.option("--bandwidth", metavar="RATE", help="Of all workers together: 500MiB/s, 2GiB/s.")
+@click.option("--hold", metavar="TIME", help="Evict nothing of it for so long (0: do not hold).")
+@click.option("--verify", is_flag=True, help="Read it all at the end, against its checksums.")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", show_default=True)
+@click.option("--wait", is_flag=True, help="Show it to its end; exit code 1 if anything failed.")
+@settings.setting_flags("location")
 @output.json_flag
 @output.debug_flag
 def command(
     paths: tuple[str, ...],
     files_from: str | None,
+    replicas: int | None,
+    bandwidth: str | None,
+    hold: str | None,
+    verify: bool,
+    priority: str,
     wait: bool,
     as_json: bool,
     debug: bool,
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Bring everything at or below each PATH (or what a quoted GLOB matches) into the cache."""
-    home = settings.state_home(settings.load_settings(flags, config_file))
-    wanted = [*paths, *(read_list(files_from) if files_from else [])]
-    if not wanted:
+    """Bring everything at or below each PATH (or what a quoted GLOB matches) into the cache.
+
+    \b
+    cachefs load --wait /mnt/data/train
+    cachefs load '/mnt/data/train/n0*/**/*.jpg' --bandwidth 500MiB/s
+    cachefs load --files-from epoch1.txt --hold 24h --priority high
+    cachefs load cachefs://master:19998/imagenet --replicas 2 --verify
+
+    The job goes on without this command, and over restarts: `cachefs jobs` shows it. The same paths
+    again change its settings. What is loaded is held until it was read once, 24 h at most, or for
+    the time of --hold. A PATH is below a mount point, or `cachefs://MASTER/path`."""
+    spec = JobSpec((), _rate(bandwidth), _time(hold), verify, priority)
+    with Finder(flags, config_file) as finder:
+        chosen = _choose(finder, paths, files_from)
+        if wait and len(chosen) > 1:
+            raise BadConfig("these paths are in several mounts", remedy="use one command for each")
+        if replicas is not None:
+            set_replicas(chosen, replicas, files_from)
+        started = [(place, submit(place, spec, below)) for place, below in chosen]
+        if wait:
+            ((place, submitted),) = started
+            return following.to_its_end(place, submitted.job, as_json)
+        for place, submitted in started:
+            say_started(place, submitted, as_json)
+        return 0
+
+
+# ---- what is asked -------------------------------------------------------------------------------
+
+
+def _rate(text: str | None) -> int:
+    """Bytes a second; 0: no limit. Raises BadConfig."""
+    if text is None:
+        return 0
+    try:
+        return parse_size(_PER_SECOND.sub("", text))
+    except BadConfig as err:
+        raise BadConfig(f"bad rate {text!r}", remedy="write it as 500MiB/s or 2GiB/s") from err
+
+
+def _time(text: str | None) -> float | None:
+    if text is None:
+        return None
+    hold_s = parse_duration(text)
+    if hold_s == FOREVER_S:
+        raise BadConfig("a load holds nothing for ever", remedy="pin it: cachefs pin")
+    return hold_s
+
+
+def _choose(
+    finder: Finder, paths: Sequence[str], files_from: str | None
+) -> list[tuple[Place, list[bytes]]]:
+    """The paths of each place, in the order given. Those of a list mean themselves."""
+    groups: dict[Place, list[bytes]] = {}
+    for path in paths:
+        place, inside = finder.find(path)
+        is_name = is_glob(inside) and finder.is_local(path) and os.path.lexists(path)
+        groups.setdefault(place, []).append(literal(inside) if is_name else inside)
+    for path in read_list(files_from) if files_from else ():
+        place, inside = finder.find(path)
+        groups.setdefault(place, []).append(literal(inside))
+    if not groups:
         raise click.UsageError("nothing to load: give a PATH, or --files-from FILE")
-    by_mount = group_targets(wanted, home)
-    if wait and len(by_mount) > 1:
-        raise BadConfig("these paths are in several mounts", remedy="use one command for each")
-    codes = [_load(record, below, wait, as_json) for record, below in by_mount]
-    return max(codes)
+    return list(groups.items())
 
 
-def read_list(name: str) -> list[str]:
+def read_list(name: str) -> Iterator[str]:
     """The lines of a file, empty ones left out. Raises BadConfig."""
     try:
         if name == "-":
-            return [line for line in sys.stdin.read().splitlines() if line]
-        with open(name, encoding="utf-8", errors="surrogateescape") as file:
-            return [line for line in file.read().splitlines() if line]
+            yield from _lines(sys.stdin)
+            return
+        with open(name, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            yield from _lines(file)
     except OSError as err:
         raise BadConfig(f"--files-from: {err.strerror}", path=name) from err
 
 
-def group_targets(paths: Sequence[str], home: StateHome) -> list[tuple[MountRecord, list[bytes]]]:
-    """The paths of each mount, in the order given. Raises NotFound."""
-    table = read_mounts()
-    groups: dict[str, tuple[MountRecord, list[bytes]]] = {}
-    for path in paths:
-        target = find_target(path, home, table)
-        group = groups.setdefault(target.record.mountpoint, (target.record, []))
-        group[1].append(target.in_namespace)
-    return list(groups.values())
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    return (line for line in (raw.rstrip("\r\n") for raw in file) if line)
 
 
-def _load(record: MountRecord, paths: Sequence[bytes], wait: bool, as_json: bool) -> int:
-    with attached(record) as session:
-        loads = start_loads(session, paths)
-        if not wait:
-            _say_started(loads, record, as_json)
-            return 0
-        view = make_view(as_json)
-        try:
-            total = follow(session, loads, view, time.sleep)
-        except KeyboardInterrupt:
-            print("cachefs: the load goes on; `cachefs status` shows it", file=sys.stderr)
-            raise
-        finally:
-            view.close()
-        return report(session, loads, total, as_json)
+def set_replicas(
+    chosen: Sequence[tuple[Place, Sequence[bytes]]], replicas: int, files_from: str | None
+) -> None:
+    """Says it of each path, for good. Raises BadConfig where that is no path of a cluster."""
+    policy = parse([f"replicas={replicas}"])
+    for place, below in chosen:
+        if isinstance(place, MountPlace) and not is_cluster(place.record.source.url):
+            raise BadConfig("one node has one copy of everything", remedy="leave --replicas out")
+        if files_from or any(is_glob(path) for path in below):
+            raise BadConfig(
+                "--replicas is said of paths, not of globs or lists",
+                remedy=f"say it of a directory: cachefs policy set DIR replicas={replicas}",
+            )
+    for place, below in chosen:
+        for path in below:
+            place.call(m.SetPolicy(place.namespace, path, policy), m.PolicySet)
 
 
-def start_loads(session: Asker, paths: Sequence[bytes]) -> list[int]:
-    """Ask for the paths, in as few requests as frames allow; the numbers of the loads."""
-    return [
-        session.call(m.Load(session.namespace, part), m.LoadStarted).load for part in batches(paths)
-    ]
+# ---- submitting ----------------------------------------------------------------------------------
 
 
-def batches(paths: Sequence[bytes], limit_bytes: int = PATHS_BYTES) -> Iterator[list[bytes]]:
+def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitted:
+    """Makes a job of the paths, in as few requests as frames allow; one that is repeated makes no
+    second job. Raises the typed errors."""
+    first, *rest = batches(paths)
+    key = secrets.token_hex(16)
+    whole = JobSpec((*first,), spec.bandwidth_bytes_s, spec.hold_s, spec.verify, spec.priority)
+    body = m.SubmitJob(place.namespace, whole, key, more=bool(rest))
+    submitted = insist(lambda: place.call(body, m.JobSubmitted), _say_silent)
+    count = len(first)
+    for number, part in enumerate(rest, 1):
+        last = number == len(rest)
+        more = m.AddJobPaths(place.namespace, submitted.job, count, part, last)
+        insist(lambda more=more: place.call(more, m.Done), _say_silent)  # type: ignore[misc]
+        count += len(part)
+    return submitted
+
+
+def _say_silent(err: CacheFSError) -> None:
+    click.echo(f"cachefs: no answer, asking again: {err.cause}", err=True)
+
+
+def batches(
+    paths: Sequence[bytes], limit_bytes: int = PATHS_BYTES, limit_paths: int = PATHS_PER_CALL
+) -> Iterator[list[bytes]]:
     """The paths in parts that fit one request each. Raises BadConfig for one that cannot."""
     part: list[bytes] = []
     size_bytes = 0
@@ -115,7 +185,7 @@ def batches(paths: Sequence[bytes], limit_bytes: int = PATHS_BYTES) -> Iterator[
         cost_bytes = len(path) + 5  # of its msgpack header
         if cost_bytes > limit_bytes:
             raise BadConfig("the path is too long")
-        if part and size_bytes + cost_bytes > limit_bytes:
+        if part and (size_bytes + cost_bytes > limit_bytes or len(part) == limit_paths):
             yield part
             part, size_bytes = [], 0
         part.append(path)
@@ -123,58 +193,10 @@ def batches(paths: Sequence[bytes], limit_bytes: int = PATHS_BYTES) -> Iterator[
     yield part
 
 
-def follow(
-    session: Asker,
-    loads: Sequence[int],
-    view: View,
-    pause: Callable[[float], None],
-) -> Total:
-    """Show the loads until all have ended; their sum at the end."""
-    while True:
-        states = [session.call(m.LoadStatus(load), m.LoadProgress) for load in loads]
-        total = Total.of(states)
-        view.show(total)
-        if not total.running:
-            return total
-        pause(POLL_S)
-
-
-def report(session: Asker, loads: Sequence[int], total: Total, as_json: bool) -> int:
-    """Print how it ended, every failed file with its cause; the exit code."""
-    failures = [failure for load in loads for failure in all_failures(session, load)]
+def say_started(place: Place, submitted: m.JobSubmitted, as_json: bool) -> None:
+    job = submitted.job
     if as_json:
-        named = [{"path": output.text_of(path), "cause": cause} for path, cause in failures]
-        output.print_json_line({**total.document(), "failures": named})
-    else:
-        for path, cause in failures:
-            print(f"cachefs: {failure_line(path, cause)}", file=sys.stderr)
-        if total.files_failed > len(failures):
-            more = total.files_failed - len(failures)
-            print(f"cachefs: and {more} more failed", file=sys.stderr)
-        click.echo(summary(total))
-    return 0 if total.succeeded else FAILED
-
-
-def failure_line(path: bytes, cause: str) -> str:
-    """The path once, and the cause."""
-    shown = output.text_of(path)
-    return cause if cause.startswith(f"{shown}:") else f"{shown}: {cause}"
-
-
-def all_failures(session: Asker, load: int) -> Iterator[tuple[bytes, str]]:
-    """Every failed file that the server still knows, page by page."""
-    seen = 0
-    while True:
-        page = session.call(m.LoadStatus(load, seen), m.LoadProgress).failures
-        if not page:
-            return
-        yield from page
-        seen += len(page)
-
-
-def _say_started(loads: Sequence[int], record: MountRecord, as_json: bool) -> None:
-    if as_json:
-        output.print_json_line({"mountpoint": record.mountpoint, "loads": list(loads)})
-    else:
-        numbers = ", ".join(str(load) for load in loads)
-        click.echo(f"load {numbers} started; `cachefs status` shows it, --wait waits for its end")
+        facts = {"job": job, "where": place.where, "updated": submitted.updated}
+        return output.print_json_line(facts)
+    what = "was there, with these settings from now on" if submitted.updated else "is started"
+    click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.where}` shows it")

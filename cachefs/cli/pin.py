@@ -1,20 +1,18 @@
-"""`cachefs pin`: load what is at or below a path, and never evict it."""
+"""`cachefs pin`: never evict what is at or below a path, and load what is missing of it."""
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import Any
 
 import click
 
-from cachefs.cli import load, output, settings
-from cachefs.cli.policy_calls import Asked, asked, literal
-from cachefs.cli.progress import Total, make_view
-from cachefs.cli.session import Session
+from cachefs.cli import following, output, settings
+from cachefs.cli.load import submit
+from cachefs.cli.places import Finder, Place
 from cachefs.core import messages as m
+from cachefs.core.globs import literal
+from cachefs.core.jobs import JobSpec
 from cachefs.core.policies import Policy
-from cachefs.core.units import format_size
 
 
 @click.command("pin")
@@ -33,45 +31,41 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Load what is at or below PATH, and never evict it.
+    """Never evict what is at or below PATH, and load what is missing of it.
+
+    \b
+    cachefs pin /mnt/data/val --wait
+    cachefs pin cachefs://master:19998/imagenet/val
 
     Returns when no worker can evict it any more: at once, or within 10 s where some of it was just
-    about to be evicted. The rest is loaded in the background."""
-    with asked(path, flags, config_file) as at:
-        at.set(Policy(pin=True))
-        if no_load or at.session is None:
-            return _pinned(at, [], as_json)
-        loads = load.start_loads(at.session, [literal(at.path)])
-        if not wait:
-            return _pinned(at, loads, as_json)
-        view = make_view(as_json)
-        try:
-            total = load.follow(at.session, loads, view, time.sleep)
-        finally:
-            view.close()
-        code = load.report(at.session, loads, total, as_json)
-        if not total.succeeded:
-            print(f"cachefs: {cannot_fit(at, at.session, total)}", file=sys.stderr)
-        return code
+    about to be evicted. A job brings the rest (`cachefs jobs`); where that cannot fit, the job says
+    so with figures, and what does fit stays pinned."""
+    with Finder(flags, config_file) as finder:
+        place, inside = finder.find(path)
+        inside = inside.strip(b"/")
+        place.call(m.SetPolicy(place.namespace, inside, Policy(pin=True)), m.PolicySet)
+        if no_load:
+            return _say_pinned(place, inside, None, as_json)
+        submitted = submit(place, JobSpec((), hold_s=0.0), [literal(inside)])
+        if wait:
+            return _wait(place, inside, submitted.job, as_json)
+        return _say_pinned(place, inside, submitted.job, as_json)
 
 
-def _pinned(at: Asked, loads: list[int], as_json: bool) -> int:
+def _wait(place: Place, path: bytes, job: int, as_json: bool) -> int:
+    code = following.to_its_end(place, job, as_json)
+    if code:
+        click.echo(f"cachefs: {place.shown(path)} is pinned, and not all of it is cached", err=True)
+    return code
+
+
+def _say_pinned(place: Place, path: bytes, job: int | None, as_json: bool) -> int:
+    shown = place.shown(path)
     if as_json:
-        output.print_json({"path": at.shown(), "pin": True, "loads": loads})
-    elif loads:
-        numbers = ", ".join(str(one) for one in loads)
-        click.echo(f"OK, {at.shown()} is pinned; load {numbers} brings in what is missing")
+        output.print_json({"path": shown, "pin": True, "job": job, "where": place.where})
+    elif job is None:
+        click.echo(f"OK, {shown} is pinned: what is cached of it stays")
     else:
-        click.echo(f"OK, {at.shown()} is pinned: what is cached of it stays")
+        hint = f"`cachefs jobs show {job} {place.where}` shows it"
+        click.echo(f"OK, {shown} is pinned; job {job} brings in what is missing: {hint}")
     return 0
-
-
-def cannot_fit(at: Asked, session: Session, total: Total) -> str:
-    """With figures: what there is, what is cached of it, what the cache can hold."""
-    cache = session.call(m.Status(), m.StatusReply).status["cache"]
-    more = "" if total.listing_done else "at least "
-    return (
-        f"{at.shown()} is pinned, and not all of it is cached: "
-        f"{format_size(total.bytes_done)} of {more}{format_size(total.bytes_found)}; "
-        f"the cache holds {format_size(cache['limit_bytes'])}"
-    )

@@ -15,7 +15,7 @@ from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate, read_mounts
 from cachefs.cli.session import Target, attached, base_of, find_target, seen_through
 from cachefs.cli.ufs import namespace_path
-from cachefs.client.http import HttpClient
+from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import SCHEME, address_of, is_cluster, master_url, parse_cluster
@@ -33,7 +33,7 @@ _R = TypeVar("_R")
 
 
 class Link(Protocol):
-    """A session of a mount's server, or a client of a master."""
+    """A session of a mount's server, or a client of a master's admin API."""
 
     def call(self, body: m.Message, answer: type[_T]) -> _T: ...
 
@@ -116,7 +116,7 @@ class MasterPlace(Place):
         return "/" + output.text_of(path.strip(b"/"))
 
     def _connect(self, stack: contextlib.ExitStack) -> tuple[Link, NamespaceId]:
-        master = stack.enter_context(HttpClient(self._url, clusters.security(self._chosen)))
+        master = stack.enter_context(AdminClient(self._url, clusters.security(self._chosen)))
         return master, master.call(c.Greeting(), c.Greeted).namespace
 
 

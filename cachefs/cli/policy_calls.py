@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.session import Session, Target, attached, find_target, seen_through
@@ -15,7 +14,6 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Policy, formatted
 
 _T = TypeVar("_T", bound=m.Message)
-_MAGIC: Final = re.compile(rb"([*?\[])")
 
 
 class Asker(Protocol):
@@ -66,11 +64,6 @@ def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator
     target = find_target(path, home)
     with attached(target.record) as session:
         yield Asked(session, session.namespace, target.in_namespace, target)
-
-
-def literal(path: bytes) -> bytes:
-    """A path as a load takes it: globs mean themselves."""
-    return _MAGIC.sub(rb"[\1]", path)
 
 
 def said(policy: Policy) -> str:

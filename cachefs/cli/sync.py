@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RUNNING: Final = "running"
 DONE: Final = "done"
+FAILED_STATE: Final = "failed"
 FIRST_LOOK_S: Final = 0.02
 LOOK_S: Final = 0.25
 LINE_EVERY_S: Final = 10.0
@@ -132,6 +133,8 @@ def report(sync: SyncShown, as_json: bool) -> int:
     """The closing line; the exit code."""
     if as_json:
         output.print_json_line(document(sync))
+    elif sync.state == FAILED_STATE and not sync.names:
+        click.echo(f"cachefs: {sync.message}", err=True)
     else:
         click.echo(summary(sync))
     return 0 if sync.state == DONE and not sync.errors else FAILED

@@ -26,14 +26,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class FakeNode:
-    """Answers from `files` (path -> size); `cached` (path -> bytes); `loads` are scripted."""
+    """Answers from `files` (path -> size); `cached` (path -> bytes)."""
 
     def __init__(self, files: dict[bytes, int], cached: dict[bytes, int] | None = None) -> None:
         self.inodes: dict[bytes, Inode] = {b"": Inode(1, Kind.DIRECTORY)}
         for path, size in files.items():
             self._add(path, size)
         self.cached = {self.inodes[path].ino: size for path, size in (cached or {}).items()}
-        self.loads: list[list[m.LoadProgress]] = []
         self.jobs: dict[int, list[JobShown]] = {}  # what each look at one shows, the last for ever
         self.failed: list[JobFailure] = []
         self.syncs: list[m.SyncReply] = []  # answers, one after the other
@@ -74,10 +73,6 @@ class FakeNode:
                 return m.StatusReply(self.status)
             case m.Free():
                 return m.Freed(2, 3 << 20, 1)
-            case m.Load():
-                return m.LoadStarted(sum(isinstance(b, m.Load) for b in self.asked))
-            case m.LoadStatus():
-                return self._load(body)
             case m.SubmitJob():
                 return m.JobSubmitted(7, updated=body.spec.priority == "low")
             case m.AddJobPaths():
@@ -143,11 +138,6 @@ class FakeNode:
             for name in left[:PAGE]
         ]
         return m.Listing(page, left[PAGE - 1] if len(left) > PAGE else b"", 60.0)
-
-    def _load(self, body: m.LoadStatus) -> m.LoadProgress:
-        states = self.loads[body.load - 1]
-        state = states.pop(0) if len(states) > 1 else states[0]
-        return msgspec.structs.replace(state, failures=state.failures[body.failures_after :][:2])
 
     # ---- the socket ----
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, load, mount, mountpoint, session, settings, umount
+from cachefs.cli import doctor, mount, mountpoint, places, session, settings, umount
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
 from cachefs.core import messages as m
@@ -43,7 +43,7 @@ def node(home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     home.write_mount(MountRecord("/mnt/data", spec, os.getpid(), str(socket_path), uid=0, gid=0))
     line = Mount("0:50", "/", "/mnt/data", "fuse.cachefs", "s3://bucket/p", ())
     table = MountTable([line])
-    for module in (session, load):
+    for module in (session, places):
         monkeypatch.setattr(module, "read_mounts", lambda: table)
     monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: table)
     with FakeNode(FILES, CACHED).listening(socket_path) as served:
@@ -173,92 +173,6 @@ def test_status_of_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: MountTable([]))
     assert ok(run("status")) == "nothing is mounted\n"
     assert json.loads(ok(run("status", "--json"))) == []
-
-
-# ---- load ----
-
-
-def progress(state: str, done: int, failed: int = 0, **more: object) -> m.LoadProgress:
-    failures = [(b"f%d" % n, "denied") for n in range(failed)]
-    fields: dict[str, object] = {"listing_done": True, "elapsed_s": 2.0, **more}
-    return m.LoadProgress(
-        load=1,
-        state=state,
-        files_found=4,
-        files_done=done,
-        files_failed=failed,
-        bytes_found=4 * MIB,
-        bytes_done=done * MIB,
-        bytes_fetched=done * MIB,
-        failures=failures,
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-@pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    pauses: list[float] = []
-    monkeypatch.setattr("cachefs.cli.load.time.sleep", pauses.append)
-    return pauses
-
-
-def test_load_without_waiting(node: FakeNode, run: Run) -> None:
-    assert "load 1 started" in ok(run("load", "/mnt/data/d", "/mnt/data/*.bin"))
-    [asked] = [body for body in node.asked if isinstance(body, m.Load)]
-    assert asked.paths == [b"d", b"*.bin"]
-
-
-def test_load_and_wait(node: FakeNode, run: Run, no_pause: list[float]) -> None:
-    node.loads = [[progress("running", 1), progress("running", 2), progress("succeeded", 4)]]
-    said = ok(run("load", "--wait", "/mnt/data"))
-    assert said == "OK, loaded 4 of 4 files (4 MiB of 4 MiB; 4 MiB from the origin) in 2s\n"
-    assert len(no_pause) == 2
-
-
-def test_a_failed_load_names_every_file(node: FakeNode, run: Run, no_pause: list[float]) -> None:
-    node.loads = [[progress("running", 1), progress("failed", 1, failed=3, message="no room")]]
-    code, out, err = run("load", "--wait", "/mnt/data")
-    assert code == 1
-    assert err.splitlines() == [f"cachefs: f{n}: denied" for n in range(3)]
-    assert out.startswith("FAILED: loaded 1 of 4 files")
-    assert out.endswith(", 3 failed; no room\n")
-
-
-def test_partial_is_not_success(node: FakeNode, run: Run, no_pause: list[float]) -> None:
-    node.loads = [[progress("failed", 2)]]
-    code, out, _ = run("load", "--wait", "/mnt/data")
-    assert code == 1
-    assert "FAILED" in out
-
-
-def test_load_in_json_lines(node: FakeNode, run: Run, no_pause: list[float]) -> None:
-    node.loads = [[progress("running", 1, elapsed_s=1.0), progress("failed", 3, failed=1)]]
-    code, out, err = run("load", "--wait", "--json", "/mnt/data")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert (code, err) == (1, "")
-    assert [line["state"] for line in lines] == ["running", "failed"]
-    assert lines[0]["left_s"] == 3.0
-    assert lines[-1]["failures"] == [{"path": "f0", "cause": "denied"}]
-
-
-def test_load_from_a_file(node: FakeNode, run: Run, tmp_path: Path) -> None:
-    names = tmp_path / "names"
-    names.write_bytes(b"/mnt/data/a.bin\n\n/mnt/data/odd\xff\n")
-    ok(run("load", "--files-from", str(names)))
-    [asked] = [body for body in node.asked if isinstance(body, m.Load)]
-    assert asked.paths == [b"a.bin", b"odd\xff"]
-    line = refused(run("load", "--files-from", str(tmp_path / "none")))
-    assert "--files-from: No such file" in line
-    assert "nothing to load" in refused(run("load"), code=2)
-
-
-def test_a_long_list_becomes_several_requests() -> None:
-    paths = [b"p%04d" % n for n in range(1000)]
-    parts = list(load.batches(paths, 100))
-    assert [path for part in parts for path in part] == paths
-    assert max(len(part) for part in parts) == 10
-    with pytest.raises(errors.BadConfig):
-        list(load.batches([b"x" * 200], 100))
 
 
 # ---- usage, help, configuration ----

@@ -7,17 +7,20 @@ import json
 import pytest
 
 from cachefs.core import messages as m
+from cachefs.core.jobs import JobSpec, JobState
 from cachefs.core.policies import Policy
 from tests.unit.cli.fake_node import FakeNode
-from tests.unit.cli.test_commands import Run, no_pause, node, ok, progress, refused
+from tests.unit.cli.test_commands import Run, node, ok, refused
+from tests.unit.cli.test_job_commands import shown
 
-__all__ = ["no_pause", "node"]  # fixtures
+__all__ = ["node"]  # a fixture
 MIB = 1 << 20
 
 
 def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
     assert ok(run("pin", "/mnt/data/d")) == (
-        "OK, /mnt/data/d is pinned; load 1 brings in what is missing\n"
+        "OK, /mnt/data/d is pinned; job 7 brings in what is missing:"
+        " `cachefs jobs show 7 /mnt/data` shows it\n"
     )
     assert ok(run("pin", "--no-load", "/mnt/data/d/x")).endswith("what is cached of it stays\n")
     assert ok(run("unpin", "/mnt/data/d/x")) == "/mnt/data/d/x stays pinned, by /mnt/data/d\n"
@@ -33,21 +36,17 @@ def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
 
 def test_a_pinned_path_is_no_glob(node: FakeNode, run: Run) -> None:
     ok(run("pin", "/mnt/data/*[d]?"))
-    (asked,) = [body for body in node.asked if isinstance(body, m.Load)]
-    assert asked.paths == [b"[*][[]d][?]"]
+    (asked,) = [body for body in node.asked if isinstance(body, m.SubmitJob)]
+    assert asked.spec == JobSpec((b"[*][[]d][?]",), hold_s=0.0)
 
 
-def test_a_pin_that_does_not_fit_says_how_much_does(
-    node: FakeNode, run: Run, no_pause: list[float]
-) -> None:
-    node.loads = [[progress("failed", 2, message="no room")]]
-    node.status = {"cache": {"limit_bytes": 3 * MIB}}
-    code, _, err = run("pin", "--wait", "/mnt/data/d")
+def test_a_pin_that_does_not_fit_says_how_much_does(node: FakeNode, run: Run) -> None:
+    message = "stopped before it evicts what is pinned: it needs 4 MiB, the cache holds 3 MiB"
+    node.jobs[7] = [shown(JobState.FAILED, 2, message=message)]
+    code, out, err = run("pin", "--wait", "/mnt/data/d")
     assert code == 1
-    assert err.splitlines()[-1] == (
-        "cachefs: /mnt/data/d is pinned, and not all of it is cached: "
-        "2 MiB of 4 MiB; the cache holds 3 MiB"
-    )
+    assert out.splitlines()[-1].endswith(message)
+    assert err == "cachefs: /mnt/data/d is pinned, and not all of it is cached\n"
 
 
 def test_show_says_who_says_it(node: FakeNode, run: Run) -> None:
