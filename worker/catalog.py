@@ -379,6 +379,8 @@ class Catalog:
             entry.recorded = True
             parts.order.insert(entry.key, record.last_use_s)
             parts.rules.put(entry.key, entry.origin.rule)
+            if entry.origin.rule.eviction:
+                parts.order.set_eviction(entry.key, entry.origin.rule.eviction)
             if not parts.owns(entry.key, entry.size):
                 parts.order.set_owned(entry.key, owned=False)
         if hold is not None:

@@ -191,8 +191,9 @@ class Expirer:
         parts, entry = self._parts, self._catalog.live(key)
         if entry is not None and entry.origin.rule != rule:
             entry.origin = msgspec.structs.replace(entry.origin, rule=rule)
-        if key in parts.order and parts.rules.put(key, rule):
-            self._other_owners = True
+        if key in parts.order:
+            parts.order.set_eviction(key, rule.eviction)
+            self._other_owners |= parts.rules.put(key, rule)
 
     async def _look_at_owners(self) -> None:
         """Copies of what this node no longer owns go first, and others get what they own now.

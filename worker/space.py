@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unavailable
 from cachefs.core.model import ContentId, NamespaceId
-from cachefs.core.policies import NO_RULE, Rule, shown
+from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule, shown
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
@@ -86,7 +86,9 @@ class Space:
         parts = self._parts
         if not parts.health.writable(parts.clocks.monotonic()):
             return False
-        return self.full_quota(size_bytes, entry) is None and self._take(size_bytes, entry)
+        if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
+            return False
+        return self._take(size_bytes, entry)
 
     async def reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
         """As `reserve`, whatever admission says: everything may go for it that nobody protects,
@@ -173,7 +175,7 @@ class Space:
     def _judge(self, size_bytes: int, entry: Wanted | None) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
-        if self.full_quota(size_bytes, entry) is not None:
+        if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
             return Verdict.REFUSE
         if self._oldest_use_s + config.idle_after_s <= now_s:
             self._look_for_the_oldest()
@@ -189,8 +191,17 @@ class Space:
         )
 
     def _admission(self, wanted: Wanted | None) -> str:
-        """As policies say of that content, else as the worker is set."""
-        return self._rule(wanted).admission or self._parts.config.admission
+        """As policies say of that content, else as the worker is set; but copies of what others own
+        replace nothing that is in use, unless policies say so."""
+        admission = self._rule(wanted).admission or self._parts.config.admission
+        return "fill" if admission != "fill" and self._is_copy(wanted, AUTO) else admission
+
+    def _is_copy(self, wanted: Wanted | None, local_copy: str) -> bool:
+        """Is it a copy of what others own, of which policies say that?"""
+        rule, is_owned = self._rule(wanted), self._parts.is_owned
+        if wanted is None or is_owned is None or rule.local_copy != local_copy:
+            return False
+        return not is_owned(wanted.key, wanted.size, rule.owners)
 
     def _rule(self, wanted: Wanted | None) -> Rule:
         entry = None if wanted is None else self._catalog.live(wanted.key)

@@ -71,6 +71,13 @@ class EvictionOrder(Protocol):
     def was_used(self, key: bytes) -> bool:
         """Was it used since it was inserted? Raises KeyError."""
 
+    def set_eviction(self, key: bytes, name: str) -> None:
+        """What a use does for a file: `lru`, it is the newest again; `sieve`, it is passed over
+        once; "": as the order is made. An unknown key is ignored."""
+
+    def eviction(self, key: bytes) -> str:
+        """As it was set. Raises KeyError."""
+
     def set_owned(self, key: bytes, *, owned: bool) -> None:
         """A file that this node does not own goes before all that it owns. An unknown key is
         ignored, and so is this where nobody asked for the difference."""
@@ -100,6 +107,8 @@ class _Slots:
         self._older = array("I", [END])  # of END: the newest
         self._last_use_s = array("I", [NEVER_S])
         self._used = bytearray(1)
+        self._visited = bytearray(1)
+        self._other: dict[int, str] = {}  # slots of files with an order of their own
         self._held_until_s = array("I", [0])  # 0: not held, and in the list
         self._held_though_read = bytearray(1)
         self._first_release_s = NEVER_S
@@ -139,12 +148,13 @@ class _Slots:
             slot = self._free.pop()
             self._key[slot] = key
             self._last_use_s[slot] = last_use_s
-            self._used[slot] = 0
+            self._used[slot] = self._visited[slot] = 0
         else:
             slot = len(self._key)
             self._key.append(key)
             self._last_use_s.append(last_use_s)
             self._used.append(0)
+            self._visited.append(0)
             self._newer.append(END)
             self._older.append(END)
             self._held_until_s.append(0)
@@ -171,7 +181,18 @@ class _Slots:
             self._unlink(slot)
         self._key[slot] = b""
         self._last_use_s[slot] = NEVER_S
+        self._other.pop(slot, None)
         self._free.append(slot)
+
+    def set_eviction(self, key: bytes, name: str) -> None:
+        slot = self._slot.get(key)
+        if slot is not None and name:
+            self._other[slot] = name
+        elif slot is not None:
+            self._other.pop(slot, None)
+
+    def eviction(self, key: bytes) -> str:
+        return self._other.get(self._slot[key], "")
 
     # ---- holds ----
 
@@ -231,7 +252,8 @@ class _Slots:
 
 
 class LruOrder(_Slots):
-    """The least recently used goes first."""
+    """The least recently used goes first. Uses of a file that is to go by `sieve` only mark it: it
+    is passed over once, when its turn comes."""
 
     def insert(self, key: bytes, last_use_s: int) -> None:
         if key in self._slot:
@@ -246,10 +268,13 @@ class LruOrder(_Slots):
         slot = self._slot.get(key)
         if slot is None:
             return
+        stays = self._other.get(slot) == "sieve"
         self._used[slot] = 1
+        self._visited[slot] = stays
         if not self._held_until_s[slot]:
             self._last_use_s[slot] = now_s
-            self._to_newest(slot)
+            if not stays:
+                self._to_newest(slot)
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
@@ -270,9 +295,12 @@ class LruOrder(_Slots):
         for _ in range(count + MOST_SKIPPED):
             if slot == END or len(found) == count:
                 break
-            if self._last_use_s[slot] <= idle_before_s:
-                found.append(self._key[slot])
-            slot = self._newer[slot]
+            this, slot = slot, self._newer[slot]
+            if self._visited[this] and idle_before_s == NEVER_S:
+                self._visited[this] = 0
+                self._to_newest(this)
+            elif self._last_use_s[this] <= idle_before_s:
+                found.append(self._key[this])
         return found
 
 
@@ -281,36 +309,35 @@ MOST_SKIPPED: Final = 4096  # files that one call looks at in vain, at most
 
 class SieveOrder(_Slots):
     """SIEVE: files stay in the order of insertion; a hand moves from the oldest to the newest and
-    passes over those used since it last came by. (Zhang et al., NSDI 2024.)"""
+    passes over those used since it last came by. (Zhang et al., NSDI 2024.) A file that is to go by
+    `lru` is the newest again with each use, as if it had just come."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._visited = bytearray(1)
         self._hand = END  # the next to look at; END: start at the oldest
 
     def insert(self, key: bytes, last_use_s: int) -> None:
         if key in self._slot:
             return self.hit(key, last_use_s)
-        self._link(self._unvisited(key, last_use_s), self._older[END], END)
+        self._link(self._new_slot(key, last_use_s), self._older[END], END)
 
     def insert_oldest(self, key: bytes, last_use_s: int) -> None:
         if key not in self._slot:
-            self._link(self._unvisited(key, last_use_s), END, self._newer[END])
-
-    def _unvisited(self, key: bytes, last_use_s: int) -> int:
-        slot = self._new_slot(key, last_use_s)
-        if slot == len(self._visited):
-            self._visited.append(0)
-        self._visited[slot] = 0
-        return slot
+            self._link(self._new_slot(key, last_use_s), END, self._newer[END])
 
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
         if slot is None:
             return
-        self._used[slot] = self._visited[slot] = 1
+        moves = self._other.get(slot) == "lru"
+        self._used[slot] = 1
+        self._visited[slot] |= not moves
         if not self._held_until_s[slot]:
             self._last_use_s[slot] = now_s
+            if moves:
+                self._pass(slot)
+                self._unlink(slot)
+                self._link(slot, self._older[END], END)
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
@@ -398,12 +425,20 @@ class OwnedLast:
             return
         last_use_s, used = source.last_use_s(key), source.was_used(key)
         until_s, though_read = source.held(key)
+        name = source.eviction(key)
         source.remove(key)
         target.insert(key, last_use_s)
+        target.set_eviction(key, name)
         if used:
             target.hit(key, last_use_s)
         if until_s:
             target.hold(key, until_s, though_read=though_read)
+
+    def set_eviction(self, key: bytes, name: str) -> None:
+        self._of(key).set_eviction(key, name)
+
+    def eviction(self, key: bytes) -> str:
+        return self._of(key).eviction(key)
 
     def hold(self, key: bytes, until_s: int, *, though_read: bool = False) -> None:
         self._of(key).hold(key, until_s, though_read=though_read)

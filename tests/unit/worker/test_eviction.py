@@ -333,3 +333,49 @@ def test_whose_a_file_is_changes_nothing_but_the_order(steps: list[tuple[str, in
             assert order.was_used(known) == plain.was_used(known)
             assert order.held(known) == plain.held(known)
     assert set(order.candidates(8)) <= set(plain.keys())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["use", "evict"]), st.integers(0, 9)), max_size=60))
+def test_files_of_lru_paths_go_by_their_last_use_also_among_a_sieve_s(
+    steps: list[tuple[str, int]],
+) -> None:
+    mixed, plain = eviction_order("sieve", owned_last=True), eviction_order("lru")
+    for now, (step, number) in enumerate(steps):
+        key = b"%d" % number
+        if step == "use":
+            mixed.insert(key, now)
+            mixed.set_eviction(key, "lru")
+            plain.insert(key, now)
+        else:
+            named = plain.candidates(1 + number % 3)
+            assert mixed.candidates(1 + number % 3) == named
+            for one in named:
+                mixed.remove(one)
+                plain.remove(one)
+
+
+def test_a_file_of_a_sieve_path_is_passed_over_once_among_an_lru_s() -> None:
+    order = eviction_order("lru")
+    for n in range(4):
+        order.insert(b"%d" % n, n)
+    order.set_eviction(b"0", "sieve")
+    order.hit(b"0", 9)
+    assert order.candidates(1) == [b"1"], "it stays in its place, and is passed over"
+    assert order.candidates(9) == [b"1", b"2", b"3", b"0"], "once"
+
+
+@pytest.mark.parametrize("name", ["sieve", "lru"])
+def test_what_a_path_says_of_the_way_out_stays_with_the_file(name: str) -> None:
+    other = {"sieve": "lru", "lru": "sieve"}[name]
+    order = eviction_order(name, owned_last=True)
+    order.insert(b"a", 1)
+    order.set_eviction(b"a", other)
+    order.set_eviction(b"nobody", other)
+    order.set_owned(b"a", owned=False)
+    assert order.eviction(b"a") == other
+    order.set_eviction(b"a", "")
+    assert order.eviction(b"a") == ""
+    order.set_eviction(b"a", other)
+    order.remove(b"a")
+    order.insert(b"b", 2)
+    assert order.eviction(b"b") == "", "in the place of the other"
