@@ -21,7 +21,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
-from master.server import app as master_app
+from master.server import http as master_http
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import digests, expected, images
 from tests.services.cluster import Cluster, ClusterFailed
@@ -296,7 +296,7 @@ def test_more_connections_than_half_of_the_descriptors_are_closed(
 def test_a_call_that_does_not_come_is_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (master_app, worker_server):
+    for module in (master_http, worker_server):
         monkeypatch.setattr(module, "BODY_S", 0.05)
 
     async def work() -> None:
@@ -310,7 +310,7 @@ def test_a_call_that_does_not_come_is_refused(
 def test_connections_that_say_nothing_are_closed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (master_app, worker_server):
+    for module in (master_http, worker_server):
         monkeypatch.setattr(module, "IDLE_S", 0.05)
 
     async def work() -> None:

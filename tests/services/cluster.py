@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from cachefs.client.http import HttpClient
+from cachefs.core.cluster import ListWorkers, WorkerTable
+from cachefs.core.errors import CacheFSError
+from cachefs.core.specs import Security
 from tests.services.processes import is_running, wait_until
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
@@ -160,10 +166,15 @@ class Cluster:
         return f"cachefs://{self.master.url.removeprefix('http://')}{path}"
 
     def worker_rows(self) -> list[dict[str, Any]]:
-        """What `cachefs workers` says."""
-        found = self.master.json("workers", "--master", self.master.url)
-        rows: list[dict[str, Any]] = found["workers"] if isinstance(found, dict) else found
-        return rows
+        """What `cachefs workers` says, asked from here: waits ask often, and a process each time
+        would take a CPU of its own. Raises ClusterFailed."""
+        security = Security(token_file=self._environment.get("CACHEFS_TOKEN_FILE", ""))
+        try:
+            with HttpClient(self.master.url, security) as master:
+                table = master.call(ListWorkers(), WorkerTable)
+        except CacheFSError as err:
+            raise ClusterFailed(f"workers: {err.one_line()}{self.master.log_tail()}") from err
+        return [msgspec.to_builtins(row) for row in table.rows]
 
     def epoch(self, limit_s: float = 30.0) -> int:
         """The one epoch that all workers say they know, once they do."""

@@ -16,13 +16,19 @@ class NotInTime(Exception):
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
-    """Polls until `condition` is true and returns what it gave. Raises NotInTime naming `what`."""
-    deadline, pause = time.monotonic() + limit_s, threading.Event()
-    while not (value := condition()):
-        if time.monotonic() > deadline:
+    """Polls until `condition` is true and returns what it gave. Raises NotInTime naming `what`.
+
+    It pauses as long as the question took: many ask by a command, which takes CPU time from what
+    they wait for."""
+    pause, deadline = threading.Event(), time.monotonic() + limit_s
+    while True:
+        asked = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        if now > deadline:
             raise NotInTime(f"not within {limit_s:g} s: {what}")
-        pause.wait(PAUSE_S)
-    return value
+        pause.wait(max(PAUSE_S, now - asked))
 
 
 def stat_fields(pid: int) -> list[str]:
