@@ -21,6 +21,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
+from master.server import app as master_app
 from master.server import http as master_http
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import digests, expected, images
@@ -310,7 +311,7 @@ def test_a_call_that_does_not_come_is_refused(
 def test_connections_that_say_nothing_are_closed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (master_http, worker_server):
+    for module in (master_app, worker_server):
         monkeypatch.setattr(module, "IDLE_S", 0.05)
 
     async def work() -> None:
