@@ -9,9 +9,9 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, Origin
 from worker.parts import Parts
+from worker.state.bypath import PERIOD_S, Period
 
-PERIOD_S: Final = 10.0
-LOOK_S: Final = 5.0  # for the answers; what is not known by then counts as other
+LOOK_S: Final = 4.0  # for the answers; what is not known by then counts as other
 
 
 class Sampling:
@@ -27,13 +27,14 @@ class Sampling:
         if now < self._next_s or (self._looking is not None and not self._looking.done()):
             return
         self._next_s = now + PERIOD_S
-        names, seen = self._parts.paths.take()
-        if names:
-            self._looking = self._parts.tasks.start(self._look(names, seen))
+        period = self._parts.paths.take()
+        if not period.sample:
+            return self._parts.paths.settle(period, [])
+        self._looking = self._parts.tasks.start(self._look(period))
 
-    async def _look(self, names: list[str], seen: int) -> None:
-        origins = await asyncio.gather(*(self._origin(name) for name in names))
-        self._parts.paths.sampled(origins, seen)
+    async def _look(self, period: Period) -> None:
+        origins = await asyncio.gather(*(self._origin(name) for name in period.sample))
+        self._parts.paths.settle(period, origins)
 
     async def _origin(self, name: str) -> Origin | None:
         try:

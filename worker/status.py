@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cachefs.core.policies import shown
 from worker.catalog import Catalog
@@ -10,6 +11,13 @@ from worker.leftovers import Leftovers
 from worker.parts import Parts
 from worker.segments import Segments
 from worker.state.memory import KNOWN_BYTES, LIVE_BYTES, PROCESS_BYTES
+
+TOLD: Final = (
+    "hits", "misses", "hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight",
+    "evicted_bytes", "slow_fills", "quota_used_bytes",
+)  # fmt: skip
+TOLD_PATHS: Final = 16
+_OF_TIER: Final = ("path", "state", "limit_bytes", "used_bytes")
 
 
 def status(
@@ -46,6 +54,16 @@ def status(
         "scrubbed_bytes": counters.scrubbed_bytes,
         "errors": dict(counters.errors),
     }
+
+
+def facts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker tells its master at every beat: of its status, what is shown of many workers
+    together. Of the paths those that were used most."""
+    found = {name: status[name] for name in TOLD}
+    used = sorted(status["paths"].items(), key=lambda one: -sum(one[1].values()))
+    found["paths"] = dict(used[:TOLD_PATHS])
+    found["tiers"] = [{name: tier[name] for name in _OF_TIER} for tier in status["tiers"]]
+    return found
 
 
 def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:

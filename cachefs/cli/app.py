@@ -13,6 +13,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "mount": ("mount", "Mount a source: cachefs mount s3://bucket/prefix /mnt/data"),
     "umount": ("umount", "Unmount, and wait until its processes have ended."),
     "status": ("status", "What is mounted and cached, and how it is used."),
+    "top": ("top", "A live table: hits by path, rates, fills, loads, evictions."),
     "ls": ("ls", "List names, and how much of each file is cached."),
     "stat": ("stat", "Everything known about one path."),
     "load": ("load", "Bring files into the cache."),

@@ -32,7 +32,6 @@ STOP_S: Final = 2.0
 ANSWER_S: Final = 140.0
 BACKLOG: Final = 64
 PROBE_S: Final = 1.0
-_FACTS: Final = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight", "quota_used_bytes")
 _NOT_HERE: Final = (c.AddUfs, c.RemoveUfs, c.Register, c.Heartbeat, c.Leave, c.Work)
 
 
@@ -122,6 +121,7 @@ def _no_source(source: UfsSpec) -> Connector:
 
 def _row(worker: Worker) -> c.WorkerRow:
     from master.server.solo import WORKER
+    from worker.status import facts
 
     status = worker.status()
     return c.WorkerRow(
@@ -136,7 +136,7 @@ def _row(worker: Worker) -> c.WorkerRow:
         settled=0,
         seen_s=0.0,
         version=cachefs.__version__,
-        facts={name: status[name] for name in _FACTS},
+        facts=facts(status),
     )
 
 

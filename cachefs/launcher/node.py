@@ -72,6 +72,7 @@ from worker.server.server import NodeServer
 from worker.source import OriginSource
 from worker.state.memory import MemoryBudget, budget
 from worker.state.quotas import Quotas
+from worker.status import facts
 from worker.tiers.tiers import Tiers
 
 log = logging.getLogger("cachefs.node")
@@ -351,14 +352,11 @@ class Node:
 
     def _condition(self) -> Condition:
         status = self._cache.status()
-        names = ("hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight", "quota_used_bytes")
-        facts: dict[str, Any] = {name: status[name] for name in names}
-        facts["tiers"] = [_tier_facts(tier) for tier in status["tiers"]]
         settled = 0 if self._migration is None else self._migration.settled
         capacity_bytes = int(status["limit_bytes"])
         if self._spec.weight < 0 and self._weighing.handle(capacity_bytes, time.monotonic()):
             self._tasks.start(self._reweigh(capacity_bytes))
-        return Condition(settled, capacity_bytes, int(status["used_bytes"]), facts)
+        return Condition(settled, capacity_bytes, int(status["used_bytes"]), facts(status))
 
     async def _reweigh(self, capacity_bytes: int) -> None:
         log.info("the capacity is %s now", format_size(capacity_bytes))
@@ -378,10 +376,6 @@ class Node:
             "migration": self._migration.status(),
             "loading": self._loader.status() if self._loader is not None else {},
         }
-
-
-def _tier_facts(tier: dict[str, Any]) -> dict[str, Any]:
-    return {name: tier[name] for name in ("path", "state", "limit_bytes", "used_bytes")}
 
 
 async def _stop_when(stop: asyncio.Event, server: NodeServer) -> None:

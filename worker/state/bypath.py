@@ -2,22 +2,25 @@
 sources. Pure.
 
 What is brought is counted as it is: who brings it knows its path. Opens that clients make by
-themselves are known by content alone; a sample of them is looked up later, each for as many as it
-stands for. So nothing is paid at a warm open, and `hits` are an estimate.
+themselves are known by content alone; at the end of each period a sample of them is looked up, each
+for as many as it stands for. So nothing is paid at a warm open, and `hits` are an estimate. Opens
+count from the end of their period on; `recent_…` are those of the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachefs.core.model import Origin
 
 MOST_PATHS: Final = 64
 OTHER: Final = "(other)"  # what came when there were so many
-SAMPLE: Final = 32  # of opens, in each period
+SAMPLE: Final = 64  # of opens, in each period
 
-FIELDS: Final = ("hits", "misses", "origin_bytes", "peer_bytes")
+PERIOD_S: Final = 5.0
+OPENS: Final = ("hits", "misses")
+FIELDS: Final = (*OPENS, "origin_bytes", "peer_bytes")
 
 
 def label_of(origin: Origin) -> str:
@@ -30,20 +33,30 @@ def url_of(origin: Origin) -> str:
     return origin.ufs.partition("|")[0]
 
 
+class Period(NamedTuple):
+    """What was opened: a sample of contents' names, how many it stands for, and what is known."""
+
+    sample: list[str]
+    seen: int
+    opens: dict[str, dict[str, int]]
+
+
 class PathTally:
     """The counts, and the sample. `rng(n)` is uniform among 0 to n - 1."""
 
     def __init__(self, rng: Callable[[int], int]) -> None:
         self._rng = rng
         self._counts: dict[str, dict[str, int]] = {}
+        self._recent: dict[str, dict[str, int]] = {}
+        self._opens: dict[str, dict[str, int]] = {}  # of this period, as far as they are known
         self._sample: list[str] = []
-        self._seen = 0  # opens of this period
+        self._seen = 0  # opens of this period that are not known
 
     def hit(self, origin: Origin) -> None:
-        self._count(label_of(origin), "hits", 1)
+        self._open(self._opens, label_of(origin), "hits", 1)
 
     def missed(self, origin: Origin) -> None:
-        self._count(label_of(origin), "misses", 1)
+        self._open(self._opens, label_of(origin), "misses", 1)
 
     def brought(self, origin: Origin, origin_bytes: int, peer_bytes: int) -> None:
         label = label_of(origin)
@@ -65,28 +78,48 @@ class PathTally:
             if drawn < len(rest):
                 self._sample[place] = rest[drawn]
 
-    def take(self) -> tuple[list[str], int]:
-        """The sample of this period, and how many opens it stands for; a new period begins."""
-        sample, seen = self._sample, self._seen
-        self._sample, self._seen = [], 0
-        return sample, seen
+    def take(self) -> Period:
+        """This period is over; the next one begins."""
+        period = Period(self._sample, self._seen, self._opens)
+        self._sample, self._seen, self._opens = [], 0, {}
+        return period
 
-    def sampled(self, origins: Sequence[Origin | None], seen: int) -> None:
-        """What became of a sample: those that are None are gone. Each stands for its share."""
+    def settle(self, period: Period, origins: Sequence[Origin | None]) -> None:
+        """What became of a period's sample: those that are None are gone. Each stands for its
+        share."""
+        seen, opens = period.seen, period.opens
         for n, origin in enumerate(origins):
             share = seen * (n + 1) // len(origins) - seen * n // len(origins)
-            self._count(OTHER if origin is None else label_of(origin), "hits", share)
+            self._open(opens, OTHER if origin is None else label_of(origin), "hits", share)
+        self._recent = {}
+        for label, counts in opens.items():
+            kept = self._label(label)
+            for name, count in counts.items():
+                self._count(kept, name, count)
+                self._open(self._recent, kept, name, count)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By path. Copies."""
-        return {label: dict(counts) for label, counts in self._counts.items()}
+        nothing = dict.fromkeys(OPENS, 0)
+        return {
+            label: {
+                **counts,
+                **{f"recent_{name}": self._recent.get(label, nothing)[name] for name in OPENS},
+            }
+            for label, counts in self._counts.items()
+        }
+
+    def _label(self, label: str) -> str:
+        """As it is counted: there are not more than `MOST_PATHS`, and others."""
+        return label if label in self._counts or len(self._counts) < MOST_PATHS else OTHER
 
     def _count(self, label: str, field: str, count: int) -> None:
-        if not count:
-            return
-        counts = self._counts.get(label)
-        if counts is None:
-            if len(self._counts) >= MOST_PATHS:
-                label = OTHER
-            counts = self._counts.setdefault(label, dict.fromkeys(FIELDS, 0))
-        counts[field] += count
+        if count:
+            counts = self._counts.setdefault(self._label(label), dict.fromkeys(FIELDS, 0))
+            counts[field] += count
+
+    @staticmethod
+    def _open(opens: dict[str, dict[str, int]], label: str, field: str, count: int) -> None:
+        if label not in opens and len(opens) >= MOST_PATHS:
+            label = OTHER
+        opens.setdefault(label, dict.fromkeys(OPENS, 0))[field] += count

@@ -48,8 +48,17 @@ def counted(past: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any
     total = dict(past)
     for name, value in status.items():
         if name not in SHARED and name not in GAUGES:
-            total[name] = _sum(total.get(name), value)
+            kept = _of_ever(value) if name == "paths" else value
+            total[name] = _sum(total.get(name), kept)
     return total
+
+
+def _of_ever(paths: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Counts by path, without those of just now."""
+    return {
+        path: {name: n for name, n in counts.items() if not name.startswith("recent_")}
+        for path, counts in paths.items()
+    }
 
 
 def _sum(known: Any, value: Any) -> Any:

@@ -24,24 +24,32 @@ def test_files_count_for_the_first_directory_of_their_source() -> None:
     assert label_of(origin(b"README")) == "s3://bucket/x/"
 
 
-def test_what_is_brought_is_counted_as_it_is() -> None:
+def settled(counts: PathTally, *origins: Origin | None) -> dict[str, dict[str, int]]:
+    counts.settle(counts.take(), origins)
+    return counts.counts()
+
+
+def test_opens_count_at_the_end_of_their_period_and_bytes_at_once() -> None:
     counts = tally()
     counts.missed(origin(b"train/1"))
     counts.brought(origin(b"train/1"), 700, 0)
     counts.brought(origin(b"train/2"), 0, 300)
     counts.hit(origin(b"val/1"))
-    assert counts.counts() == {
-        "s3://bucket/x/train": {"hits": 0, "misses": 1, "origin_bytes": 700, "peer_bytes": 300},
-        "s3://bucket/x/val": {"hits": 1, "misses": 0, "origin_bytes": 0, "peer_bytes": 0},
-    }
+    known = {"misses": 0, "hits": 0, "recent_hits": 0, "recent_misses": 0}
+    moved = {"origin_bytes": 700, "peer_bytes": 300}
+    assert counts.counts() == {"s3://bucket/x/train": {**known, **moved}}
+    train = {**known, **moved, "misses": 1, "recent_misses": 1}
+    val = {**known, "origin_bytes": 0, "peer_bytes": 0, "hits": 1, "recent_hits": 1}
+    assert settled(counts) == {"s3://bucket/x/train": train, "s3://bucket/x/val": val}
+    assert settled(counts)["s3://bucket/x/val"] == {**val, "recent_hits": 0}
 
 
 def test_few_opens_are_all_in_the_sample() -> None:
     counts = tally()
     counts.used(["a", "b"])
     counts.used(["a"])
-    assert counts.take() == (["a", "b", "a"], 3)
-    assert counts.take() == ([], 0)
+    assert counts.take() == (["a", "b", "a"], 3, {})
+    assert counts.take() == ([], 0, {})
 
 
 def test_a_sample_stands_for_all_opens_evenly() -> None:
@@ -53,7 +61,7 @@ def test_a_sample_stands_for_all_opens_evenly() -> None:
         counts.used(["rare"] * 100)
         for _ in range(10):
             counts.used(["often"] * 30)
-        sample, seen = counts.take()
+        sample, seen, _ = counts.take()
         assert (len(sample), seen) == (SAMPLE, 400)
         found += sample.count("rare")
     assert abs(found / (rounds * SAMPLE) - 0.25) < 0.03, f"seed {SEED}"
@@ -61,8 +69,9 @@ def test_a_sample_stands_for_all_opens_evenly() -> None:
 
 def test_a_sample_counts_for_as_many_opens_as_there_were() -> None:
     counts = tally()
-    counts.sampled([origin(b"a/1"), None, origin(b"a/2")], 1000)
-    hits = {label: one["hits"] for label, one in counts.counts().items()}
+    counts.used(["x"] * 1000)
+    found = settled(counts, origin(b"a/1"), None, origin(b"a/2"))
+    hits = {label: one["hits"] for label, one in found.items()}
     assert hits == {"s3://bucket/x/a": 667, OTHER: 333}
 
 
@@ -70,7 +79,7 @@ def test_there_are_so_many_paths_and_no_more() -> None:
     counts = tally()
     for n in range(MOST_PATHS + 10):
         counts.missed(origin(b"%d/x" % n))
-    found = counts.counts()
+    found = settled(counts)
     assert len(found) == MOST_PATHS + 1
     assert found[OTHER]["misses"] == 10
 

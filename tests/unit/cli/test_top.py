@@ -1,0 +1,109 @@
+"""What `cachefs top` makes of two looks at counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cachefs.cli.top_view import Look, NodeLook, document, frame, lines, node_look, summed
+from cachefs.core.jobs import JobShown, JobSpec, JobState
+
+JOB = JobShown(
+    7,
+    JobState.LOADING,
+    [b"train", b"val"],
+    2,
+    JobSpec((b"train", b"val")),
+    files_found=10,
+    files_done=4,
+    bytes_found=1 << 20,
+    bytes_done=1 << 19,
+    rate_bytes_s=1 << 18,
+    eta_s=2.0,
+)
+
+
+def look(at_s: float, *nodes: NodeLook, **more: Any) -> Look:
+    return Look(at_s, "x", [*nodes], **{"paths": {}, "slow": {}, "jobs": [], **more})
+
+
+def node(name: str = "a", **counts: int) -> NodeLook:
+    return NodeLook(name, used_bytes=10, limit_bytes=40, **counts)
+
+
+def test_rates_are_what_grew_between_two_looks() -> None:
+    old = look(10.0, node(hits=100, misses=10, origin_bytes=1000))
+    new = look(12.0, node(hits=190, misses=20, origin_bytes=5000, peer_bytes=8))
+    rates = frame(old, new).all.rates
+    assert rates.opens == 50
+    assert rates.hit_share == pytest.approx(0.9)
+    assert (rates.origin_bytes_s, rates.peer_bytes_s) == (2000, 4)
+
+
+def test_a_process_that_was_started_again_counts_from_nothing() -> None:
+    old, new = look(0.0, node(hits=1000, misses=5)), look(1.0, node(hits=3, misses=1))
+    assert frame(old, new).all.rates.opens == 4
+
+
+def test_who_was_not_there_before_has_no_rates_yet() -> None:
+    rates = frame(look(0.0), look(1.0, node(hits=9))).nodes[0].rates
+    assert (rates.opens, rates.hit_share) == (0.0, None)
+
+
+def test_the_sum_of_workers() -> None:
+    old = look(0.0, node("a", hits=0, misses=0, evicted_bytes=1), node("b", hits=0, misses=1))
+    new = look(1.0, node("a", hits=3, misses=1, evicted_bytes=6), node("b", hits=0, misses=5))
+    whole = frame(old, new).all
+    assert (whole.look.used_bytes, whole.look.limit_bytes) == (20, 80)
+    assert whole.rates.hit_share == pytest.approx(3 / 8)
+    assert whole.rates.evicted_bytes_s == 5
+
+
+def test_paths_by_how_much_they_are_used() -> None:
+    few = {"hits": 5, "misses": 5, "origin_bytes": 900, "recent_hits": 1, "recent_misses": 1}
+    many = {"hits": 99, "misses": 1, "origin_bytes": 0, "recent_hits": 49, "recent_misses": 1}
+    old = look(0.0, node(hits=1), paths={"few": {**few, "origin_bytes": 100}})
+    rows = frame(old, look(1.0, node(hits=2), paths={"few": few, "many": many})).paths
+    assert [row.path for row in rows] == ["many", "few"]
+    assert rows[0].rates.opens == 10
+    assert rows[0].rates.hit_share == pytest.approx(0.98)
+    assert rows[1].total_share == 0.5
+    assert rows[1].rates.origin_bytes_s == 800
+
+
+def test_paths_of_several_workers_are_added() -> None:
+    assert summed([{"x": {"hits": 1}}, {"x": {"hits": 2}, "y": {"hits": 4}}]) == {
+        "x": {"hits": 3},
+        "y": {"hits": 4},
+    }
+
+
+def test_lines_for_people() -> None:
+    slow = {
+        "s3://b/big": {"took_s": 2.5, "bytes": 1 << 20, "ago_s": 3},
+        "s3://b/quick": {"took_s": 0.01, "bytes": 5, "ago_s": 3},
+    }
+    paths = {"s3://b/train": {"hits": 1, "recent_hits": 1}}
+    nodes = (node("a", hits=1), node("b", hits=1))
+    shown = frame(look(0.0, *nodes), look(1.0, *nodes, slow=slow, jobs=[JOB], paths=paths))
+    text = "\n".join(lines(shown))
+    assert "hits - of 0 opens/s" in text
+    assert "~100%" in text
+    assert "2.5s" in text
+    assert "quick" not in text
+    assert "/train and 1 more" in text
+    assert "4 of 10+" in text
+
+
+def test_a_document_for_programs_says_the_same() -> None:
+    found = document(frame(look(0.0, node()), look(2.0, node(hits=4), jobs=[JOB])))
+    assert found["all"]["opens_s"] == 2.0
+    assert found["jobs"][0]["paths"] == ["train", "val"]
+    assert msgspec.json.decode(msgspec.json.encode(found)) == found
+
+
+def test_a_worker_of_an_older_version_has_fewer_facts() -> None:
+    old = node_look("x", "serving", {"origin_bytes": 5}, used_bytes=1, limit_bytes=2)
+    assert (old.origin_bytes, old.hits, old.fills) == (5, 0, 0)
