@@ -207,18 +207,16 @@ class Job:
         slot, code = part.slot, failure.code
         if not part.load:  # whatever it is, it was not seen complete
             effects.parts.append(part.again())
-        elif slot.attempts >= MAX_ATTEMPTS:
-            self.window.fail(slot, code, failure.cause)
-        elif code in _LOOK_AGAIN:
+        elif code in _LOOK_AGAIN and slot.attempts < MAX_ATTEMPTS:
             slot.attempts += 1
             slot.round += 1  # what others still do for it is void
             effects.look.append(slot)
-        elif code in _TRY_AGAIN:
-            due_s = now + AGAIN_S * slot.attempts
-            slot.attempts += 1
+        elif code in _TRY_AGAIN and part.tries < MAX_ATTEMPTS:
             self._later_count += 1
+            due_s = now + AGAIN_S * part.tries
             heapq.heappush(self._later, (due_s, self._later_count, part.again()))
         else:
+            slot.attempts = max(slot.attempts, part.tries)
             self.window.fail(slot, code, failure.cause)
 
     def looked(self, slot: Slot, origin: Origin | None, err: CacheFSError | None) -> Effects:

@@ -63,7 +63,7 @@ class Part:
     """What one worker is asked for of a file: one block (-1: all there is of it), as its owner of
     this rank. `load`: it is to be brought, else looked at."""
 
-    __slots__ = ("block", "load", "rank", "round", "size", "slot")
+    __slots__ = ("block", "load", "rank", "round", "size", "slot", "tries")
 
     def __init__(self, slot: Slot, block: int, rank: int, size: int, *, load: bool) -> None:
         self.slot = slot
@@ -72,6 +72,7 @@ class Part:
         self.size = size
         self.load = load
         self.round = slot.round
+        self.tries = 1
 
     @property
     def is_void(self) -> bool:
@@ -79,8 +80,10 @@ class Part:
         return self.slot.settled or self.round != self.slot.round
 
     def again(self) -> Part:
-        """The same, to be brought."""
-        return Part(self.slot, self.block, self.rank, self.size, load=True)
+        """The same, to be brought; another try where it was to be brought before."""
+        part = Part(self.slot, self.block, self.rank, self.size, load=True)
+        part.tries = self.tries + self.load
+        return part
 
 
 class Passed(msgspec.Struct):
