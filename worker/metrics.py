@@ -117,8 +117,8 @@ def _node(status: Mapping[str, Any]) -> Iterator[Metric]:
         used.add_metric([kind], memory[f"{kind}_bytes"])
     yield used
     yield GaugeMetricFamily("cachefs_worker_mounts", "Mounts served.", len(status["mounts"]))
-    running = sum(load["state"] == "running" for load in status["loads"])
-    yield GaugeMetricFamily("cachefs_worker_loads", "Loads that run.", running)
+    in_hand = status.get("loading", {}).get("files_in_hand", 0)
+    yield GaugeMetricFamily("cachefs_worker_loading_files", "Of load jobs, in hand.", in_hand)
     yield from _clients(status["mounts"])
 
 

@@ -284,41 +284,6 @@ class CacheStateReply(Message, frozen=True):
     cached_bytes: list[int]
 
 
-class Load(Message, frozen=True):
-    """Bring everything below these paths (globs allowed) into the cache."""
-
-    namespace: NamespaceId
-    paths: list[bytes]
-
-
-class LoadStarted(Message, frozen=True):
-    load: int
-
-
-class LoadStatus(Message, frozen=True):
-    """`failures_after` pages through failed files: the answer has those from that index on."""
-
-    load: int
-    failures_after: int = 0
-
-
-class LoadProgress(Message, frozen=True):
-    """`state` is running, succeeded, or failed (any file failed, or it cannot fit)."""
-
-    load: int
-    state: str
-    listing_done: bool
-    files_found: int
-    files_done: int
-    files_failed: int
-    bytes_found: int
-    bytes_done: int
-    bytes_fetched: int
-    elapsed_s: float
-    message: str = ""
-    failures: list[tuple[bytes, str]] = []
-
-
 class Free(Message, frozen=True):
     """Drop the cached bytes of everything below `path`; names stay."""
 
@@ -482,7 +447,7 @@ Body = (
     | Lookup | GetAttr | Found | ListDir | Listing | Resolve | Invalidate
     | Open | Opened | Ensure | Ensured | TierState | PublishedDirectory | Release | Used
     | Status | StatusReply | CacheState | CacheStateReply
-    | Load | LoadStarted | LoadStatus | LoadProgress | Free | Freed
+    | Free | Freed
     | SetPolicy | PolicySet | GetPolicies | PoliciesAt
     | SubmitJob | JobSubmitted | AddJobPaths | GetJob | JobReply | ListJobs | JobTable
     | GetJobFailures | JobFailures | ControlJob | StartSync | GetSync | SyncReply

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from connectors.meter import Meter
 from master.namespace import Master
 from worker.loading.cache import LoadingCache
 from worker.loading.loader import Loader
-from worker.loads import LoadTable
 from worker.server.server import NodeServer
 from worker.worker import Worker, WorkerConfig
 
@@ -102,6 +102,10 @@ class Source:
         if self._loader is None:
             self._loader = Loader(cache, self.master.work, WORKER)
             self._loader.start()
+
+    def loading(self) -> dict[str, int]:
+        """What its loads did, in figures."""
+        return self._loader.status() if self._loader is not None else {}
 
     async def stop_loading(self) -> None:
         """Idempotent."""
@@ -215,6 +219,13 @@ class EmbeddedSources:
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
 
+    def more_status(self) -> dict[str, Any]:
+        """Of load jobs, beside what every server says: sums over all sources."""
+        total: Counter[str] = Counter()
+        for source in self._open.values():
+            total.update(source.loading())
+        return {"loading": dict(total)}
+
     async def close(self) -> None:
         """Ends all sources; one that is just being opened is not waited for."""
         for task in self._by_key.values():
@@ -299,8 +310,8 @@ async def _serve(
     pointer: Pointer,
     warning: str,
 ) -> None:
-    loads = LoadTable(worker)
-    server = NodeServer(worker, sources, loads)
+    server = NodeServer(worker, sources)
+    server.more_status = sources.more_status
     server.listen(socket_path)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -323,7 +334,6 @@ async def _serve(
         remove_pointer(socket_path.parent, os.getpid())
         socket_path.unlink(missing_ok=True)
         await server.drain(DRAIN_S)
-        await loads.close()
         log.info("stopped")
 
 

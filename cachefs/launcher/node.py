@@ -61,7 +61,6 @@ from worker.cluster.migration import Migration
 from worker.cluster.sources import ClusterSources
 from worker.config import WorkerConfig
 from worker.loading.loader import Loader
-from worker.loads import LoadTable
 from worker.machine import available_memory
 from worker.metrics import exposition
 from worker.parts import Shared, Tasks
@@ -118,9 +117,7 @@ class Node:
             stack.push_async_callback(self._sources.close)
             await self._sources.open()
             await self._start_cache(stack)
-            loads = LoadTable(self._cache)
-            stack.push_async_callback(loads.close)
-            self._server = NodeServer(self._cache, self._sources, loads, stays=self._spec.stays)
+            self._server = NodeServer(self._cache, self._sources, stays=self._spec.stays)
             self._server.more_status = self._more_status
             url = await self._start_peers(stack)
             await self._join(stack, url)

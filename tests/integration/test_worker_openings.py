@@ -15,7 +15,6 @@ from cachefs.core.errors import AccessDenied, Interrupted, Stale
 from cachefs.core.model import SMALL_FILE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer, fuse
-from worker.loads import LoadTable
 from worker.opening import Opening
 from worker.server.server import NodeServer
 from worker.worker import Worker
@@ -29,7 +28,7 @@ def serve(tmp_path: Path, limit_bytes: int, script: Script) -> Rig:
 
     async def serving() -> None:
         async with rig.worker() as worker:
-            server = NodeServer(worker, FakeSources(), LoadTable(worker))
+            server = NodeServer(worker, FakeSources())
             server.listen(tmp_path / "s.sock")
             peer = await fuse(tmp_path / "s.sock")
             try:

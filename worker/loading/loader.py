@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
@@ -78,7 +78,7 @@ class Loader:
             self._timer.cancel()
         await self._tasks.close()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, int]:
         """Plain values for people."""
         return {**self.counters, "files_in_hand": self._state.files}
 

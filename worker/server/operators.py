@@ -22,11 +22,6 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
             return m.StatusReply(server.status())
         case m.CacheState():
             return await _cache_state(server, body)
-        case m.Load():
-            service = server.service(body.namespace)
-            return m.LoadStarted(server.loads.start(service, body.paths))
-        case m.LoadStatus():
-            return server.loads.progress(body.load, body.failures_after)
         case m.Free():
             return await _free(server, body)
         case m.SetPolicy():

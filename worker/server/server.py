@@ -22,7 +22,6 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
-from worker.loads import LoadTable
 from worker.server.session import Session
 
 if TYPE_CHECKING:
@@ -48,11 +47,8 @@ class Sources(Protocol):
 class NodeServer:
     """Sessions on one listening socket."""
 
-    def __init__(
-        self, worker: Cache, sources: Sources, loads: LoadTable, *, stays: bool = False
-    ) -> None:
+    def __init__(self, worker: Cache, sources: Sources, *, stays: bool = False) -> None:
         self.worker = worker
-        self.loads = loads
         self._stays = stays
         self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
         self._sources = sources
@@ -142,7 +138,6 @@ class NodeServer:
             "sources": self._sources.status(),
             "cache": self.worker.status(),
             "passthrough_bytes": self.passthrough_bytes,
-            "loads": self.loads.status(),
             **self.more_status(),
         }
 

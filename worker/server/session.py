@@ -321,8 +321,6 @@ _LATER: dict[type, Callable[[Session, m.Message], Awaitable[Answer]]] = {
     m.Ensure: Session._ensure,  # type: ignore[dict-item]
     m.Status: Session._operate,
     m.CacheState: Session._operate,
-    m.Load: Session._operate,
-    m.LoadStatus: Session._operate,
     m.Free: Session._operate,
     m.SetPolicy: Session._operate,
     m.GetPolicies: Session._operate,

@@ -6,6 +6,7 @@ until that, what is in two tiers is on a list, and read from where it was comple
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -142,11 +143,12 @@ class Moves:
         self._sources[key] = one
         self.doubled(key, settled_later_s)
         try:
-            filled_s = await one.filled_s(key)
+            record = await one.record(key)
             await target.worker.fetch(content.namespace, content.ino)
-            if filled_s:
-                target.worker.expirer.moved(key, filled_s)
-        except CacheFSError:
+            if record is not None and record.filled_s:
+                target.worker.expirer.moved(key, record.filled_s)
+            await _hold_too(key, one, target)
+        except (CacheFSError, OSError):
             return False
         finally:
             del self._sources[key]
@@ -204,6 +206,8 @@ class Moves:
                     found[one] = held
             best = max(found, key=lambda one: _worth(found[one]), default=None)
             for one in having:
+                if one is not best and best is not None:
+                    await _hold_too(key, one, best)
                 if one is not best:
                     await one.unless_left(one.worker.inside.space.let_go([key]))
             having = [one for one in having if key in one.parts.order]
@@ -242,7 +246,8 @@ class Moves:
         now = self._keeper.clocks.monotonic()
         due = (key for key, doubled in self._doubled.items() if doubled.due_s <= now)
         for key in [*itertools.islice(due, SETTLED_PER_TICK)]:
-            await self._settle(key)
+            with contextlib.suppress(OSError):  # its disk hangs: later
+                await self._settle(key)
         for one in running:
             self._look_at_watermarks(one)
 
@@ -261,6 +266,13 @@ class Moves:
             self._making_room.add(one.tier)
             task = parts.tasks.start(one.worker.inside.space.make_room_ahead(excess_bytes))
             task.add_done_callback(lambda _: self._making_room.discard(one.tier))
+
+
+async def _hold_too(key: bytes, one: Running, target: Running) -> None:
+    """What one tier holds is held where it goes. Raises OSError."""
+    hold = await one.hold(key)
+    if hold is not None and not target.parts.order.held(key)[0]:
+        await target.worker.inside.catalog.hold(key, hold)
 
 
 def _worth(held: Held) -> tuple[bool, int, int]:

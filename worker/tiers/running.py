@@ -14,6 +14,7 @@ from cachefs.core.tiers import TierSpec
 from worker.cache import TierView
 from worker.parts import Parts
 from worker.state.accounting import allocation
+from worker.state.holds import Hold
 from worker.state.tiers import Held, Room
 from worker.store.records import FileRecord
 from worker.worker import Worker
@@ -78,13 +79,18 @@ class Running:
         takes_more = self.worker.inside.space.may_fit(missing_bytes, _Wanted(key, size))
         return Held(self.tier, record.complete, record.allocated_bytes, takes_more)
 
-    async def filled_s(self, key: bytes) -> int:
-        """When it was last filled, as its index says; 0: it does not."""
+    async def record(self, key: bytes) -> FileRecord | None:
+        """As its index says it; None: it does not."""
         try:
-            record: FileRecord | None = await self.parts.ask_disk(self.parts.tier.index.get, key)
+            return await self.parts.ask_disk(self.parts.tier.index.get, key)
         except OSError:
-            return 0
-        return record.filled_s if record is not None else 0
+            return None
+
+    async def hold(self, key: bytes) -> Hold | None:
+        """How long it is held here."""
+        until_s, though_read = self.parts.order.held(key)
+        record = await self.record(key) if until_s else None
+        return Hold(record.held_until_s, though_read) if record and record.held_until_s else None
 
     # ---- what it may take ----
 

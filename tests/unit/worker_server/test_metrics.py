@@ -24,8 +24,8 @@ def status_tree() -> dict[str, Any]:
         "memory": {"limit_bytes": 1000, "used_bytes": 100},
     }  # fmt: skip
     mount = {"mountpoint": "/mnt", "counters": {"reads": 11}}
-    loads = [{"state": "running"}, {"state": "failed"}]
-    return {"cache": cache, "passthrough_bytes": 600, "mounts": [mount, {}], "loads": loads}
+    loading = {"files_in_hand": 7}
+    return {"cache": cache, "passthrough_bytes": 600, "mounts": [mount, {}], "loading": loading}
 
 
 def cluster_tree() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_tier_state", path="/c", state="degraded") == 1
     assert value("worker_tier_state", path="/c", state="normal") == 0
     assert value("worker_memory_bytes", kind="limit") == 1000
-    assert value("worker_loads") == 1
+    assert value("worker_loading_files") == 7
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
 
 

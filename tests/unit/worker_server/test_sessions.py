@@ -18,7 +18,6 @@ from cachefs.core import messages as m
 from cachefs.core.errors import NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from worker.cache import TierView
-from worker.loads import LoadTable
 from worker.server.server import NodeServer
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -138,7 +137,7 @@ Script = Callable[[NodeServer, FakeWorker, FakeSources, Path], Awaitable[None]]
 def serve(tmp_path: Path, script: Script) -> FakeWorker:
     async def run() -> FakeWorker:
         worker, sources = FakeWorker(tmp_path), FakeSources()
-        server = NodeServer(worker, sources, LoadTable(worker))  # type: ignore[arg-type]
+        server = NodeServer(worker, sources)  # type: ignore[arg-type]
         server.listen(tmp_path / "s.sock")
         try:
             await asyncio.wait_for(script(server, worker, sources, tmp_path / "s.sock"), LIMIT_S)
