@@ -6,6 +6,7 @@ pytest's closing line is the end of what they print.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -23,11 +24,14 @@ LINT: dict[str, list[str]] = {
     "docs": [PYTHON, "scripts/check_docs.py"],
 }
 PYTEST = ["-m", "pytest"]
+# Many tests wait for something: one process more than there are CPUs keeps those busy.
+SIDE_BY_SIDE = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
+COVERAGE = ["--cov", "--cov-report="]
 TESTS: dict[str, list[list[str]]] = {
     "lint": [],
     "fast": [[PYTHON, *PYTEST, "tests/unit"]],
     "all": [
-        [PYTHON, "-m", "coverage", "run", *PYTEST],
+        [PYTHON, *PYTEST, *SIDE_BY_SIDE, *COVERAGE, "--durations=10"],
         [PYTHON, "-m", "coverage", "report", "--format=total"],
     ],
 }
@@ -51,7 +55,7 @@ def run_tests(commands: list[list[str]]) -> bool:
     ok = True
     for command in commands:
         if command[-1].startswith("--format"):
-            print("coverage of statements and branches in the tests' own process, %: ", end="")
+            print("coverage of statements and branches in the tests' own processes, %: ", end="")
             sys.stdout.flush()
         ok &= subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
     return ok
