@@ -97,14 +97,15 @@ class Files:
 
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""
-        if handle.namespace != self.namespace:
-            raise Stale("the server lost the namespace of this file")
+        self._check_namespace(handle)
         question = m.Open(handle.namespace, handle.ino, True, handle.past_tier)
         reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
-        if handle.namespace != self.namespace:  # lost while this waited for the connection
+        try:
+            self._check_namespace(handle)  # lost while this waited for the connection?
+        except Stale:
             close_fd(fd)
             self._release(reply.handle, epoch)
-            raise Stale("the server lost the namespace of this file")
+            raise
         if handle.complete or handle.epoch >= epoch:  # another read was faster
             close_fd(fd)
             return self._release(reply.handle, epoch)
@@ -122,6 +123,10 @@ class Files:
             descriptor = self._descriptor(fd, reply.tier) if fd is not None else None
             handle.tier = reply.tier
             handle.use_partial(descriptor, reply.handle, epoch)
+
+    def _check_namespace(self, handle: FileHandle) -> None:
+        if handle.namespace != self.namespace:
+            raise Stale("the server lost the namespace of this file")
 
     def _release(self, server_handle: int, epoch: int) -> None:
         """A session that ended has released everything; its numbers mean others in the next."""
