@@ -46,7 +46,7 @@ class Cluster:
         self._authorize = Access(parse_tokens(tokens, "tokens")).check if tokens else None
         self._clock = clock or time.monotonic
         self._peers = peers
-        self._session: aiohttp.ClientSession
+        self.session: aiohttp.ClientSession
 
     def open_connector(self, source: UfsSpec) -> Connector:
         try:
@@ -67,10 +67,10 @@ class Cluster:
             peers=self._peers,
         )
         self.port = await self.server.start()
-        self._session = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")
+        self.session = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")
 
     async def stop(self) -> None:
-        await self._session.close()
+        await self.session.close()
         await self.server.stop()
         await self.master.close()
 
@@ -85,7 +85,7 @@ class Cluster:
     async def post(self, data: bytes, token: str = "") -> tuple[int, m.Message]:
         secret = token or self.token
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        async with self._session.post(c.CALL_PATH, data=io.BytesIO(data), headers=headers) as reply:
+        async with self.session.post(c.CALL_PATH, data=io.BytesIO(data), headers=headers) as reply:
             assert reply.content_type == "application/msgpack"
             return reply.status, c.decode_answer(await reply.read())
 
@@ -100,7 +100,7 @@ class Cluster:
 
     async def page(self, path: str, token: str = "") -> tuple[int, str]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with self._session.get(path, headers=headers) as reply:
+        async with self.session.get(path, headers=headers) as reply:
             return reply.status, await reply.text()
 
     async def add(self, path: bytes, keys: dict[bytes, bytes], token: str = "") -> Inode:

@@ -194,7 +194,8 @@ def _decoded(data: bytes, route: Route) -> Any:
     if route.body is None:
         return None
     try:
-        return msgspec.json.decode(data, type=route.body)
+        empty = b"{}" if route.body is a.Nothing else b""
+        return msgspec.json.decode(data or empty, type=route.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ProtocolError(f"the body is not as it should be: {err}") from err
 
