@@ -141,7 +141,7 @@ class LoadJobs:
         until = loop.time() + max(0.0, min(call.wait_s, MAX_WAIT_S))
         worked = self._hand_out(call)
         call = msgspec.structs.replace(call, outcomes=[], run=self._desk.run)
-        releases = self._releases
+        releases = self._releases - self._closed
         while not (worked.tasks or self._desk.is_news(call.worker) or releases != self._releases):
             left_s = until - loop.time()
             if left_s <= 0 or not await self._polls.wait(call.worker, left_s):
