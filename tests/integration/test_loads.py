@@ -1,0 +1,276 @@
+"""Load jobs on real mounts and a real cluster, by the command line: they outlive every process,
+bring every byte about once, and say the truth of what failed and of what cannot fit."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import CACHEFS, COMMAND_LIMIT_S, Bucket, Node, alive, wait_until
+from tests.integration.dataset import body
+from tests.services.cluster import Cluster, ClusterFailed, Machine
+from tests.services.proxy import Counters, FaultProxy, hang, status
+
+MIB = 1 << 20
+FILE_BYTES = 4000
+MANY = 2000
+AGAIN = 1.1  # how often a byte may come, with what was under way at a death
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+    """Before the bucket's server; `bucket.options` lead through it."""
+    with FaultProxy(bucket.endpoint_url) as between:
+        bucket.endpoint_url = between.endpoint_url
+        yield between
+
+
+def put_many(bucket: Bucket, count: int, size_bytes: int, prefix: str = "train") -> int:
+    """Objects of one size in class folders, put into the server's own directory: one by one over
+    HTTP they take longer than the test. Their bytes in all."""
+    root = bucket.server.log.parent / "objects" / bucket.name
+    seed = body(count, size_bytes)
+    for number in range(count):
+        path = root / prefix / f"n{number % 20:02d}" / f"{number:05d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = number.to_bytes(8, "big") + seed[8:]
+        path.write_bytes(data)
+        os.setxattr(path, "user.etag", f'"{hashlib.md5(data).hexdigest()}"'.encode())
+    return count * size_bytes
+
+
+def of_train(seen: Counters) -> int:
+    """Bytes that came of what `put_many` put."""
+    return sum(count for key, count in seen.bytes_by_key.items() if key.startswith("train/"))
+
+
+@contextlib.contextmanager
+def waiting(environment: dict[str, str], *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """`cachefs ARGUMENTS`, running beside the test."""
+    command = [CACHEFS, *map(str, arguments)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, text=True, **pipes
+    ) as it:
+        try:
+            yield it
+        finally:
+            it.kill()
+
+
+def ended(it: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = it.communicate(timeout=COMMAND_LIMIT_S)
+    return it.returncode, out, err
+
+
+def kill_server(node: Node, mounted: Path) -> None:
+    pid = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid), "the server ends")
+
+
+def rows(node: Node, *arguments: str | Path) -> list[dict[str, Any]]:
+    """What a command says in JSON lines."""
+    return [json.loads(line) for line in node.ok(*arguments, "--json").splitlines()]
+
+
+def du(node: Node | Machine, path: str | Path) -> dict[str, Any]:
+    run = node.ok if isinstance(node, Node) else node.run
+    (found,) = json.loads(run("du", path, "--json"))
+    return dict(found)
+
+
+# ---- one node ------------------------------------------------------------------------------------
+
+
+def test_a_load_goes_on_over_deaths_of_the_server_and_brings_every_byte_about_once(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-load] A job needs nobody who waits for it: it is durable, goes on when its server is
+    started again, is stopped and resumed, and has ended well only when all is cached."""
+    node.allowed_log += ["the connection to the server is lost"]
+    total = put_many(bucket, MANY, FILE_BYTES)
+    mounted = node.mount(bucket.url, *bucket.options, "--cache-size", "256MiB")
+    with waiting(node.environment, "load", "--wait", mounted / "train") as load:
+        for part in (0.2, 0.5):
+            proxy.wait_until(lambda seen, part=part: seen.object_bytes > part * total, 30)
+            kill_server(node, mounted)
+        proxy.wait_until(lambda seen: seen.object_bytes > 0.6 * total, 30)
+        said = node.ok("jobs", "stop", "1")
+        assert said.startswith("OK, job 1 is stopped: ")
+        code, out, _ = ended(load)
+        assert code == 1
+        assert "`cachefs jobs resume 1" in out
+    node.processes(mounted)
+    kill_server(node, mounted)
+    (shown,) = json.loads(node.ok("jobs", "--json"))
+    assert (shown["state"], shown["files_done"] < MANY) == ("stopped", True), "it stays stopped"
+    said = node.ok("jobs", "resume", "1", "--wait")
+    assert said.startswith(f"OK, loaded {MANY:,} of {MANY:,} files"), said
+    fetched = proxy.counters().object_bytes
+    assert total <= fetched <= AGAIN * total, f"{fetched / total:.2f} times"
+    assert du(node, mounted)["cached_bytes"] == total
+    node.processes(mounted)
+
+
+def test_what_the_origin_refuses_is_named_and_tried_again(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """[S-load-failures] One failed file fails the job, and no other file; what changed while it was
+    loaded is loaded as it is now."""
+    node.allowed_log += ["changed at its origin", "train/0(07|70): "]
+    files = {f"train/{n:03d}": body(n, 20_000) for n in range(100)}
+    bucket.fill(files)
+    mounted = node.mount(bucket.url, *bucket.options)
+    proxy.script(status(403, code="AccessDenied"), method="GET", key="train/007", times=None)
+    proxy.script(status(404, code="NoSuchKey"), method="GET", key="train/070", times=None)
+    let_go = threading.Event()
+    proxy.script(hang(let_go), method="GET", key="train/042")
+    with waiting(node.environment, "load", "--wait", mounted / "train") as load:
+        proxy.wait_until(lambda seen: seen.faults >= 3)
+        files["train/042"] = body(1042, 30_000)
+        bucket.put("train/042", files["train/042"])
+        let_go.set()
+        code, out, err = ended(load)
+    assert code == 1
+    assert "loaded 98 of 100 files" in out
+    assert "2 failed" in out
+    named = rows(node, "jobs", "show", "1", "--failures")
+    assert sorted(row["path"] for row in named) == [
+        str(mounted / f"train/{n}") for n in ("007", "070")
+    ]
+    assert {row["code"] for row in named} == {"access-denied", "not-found"}
+    assert all(str(mounted / f"train/{n}:") in err for n in ("007", "070"))
+    proxy.clear()
+    assert node.ok("jobs", "retry", "1", "--wait").startswith("OK, loaded 100 of 100 files")
+    proxy.reset()
+    assert (mounted / "train/042").read_bytes() == files["train/042"]
+    assert (mounted / "train/007").read_bytes() == files["train/007"]
+    assert proxy.counters().object_bytes == 0, "all of it was cached"
+
+
+def test_what_cannot_fit_says_so_with_figures_and_evicts_nothing_that_is_kept(
+    node: Node, bucket: Bucket
+) -> None:
+    """[S-load-room] A load that does not fit ends before it evicts what is pinned or held."""
+    bucket.fill({f"kept/{n}": body(n, MIB) for n in range(8)})
+    bucket.fill({f"held/{n}": body(50 + n, MIB) for n in range(8)})
+    bucket.fill({f"more/{n}": body(100 + n, 2 * MIB) for n in range(7)})
+    mounted = node.mount(bucket.url, *bucket.options, "--cache-size", "32MiB")
+    node.ok("pin", mounted / "kept", "--wait")
+    node.ok("load", mounted / "held", "--wait", "--hold", "1h")
+    done = node.run("load", mounted / "more", "--wait")
+    assert done.returncode == 1
+    assert done.stdout.startswith("FAILED: loaded ")
+    assert re.search("does not fit.* limit is .* MiB is held, 8 MiB pinned", done.stdout), done
+    for name in ("kept", "held"):
+        assert du(node, mounted / name)["cached_bytes"] == 8 * MIB, name
+    done = node.run("pin", mounted, "--wait")
+    assert done.returncode == 1
+    assert re.search("does not fit: it needs .* MiB, the caches hold .* MiB", done.stdout), done
+    assert "is pinned, and not all of it is cached" in done.stderr
+    assert du(node, mounted / "kept")["cached_bytes"] == 8 * MIB
+
+
+def test_of_two_loads_the_more_urgent_one_ends_first(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    total = put_many(bucket, 300, 50_000, "slow")
+    put_many(bucket, 100, 50_000, "urgent")
+    mounted = node.mount(bucket.url, *bucket.options)
+    flags = ("--bandwidth", "2MB/s", "--priority", "low")
+    assert "job 1 is started" in node.ok("load", mounted / "slow", *flags)
+    proxy.wait_until(lambda seen: seen.object_bytes > 0)
+    node.ok("load", mounted / "urgent", "--wait", "--priority", "high")
+    first = json.loads(node.ok("jobs", "show", "1", "--json"))
+    assert first["state"] == "loading"
+    assert first["bytes_done"] < total / 2
+    said = node.ok("load", mounted / "slow", "--wait", "--verify")
+    assert said.startswith("OK, loaded 300 of 300 files"), said
+    listed = json.loads(node.ok("jobs", "ls", mounted, "--json"))
+    assert [(row["job"], row["state"]) for row in listed] == [(2, "succeeded"), (1, "succeeded")]
+    assert (listed[1]["settings"]["bandwidth_bytes_s"], listed[1]["settings"]["verify"]) == (
+        0,
+        True,
+    )
+    node.ok("jobs", "forget", "2", mounted)
+    assert "no job 2" in node.fails("jobs", "show", "2")
+
+
+def test_a_sync_takes_over_what_changed_and_says_it(node: Node, bucket: Bucket) -> None:
+    """[S-sync-now] `cachefs sync` sees what changed at the origin at once, whatever is fresh; a dry
+    run says it and changes nothing."""
+    bucket.fill({f"d/{n}": b"1" for n in range(5)})
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1h")
+    before = sorted(os.listdir(mounted / "d"))
+    assert (mounted / "d/1").read_bytes() == b"1"
+    bucket.fill({"d/1": b"22", "d/new": b"1", "d/e/deep": b"1"})
+    bucket.delete("d/2")
+    wanted = [f"+ {mounted}/d/e/", f"+ {mounted}/d/new", f"- {mounted}/d/2", f"~ {mounted}/d/1"]
+    for flag in ("--dry-run", "--recursive"):
+        lines = node.ok("sync", mounted / "d", flag).splitlines()
+        assert sorted(line for line in lines[:-1] if not line.endswith("deep")) == wanted
+        assert lines[-1].startswith("OK, compared ")
+        if flag == "--dry-run":
+            assert sorted(os.listdir(mounted / "d")) == before
+    assert sorted(os.listdir(mounted / "d")) == ["0", "1", "3", "4", "e", "new"]
+    assert (mounted / "d/1").read_bytes() == b"22"
+    assert "0 added, 0 replaced, 0 gone" in node.ok("sync", "-R", mounted)
+    assert "no such" in node.fails("sync", mounted / "nothing")
+
+
+# ---- a cluster -----------------------------------------------------------------------------------
+
+
+def test_a_load_of_a_cluster_outlives_its_master_and_a_worker(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """Asked at the cluster's own path; the files are where readers look for them, on two workers;
+    what is pinned there stays, whatever else is read."""
+    total = put_many(bucket, MANY, FILE_BYTES)
+    bucket.fill({f"kept/{n}": body(n, MIB) for n in range(8)})
+    bucket.fill({f"big/{n}": body(50 + n, 4 * MIB) for n in range(12)})
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(2, size="32MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        machine = cluster.workers[0]
+        url, kept = cluster.path("/data/train"), cluster.path("/data/kept")
+        with waiting(machine.environment, "load", "--wait", url) as load:
+            proxy.wait_until(lambda seen: of_train(seen) > 0.2 * total, 30)
+            cluster.master.kill()
+            cluster.master.start()
+            proxy.wait_until(lambda seen: of_train(seen) > 0.6 * total, 30)
+            cluster.workers[1].kill()
+            cluster.workers[1].start()
+            mount = cluster.mount(0, "/data")
+            code, out, err = ended(load)
+        assert code == 0, (out, err)
+        assert out.startswith(f"OK, loaded {MANY:,} of {MANY:,} files"), out
+        fetched = of_train(proxy.counters())
+        assert total <= fetched <= AGAIN * total, f"{fetched / total:.2f} times"
+        assert du(machine, url)["cached_bytes"] == total
+
+        machine.run("pin", kept, "--wait")
+        with pytest.raises(ClusterFailed, match="not all of it is cached"):
+            machine.run("pin", mount / "big", "--wait")
+        listed = machine.json("jobs", "ls", mount)
+        shown = [(Path(*row["paths"]).name, row["state"]) for row in listed]
+        assert shown == [("big", "failed"), ("kept", "succeeded"), ("train", "succeeded")]
+        why = listed[0]["message"]
+        assert re.search("does not fit: it needs .* MiB, the caches hold .* MiB", why), why
+        machine.run("unpin", mount / "big")
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(Path.read_bytes, sorted((mount / "big").iterdir())))
+        assert du(machine, kept)["cached_bytes"] == 8 * MIB
