@@ -312,12 +312,12 @@ class CachedAt(Answer, frozen=True):
 
 
 class BlockAt(Answer, frozen=True):
-    """A block (256 MiB) of a file; `owner` "": nobody."""
+    """A block (256 MiB) of a file. `owners`: ids, the first one first; none: nobody owns data."""
 
     block: int
     size_bytes: int
     pages: int
-    owner: str
+    owners: list[str]
     cached: list[CachedAt]
 
 
@@ -338,7 +338,7 @@ class Locations(Answer, frozen=True):
 
 
 class Misplaced(Answer, frozen=True):
-    """`worker` has `pages` of a block, its `owner` only `owner_pages`."""
+    """`worker` has `pages` of a block, of its owners `owner` has most, `owner_pages`."""
 
     path: PathText
     block: int

@@ -18,7 +18,7 @@ from cachefs.core.access import permit
 from cachefs.core.errors import CacheFSError, InUse, NotFound, ProtocolError, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind
 from cachefs.core.placement import BLOCK_BYTES, Placement, block_count
-from cachefs.core.policies import shown
+from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, no_peers, position
 
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
@@ -169,10 +169,15 @@ async def free(at: At) -> a.Freed:
 
 async def _not_pinned(at: At, files: list[File]) -> list[File]:
     """Those that no path below pins."""
-    keys = [file.content.key for file in files]
-    rules = await at.ask(c.RulesOf(at.namespace, keys), c.Rules)
-    placed = zip(files, rules.places, strict=True)
-    return [file for file, place in placed if not rules.rules[place].pinned]
+    both = zip(files, await _rules(at, files), strict=True)
+    return [file for file, rule in both if not rule.pinned]
+
+
+async def _rules(at: At, files: list[File]) -> list[Rule]:
+    """What policies say of each."""
+    call = c.RulesOf(at.namespace, [file.content.key for file in files])
+    answer = await at.ask(call, c.Rules)
+    return [answer.rules[place] for place in answer.places]
 
 
 # ---- places --------------------------------------------------------------------------------------
@@ -208,33 +213,37 @@ async def list_checks(at: At) -> a.Checks:
 
 
 def _misplaced(file: a.FileAt, block: a.BlockAt) -> a.Misplaced | None:
-    """Has the owner less than another one?"""
-    most = max(block.cached, key=lambda one: one.pages, default=None)
-    owned = next((one.pages for one in block.cached if one.worker == block.owner), 0)
-    if most is None or not block.owner or owned >= most.pages:
+    """Has each of its owners less than another one?"""
+    counts = {one.worker: one.pages for one in block.cached}
+    if not counts or not block.owners:
         return None
-    return a.Misplaced(file.path, block.block, most.worker, most.pages, block.owner, owned)
+    most = max(counts, key=lambda worker: counts[worker])
+    owner = max(block.owners, key=lambda worker: counts.get(worker, 0))
+    owned = counts.get(owner, 0)
+    if owned >= counts[most]:
+        return None
+    return a.Misplaced(file.path, block.block, most, counts[most], owner, owned)
 
 
 async def _located(at: At, asked: Asked) -> tuple[Batch, list[a.FileAt]]:
     batch = await _batch(at, a.bytes_of(at.query.path), at.query.next, at.query.limit)
     placement = Placement(at.backend.workers.view.members)
-    had = await asked.have(batch.files)
-    both = zip(batch.files, had, strict=True)
-    return batch, [_file_at(file, bitmaps, placement) for file, bitmaps in both]
+    rules = await _rules(at, batch.files)
+    all_ = zip(batch.files, rules, await asked.have(batch.files), strict=True)
+    return batch, [_file_at(file, rule, bitmaps, placement) for file, rule, bitmaps in all_]
 
 
-def _file_at(file: File, bitmaps: dict[str, int], placement: Placement) -> a.FileAt:
+def _file_at(file: File, rule: Rule, bitmaps: dict[str, int], placement: Placement) -> a.FileAt:
     size_bytes = file.inode.size
     pages = -(-size_bytes // PAGE_BYTES)
     blocks = []
     for number in range(block_count(size_bytes)):
         first, end = number * BLOCK_PAGES, min(pages, (number + 1) * BLOCK_PAGES)
-        owners = placement.owners(file.inode.ino, number)
+        owners = placement.owners(file.inode.ino, number, rule.owners)
         mask = (1 << (end - first)) - 1
         counts = {id: (bits >> first & mask).bit_count() for id, bits in bitmaps.items()}
         cached = [a.CachedAt(id, count) for id, count in sorted(counts.items()) if count]
         length = min(size_bytes, end * PAGE_BYTES) - first * PAGE_BYTES
-        owner = owners[0].id if owners else ""
-        blocks.append(a.BlockAt(number, length, end - first, owner, cached))
+        ids = [owner.id for owner in owners]
+        blocks.append(a.BlockAt(number, length, end - first, ids, cached))
     return a.FileAt(a.text_of(file.path), size_bytes, blocks)
