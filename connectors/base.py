@@ -41,10 +41,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a listing. `hidden` counts the keys in it that cannot be shown."""
+    """A part of a listing. `hidden` counts the keys in it that cannot be shown. `last`: no other
+    comes after it; False where that is not known yet."""
 
     entries: list[Entry]
     hidden: int = 0
+    last: bool = False
 
 
 class Body(Protocol):

@@ -456,7 +456,7 @@ class SyntheticConnector:
                 yield Page(page)
                 page = []
         if page:
-            yield Page(page)
+            yield Page(page, last=True)
 
     def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
         self.script.enter("read", path)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+import msgspec
+
 from connectors.base import Page
 
 State = TypeVar("State")
@@ -31,7 +33,7 @@ class Pages(Generic[State]):
             page, self._state = self._fetch(self._state)
             self._done = self._state is None
             if page.entries or page.hidden:
-                return page
+                return msgspec.structs.replace(page, last=True) if self._done else page
         raise StopIteration
 
 

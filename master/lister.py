@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from cachefs.core.errors import InUse, NotFound
 from cachefs.core.model import Kind
@@ -27,6 +27,14 @@ class Watcher(Protocol):
 
     def saw(self, compared: Compared) -> None:
         """Called in the listing's thread after each part was written, in order."""
+
+
+class _Part(NamedTuple):
+    """A page that is being written, and the end of the listing where that is known."""
+
+    batch: Batch
+    end: Batch | None
+    written: Future[list[Merged]]
 
 
 class Lister:
@@ -56,20 +64,25 @@ class Lister:
 
     def run(self) -> None:
         """Raises the connector's errors, Stale when the directory was removed meanwhile."""
-        written: tuple[Batch, Future[Merged]] | None = None
+        written: _Part | None = None
         try:
             for page in self._listed():
                 batch = self._pages.add(page.entries, page.hidden)
                 self._hidden += batch.hidden
                 self.empty = self.empty and not (page.entries or page.hidden)
-                before, written = written, (batch, self._write(batch))
+                if page.last:
+                    last: tuple[Batch, Batch | None] = batch, self._pages.end()
+                    break
+                before, written = written, self._write(batch)
                 if before is not None:
-                    self._settle(*before)
+                    self._settle(before)
+            else:
+                last = self._pages.end(), None
         finally:
             if written is not None:
-                self._settle(*written)
-        batch = self._pages.end()
-        self._settle(batch, self._write(batch))
+                self._settle(written)
+        # The end is written when all before it is: what failed must not make a whole listing.
+        self._settle(self._write(*last))
 
     def _listed(self) -> Iterator[Page]:
         """Pages in order; none where a directory that is held is not there at the origin."""
@@ -79,13 +92,14 @@ class Lister:
             if not self._may_be_absent:
                 raise
 
-    def _write(self, batch: Batch) -> Future[Merged]:
+    def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
+        """Queues a page, and the end of the listing in the same transaction when all of the page
+        could be merged in it."""
         listing, now, hidden = self._listing, self._syncer.now, self._hidden
         if self._syncer.stopping:
             raise InUse("the master is stopping")
 
-        def merge(txn: Transaction) -> Merged:
-            txn.check_source(listing.directory, listing.mount.root, listing.mount.key)
+        def one(txn: Transaction, batch: Batch) -> Merged:
             merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
             if self._watcher is not None:
                 self._syncer.keep(merged.compared.changes)
@@ -93,16 +107,27 @@ class Lister:
                 txn.complete_listing(listing.directory, listing.started_at, hidden)
             return merged
 
-        return transact(self._syncer.store, merge)
+        def merge(txn: Transaction) -> list[Merged]:
+            txn.check_source(listing.directory, listing.mount.root, listing.mount.key)
+            merged = one(txn, batch)
+            if end is None or merged.resume_after is not None:
+                return [merged]
+            return [merged, one(txn, end)]
 
-    def _settle(self, batch: Batch, written: Future[Merged]) -> None:
-        """Waits until a batch is in the store, then moves the frontier."""
-        merged = written.result()
-        self._tell(merged)
-        while merged.resume_after is not None:
-            batch = batch.rest(merged.resume_after)
-            merged = self._write(batch).result()
-            self._tell(merged)
+        return _Part(batch, end, transact(self._syncer.store, merge))
+
+    def _settle(self, part: _Part) -> None:
+        """Waits until a part is in the store, then moves the frontier."""
+        while True:
+            batch, end, written = part
+            merged = written.result()
+            for one in merged:
+                self._tell(one)
+            if len(merged) == 2 and end is not None:
+                batch, end = end, None
+            if (cut := merged[-1].resume_after) is None:
+                break
+            part = self._write(batch.rest(cut), end)
         if batch.safe_below is not None:  # the end is told by `finish`, when nobody can join it
             self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
 
@@ -133,7 +158,8 @@ def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
         entries += page.entries
         hidden += page.hidden
     entries.sort(key=lambda e: order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY))
-    for start in range(0, len(entries), SORTED_PAGE):
-        yield Page(entries[start : start + SORTED_PAGE])
     if hidden:
         yield Page([], hidden)
+    for start in range(0, len(entries), SORTED_PAGE):
+        last = start + SORTED_PAGE >= len(entries)
+        yield Page(entries[start : start + SORTED_PAGE], last=last)
