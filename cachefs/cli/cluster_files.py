@@ -35,6 +35,7 @@ class File(NamedTuple):
     path: bytes  # below the namespace root
     inode: Inode
     content: ContentId
+    replicas: int = 1  # how many own each block
 
 
 class Block(NamedTuple):
@@ -96,7 +97,7 @@ class Cluster:
         """The file at a path, or all below it that the master knows, in batches."""
         inode = self.resolve(path)
         if inode.kind is Kind.FILE:
-            yield [self._file(path.strip(b"/"), inode)]
+            yield self._files([(path.strip(b"/"), inode)])
             return
         if inode.kind is not Kind.DIRECTORY:
             raise Unsupported("a symbolic link has no bytes")
@@ -104,18 +105,28 @@ class Cluster:
         while True:
             call = c.Walk(self.namespace, inode.ino, known=True, cursor=cursor)
             walked = self.master.call(call, c.Walked)
-            yield [self._file(name, one) for name, one in walked.files if one.kind is Kind.FILE]
+            yield self._files(walked.files)
             cursor = walked.cursor
             if not cursor:
                 return
 
-    def _file(self, path: bytes, inode: Inode) -> File:
-        return File(path, inode, ContentId.of(self.namespace, inode))
+    def _files(self, found: Sequence[tuple[bytes, Inode]]) -> list[File]:
+        """Those that are files, with what policies say of how many own them."""
+        known = [(path, inode) for path, inode in found if inode.kind is Kind.FILE]
+        files: list[File] = []
+        for start in range(0, len(known), c.BATCH_LIMIT):
+            part = known[start : start + c.BATCH_LIMIT]
+            call = c.Locate(self.namespace, [inode.ino for _, inode in part])
+            places = self.master.call(call, c.Located).places
+            for (path, inode), place in zip(part, places, strict=True):
+                replicas = place.origin.rule.owners if place.origin is not None else 1
+                files.append(File(path, inode, ContentId.of(self.namespace, inode), replicas))
+        return files
 
-    def owner(self, inode: Inode, block: int) -> str:
-        """The id of who owns a block; "" where nobody owns anything."""
-        owners = self.placement.owners(inode.ino, block)
-        return owners[0].id if owners else ""
+    def owners(self, file: File, block: int) -> list[str]:
+        """The ids of who owns a block, the first first; none where nobody owns anything."""
+        owners = self.placement.owners(file.inode.ino, block, file.replicas)
+        return [one.id for one in owners]
 
     def have(self, files: Sequence[File]) -> list[dict[str, int]]:
         """For each file the bitmaps of its pages, by the id of the worker that has some. Who does

@@ -109,11 +109,12 @@ class Check:
                 yield from self._bytes(file, worker, pages)
 
     def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[Finding]:
-        """The owner has no less than others; while blocks move this is no finding."""
-        owner = self._cluster.owner(file.inode, block.number)
+        """An owner has no less than others; while blocks move this is no finding."""
+        owners = self._cluster.owners(file, block.number)
         most = max(counts, key=lambda worker: counts[worker], default="")
-        if self._cluster.view.before or not owner or not most:
+        if self._cluster.view.before or not owners or not most:
             return
+        owner = max(owners, key=lambda worker: counts.get(worker, 0))
         if counts.get(owner, 0) < counts[most]:
             where = (
                 f"its owner {owner[:SHOWN_ID]} has {counts.get(owner, 0)} of {block.pages} pages"

@@ -24,7 +24,7 @@ _HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
     """For every block (256 MiB) of PATH, or of the files below it that are known: the worker that
-    owns it, and the workers that have it cached, with how much of it.
+    owns it (or several, by policy), and those that have it cached, with how much of it.
 
     \b
     cachefs location /mnt/imagenet/train.tar
@@ -51,22 +51,29 @@ def row(cluster: Cluster, file: File, block: Block, bits: dict[str, int]) -> dic
     """One block, for programs."""
     start = block.first * PAGE_BYTES
     size_bytes = min(file.inode.size, block.end * PAGE_BYTES) - start
-    owner = cluster.owner(file.inode, block.number)
+    owners = cluster.owners(file, block.number)
     counts = {worker: block.count(pages) for worker, pages in bits.items()}
+    having = sorted(counts, key=lambda worker: (worker not in owners, worker))
     cached = [
-        {"worker": worker, "address": address_of(cluster.rows[worker].url), "pages": count}
-        for worker, count in sorted(counts.items(), key=lambda item: (item[0] != owner, item[0]))
-        if count
+        {"worker": one, "address": address_of(cluster.rows[one].url), "pages": counts[one]}
+        for one in having
+        if counts[one]
     ]
     return {
         "path": "/" + output.text_of(file.path),
         "block": block.number,
         "size_bytes": size_bytes,
         "pages": block.pages,
-        "owner": owner,
-        "address": address_of(cluster.rows[owner].url) if owner in cluster.rows else "",
+        "owner": owners[0] if owners else "",
+        "address": _address(cluster, owners[0]) if owners else "",
+        "owners": owners,
+        "addresses": [_address(cluster, owner) for owner in owners],
         "cached": cached,
     }
+
+
+def _address(cluster: Cluster, worker: str) -> str:
+    return address_of(cluster.rows[worker].url) if worker in cluster.rows else ""
 
 
 def _print(cluster: Cluster, pages: Iterator[list[dict[str, Any]]]) -> None:
@@ -84,9 +91,10 @@ def _line(row: dict[str, Any]) -> list[str]:
         f"{_who(one['worker'], one['address'])} {output.percent_of(one['pages'], row['pages'])}"
         for one in row["cached"]
     ]
-    owner = _who(row["owner"], row["address"]) if row["owner"] else "nobody"
+    owners = [_who(*one) for one in zip(row["owners"], row["addresses"], strict=True)]
     size = format_size(row["size_bytes"])
-    return [row["path"], str(row["block"]), size, owner, ", ".join(cached) or "-"]
+    whose = ", ".join(owners) or "nobody"
+    return [row["path"], str(row["block"]), size, whose, ", ".join(cached) or "-"]
 
 
 def _who(worker: str, address: str) -> str:

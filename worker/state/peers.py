@@ -24,6 +24,7 @@ LATENCY_SHARE: Final = 0.2  # of the newest answer in the average
 HEDGE_FACTOR: Final = 4.0
 LEAST_HEDGE_S: Final = 0.02
 MOST_HEDGE_S: Final = 1.0
+OUTRUN_S: Final = 5.0  # for so long who was outrun is hedged at once
 
 
 class _Peer:
@@ -34,12 +35,14 @@ class _Peer:
         "latency_s",
         "origin_failed_at_s",
         "origin_failures",
+        "outrun_until_s",
     )
 
     def __init__(self) -> None:
         self.failures = 0  # since the last answer
         self.avoid_until_s = 0.0
         self.latency_s = -1.0  # of what it had; below 0: not known
+        self.outrun_until_s = 0.0
         self.origin_failures = 0  # since it brought something
         self.origin_failed_at_s = float("-inf")
         self.bring_from_s = 0.0
@@ -74,7 +77,7 @@ class Peers:
         """Any answer. `latency_s`: of an answer with what it had already."""
         known = self._peers.setdefault(peer, _Peer())
         known.failures = 0
-        known.avoid_until_s = 0.0
+        known.avoid_until_s = known.outrun_until_s = 0.0
         if latency_s is not None and known.latency_s >= 0:
             known.latency_s += LATENCY_SHARE * (latency_s - known.latency_s)
         elif latency_s is not None:
@@ -132,9 +135,15 @@ class Peers:
                 self._wrong.clear()
         self._wrong[peer, content] = now + WRONG_S
 
-    def hedge_after_s(self, peer: str) -> float:
+    def outrun(self, peer: str, now: float) -> None:
+        """Another replica, asked later, answered first."""
+        self._peers.setdefault(peer, _Peer()).outrun_until_s = now + OUTRUN_S
+
+    def hedge_after_s(self, peer: str, now: float) -> float:
         """How long an answer with what is there may take before another replica is asked."""
         known = self._peers.get(peer)
+        if known is not None and now < known.outrun_until_s:
+            return LEAST_HEDGE_S
         if known is None or known.latency_s < 0:
             return MOST_HEDGE_S / 4
         return min(MOST_HEDGE_S, max(LEAST_HEDGE_S, HEDGE_FACTOR * known.latency_s))

@@ -215,6 +215,9 @@ class Search:
             case Answer.HAS:
                 if candidate.way is not Way.HAVE and not at_once:
                     self._peers.brought(candidate.peer)
+                for other, asked_s in self._asked.items():
+                    if other.peer != candidate.peer and asked_s < since_s:
+                        self._peers.outrun(other.peer, now)
                 self._taken = candidate
                 return [*self._close_all(), Take(candidate)]
             case Answer.NOT_OWNER if not self._has_refreshed:
@@ -281,7 +284,7 @@ class Search:
                     candidate = candidate._replace(way=Way.HAVE)
                 self._asked[candidate] = now
                 if not self._has_hedged:
-                    self._hedge_at_s = now + self._peers.hedge_after_s(candidate.peer)
+                    self._hedge_at_s = now + self._peers.hedge_after_s(candidate.peer, now)
                 if candidate.way is not Way.HAVE:
                     self._probe_at_s = now + self._times.probe_after_s
                 return [Ask(candidate)]

@@ -281,11 +281,11 @@ def test_hedges_wait_as_long_as_the_peer_usually_takes() -> None:
         peers.answered("a", 0.05)
         peers.answered("b", 10.0)
         peers.answered("c", 1e-6)
-    assert 0.15 < peers.hedge_after_s("a") < 0.25
-    assert peers.hedge_after_s("b") == 1.0
-    assert peers.hedge_after_s("c") == 0.02
+    assert 0.15 < peers.hedge_after_s("a", 0.0) < 0.25
+    assert peers.hedge_after_s("b", 0.0) == 1.0
+    assert peers.hedge_after_s("c", 0.0) == 0.02
     peers.keep({"b"})
-    assert peers.hedge_after_s("a") == peers.hedge_after_s("never seen")
+    assert peers.hedge_after_s("a", 0.0) == peers.hedge_after_s("never seen", 0.0)
 
 
 # ---- whatever happens ----
@@ -352,3 +352,18 @@ def test_a_failing_peer_is_news_once() -> None:
     peers.answered("a")
     peers.failed("a", 2.0)
     assert (peers.take_news(), peers.failures) == (["a"], 3)
+
+
+def test_who_was_outrun_by_its_hedge_is_hedged_at_once_for_a_while() -> None:
+    peers = Peers()
+    search, _ = begun(OWNER, REPLICA, peers=peers)
+    hedged_s = search.wake_at_s
+    hedge = REPLICA._replace(way=Way.HAVE)
+    search.handle(Tick(), hedged_s)
+    search.handle(Answered(hedge, Answer.HAS), hedged_s)
+    again, _ = begun(OWNER, REPLICA, peers=peers)
+    assert again.wake_at_s == 0.02 < hedged_s
+    assert peers.hedge_after_s("a", hedged_s + 6.0) == hedged_s, "no longer"
+    peers.outrun("a", 0.0)
+    peers.answered("a", 0.001)
+    assert peers.hedge_after_s("a", 1.0) == 0.02, "by what it takes now"
