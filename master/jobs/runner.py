@@ -17,7 +17,8 @@ from master.jobs.counter import Counter
 from master.jobs.feeder import Feeder
 from master.jobs.ground import Ground
 from master.state.desk import Desk, Pack
-from master.state.jobs import Caches, Effects, Job
+from master.state.jobs import Effects, Job
+from master.state.jobwords import Caches
 from master.state.window import Part, Slot
 from master.store import jobs as table
 
@@ -107,13 +108,17 @@ class Runner:
 
     def _moved(self) -> None:
         """A walk went on."""
+        self._check_room()
+        self._do(Effects())
+
+    def _check_room(self) -> None:
         caches = self._room()
         if caches is not None and self.job.runs:
             self.job.has_room(caches)
-        self._do(Effects())
 
     def tick(self) -> None:
         """About once a second."""
+        self._check_room()
         self._do(Effects(parts=self.job.tick(self._clocks.now())))
 
     def _do(self, effects: Effects) -> None:

@@ -42,7 +42,8 @@ from master.state.jobrecord import (
     PATHS_SHOWN,
     JobRecord,
 )
-from master.state.jobs import Caches, Job
+from master.state.jobs import Job
+from master.state.jobwords import Caches
 from master.state.window import Part
 from master.store import jobs as table
 from master.store.base import Writer
@@ -120,6 +121,7 @@ class LoadJobs:
 
     def _run(self, job: Job) -> None:
         number = job.record.job
+        self._caches.clear()  # workers say it again, as it is now
         runner = Runner(
             self._ground, job, self._desk, self._clocks, self._polls.wake, lambda: self._room(job)
         )

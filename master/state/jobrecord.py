@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import BadConfig
-from cachefs.core.jobs import JobSpec, JobState
+from cachefs.core.jobs import JobFailure, JobSpec, JobState
 from master.state.window import START, Position
 
 PATHS_SHOWN: Final = 10
@@ -58,6 +58,13 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_verified: int = 0
     ended_at_s: float = 0.0
     worked_s: float = 0.0
+
+
+class Write(msgspec.Struct, frozen=True):
+    """To be made durable, together."""
+
+    record: JobRecord
+    failures: list[JobFailure]
 
 
 _encoder = msgspec.msgpack.Encoder()

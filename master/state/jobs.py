@@ -9,7 +9,6 @@ goes out before `take` was made durable. Times are monotonic seconds, `wall_s` w
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -28,16 +27,17 @@ from cachefs.core.jobs import (
     TaskKind,
 )
 from cachefs.core.model import Origin
-from cachefs.core.units import format_size
+from master.state import jobwords
 from master.state.desk import Order, Pack
-from master.state.jobrecord import MAX_FAILURES, PATHS_SHOWN, JobRecord
+from master.state.jobrecord import MAX_FAILURES, PATHS_SHOWN, JobRecord, Write
+from master.state.jobwords import Caches
+from master.state.pace import Pace
 from master.state.window import START, Part, Passed, Position, Slot, Window
 
 MAX_ATTEMPTS: Final = 3  # for one file, in one pass
 AGAIN_S: Final = 2.0  # before another try, times the tries so far
 WRITE_FILES: Final = 2048  # passed by the watermark: it is made durable
 WRITE_S: Final = 1.0
-RATE_S: Final = 10.0
 MISSING: Final = "missing"
 NO_SPACE: Final = NoSpace.code
 _LOOK_AGAIN: Final = frozenset({"stale", "not-found"})
@@ -49,20 +49,6 @@ class Effects(msgspec.Struct):
 
     parts: list[Part] = []
     look: list[Slot] = []
-
-
-class Caches(msgspec.Struct, frozen=True):
-    """All that may be cached, and what of it must stay, beside what the job wants."""
-
-    capacity_bytes: int
-    pinned_bytes: int = 0
-
-
-class Write(msgspec.Struct, frozen=True):
-    """To be made durable, together."""
-
-    record: JobRecord
-    failures: list[JobFailure]
 
 
 class Job:
@@ -81,7 +67,7 @@ class Job:
         self._failures: list[JobFailure] = []  # to be written
         self._later: list[tuple[float, int, Part]] = []
         self._later_count = 0
-        self._samples: deque[tuple[float, int, int]] = deque([(now, *self._progress())])
+        self._pace: Pace | None = Pace(now, self._progress())
 
     # ---- what it is ------------------------------------------------------------------------------
 
@@ -146,15 +132,8 @@ class Job:
         record = self._record
         if record.bytes_needed <= caches.capacity_bytes - caches.pinned_bytes:
             return
-        some = "" if record.counting_done else "at least "
-        pinned = f", of which {format_size(caches.pinned_bytes)} is pinned"
-        self._halt(
-            JobState.FAILED,
-            f"stopped before it was loaded, it does not fit: it needs {some}"
-            f"{format_size(record.bytes_needed)}, the caches hold "
-            f"{format_size(caches.capacity_bytes)}{pinned if caches.pinned_bytes else ''}",
-            again=True,
-        )
+        message = jobwords.cannot_fit(record.bytes_needed, caches, is_all=record.counting_done)
+        self._halt(JobState.FAILED, message, again=True)
 
     def broke(self, why: str) -> None:
         """It cannot go on, for no reason of its own."""
@@ -240,9 +219,9 @@ class Job:
             part = heapq.heappop(self._later)[2]
             if not part.is_void:
                 due.append(part)
-        self._samples.append((now, *self._progress()))
-        while self._samples[0][0] < now - RATE_S and len(self._samples) > 2:
-            self._samples.popleft()
+        if self._pace is None:
+            self._pace = Pace(now, self._progress())
+        self._pace.note(now, self._progress())
         return due
 
     # ---- operators -------------------------------------------------------------------------------
@@ -327,7 +306,7 @@ class Job:
         )  # fmt: skip
         self._began_s, self._timed = now, True
         self._empty()
-        self._samples = deque([(now, *self._progress())])
+        self._pace = Pace(now, self._progress())
 
     # ---- durable ---------------------------------------------------------------------------------
 
@@ -388,7 +367,7 @@ class Job:
             submitted_at_s=record.submitted_at_s,
             ended_at_s=record.ended_at_s if state.has_ended else 0.0,
             elapsed_s=round(self._elapsed_s(now), 3),
-            rate_bytes_s=round(self._rate(now)[0], 1) if self.runs else 0.0,
+            rate_bytes_s=self._rate_bytes_s(now),
             eta_s=self._eta_s(now),
         )
 
@@ -446,7 +425,7 @@ class Job:
                 bytes_found=record.bytes_found if record.files_failed else record.bytes_done,
             )
             self.pass_fed = False
-            self._samples = deque()
+            self._pace = None
             self._urgent = True
             return
         self._set(
@@ -456,7 +435,9 @@ class Job:
             bytes_done=record.bytes_verified,
         )
         if record.files_failed:
-            self._halt(JobState.FAILED, _failed(record.files_failed, self._record.files_found))
+            self._halt(
+                JobState.FAILED, jobwords.failed(record.files_failed, self._record.files_found)
+            )
         else:
             self._halt(JobState.SUCCEEDED, "")
 
@@ -474,20 +455,14 @@ class Job:
 
     def _limit_failures(self) -> None:
         if self.runs and self._record.files_failed >= MAX_FAILURES:
-            self._halt(JobState.FAILED, f"stopped after {MAX_FAILURES:,} failed files, the limit")
+            self._halt(JobState.FAILED, jobwords.too_many(MAX_FAILURES))
 
     def _no_room(self, room: Room) -> None:
         self._advance()
         if not self.runs:
             return
-        left = self._record.bytes_found - self._record.bytes_done
-        message = (
-            f"stopped before the rest was loaded, it does not fit: {format_size(max(0, left))} to "
-            f"go, a worker's limit is {format_size(room.limit_bytes)}, of which "
-            f"{format_size(room.held_bytes)} is held, {format_size(room.pinned_bytes)} pinned and "
-            f"{format_size(room.busy_bytes)} in use"
-        )
-        self._halt(JobState.FAILED, message, again=True)
+        left_bytes = max(0, self._record.bytes_found - self._record.bytes_done)
+        self._halt(JobState.FAILED, jobwords.no_room(left_bytes, room), again=True)
 
     # ---- figures ---------------------------------------------------------------------------------
 
@@ -507,30 +482,14 @@ class Job:
             )
         return record.bytes_done + window.ahead_bytes, record.files_done + window.ahead_files
 
-    def _rate(self, now: float) -> tuple[float, float]:
-        """Bytes and files a second, of the last seconds."""
-        if not self._samples:
-            return 0.0, 0.0
-        at_s, size, files = self._samples[0]
-        took_s = now - at_s
-        now_size, now_files = self._progress()
-        if took_s <= 0:
-            return 0.0, 0.0
-        return max(0.0, (now_size - size) / took_s), max(0.0, (now_files - files) / took_s)
+    def _rate_bytes_s(self, now: float) -> float:
+        if self._pace is None or not self.runs:
+            return 0.0
+        return round(self._pace.rates(now, self._progress())[0], 1)
 
     def _eta_s(self, now: float) -> float | None:
-        """Of the present pass; by whichever of bytes and files takes longer."""
+        """Of the present pass."""
         record = self._record
-        if not (self.runs and record.counting_done):
+        if self._pace is None or not (self.runs and record.counting_done):
             return None
-        size, files = self._progress()
-        rates = self._rate(now)
-        left = max(0, record.bytes_found - size), max(0, record.files_found - files)
-        if any(count and not rate for count, rate in zip(left, rates, strict=True)):
-            return None
-        spans = [count / rate for count, rate in zip(left, rates, strict=True) if rate]
-        return round(max(spans, default=0.0), 1)
-
-
-def _failed(failed: int, found: int) -> str:
-    return f"{failed:,} of {found:,} files could not be loaded"
+        return self._pace.eta_s(now, self._progress(), (record.bytes_found, record.files_found))

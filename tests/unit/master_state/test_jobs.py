@@ -10,8 +10,9 @@ from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import BLOCK_BYTES
 from master.state import jobs
 from master.state.desk import Pack
-from master.state.jobrecord import JobRecord, decode_record, encode_record
-from master.state.jobs import AGAIN_S, MAX_ATTEMPTS, WRITE_S, Caches, Effects, Job, Write
+from master.state.jobrecord import JobRecord, Write, decode_record, encode_record
+from master.state.jobs import AGAIN_S, MAX_ATTEMPTS, WRITE_S, Effects, Job
+from master.state.jobwords import Caches
 from master.state.window import Part, Position
 
 NAMESPACE = NamespaceId(b"n" * 16)

@@ -1,0 +1,45 @@
+"""Why a load job ended, in one line with figures. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cachefs.core.jobs import Room
+from cachefs.core.units import format_size
+
+
+class Caches(msgspec.Struct, frozen=True):
+    """All that may be cached, and what of it must stay, beside what the job wants."""
+
+    capacity_bytes: int
+    pinned_bytes: int = 0
+
+
+def failed(failures: int, found: int) -> str:
+    return f"{failures:,} of {found:,} files could not be loaded"
+
+
+def too_many(failures: int) -> str:
+    return f"stopped after {failures:,} failed files, the limit"
+
+
+def no_room(left_bytes: int, room: Room) -> str:
+    """A worker could take no more."""
+    return (
+        f"stopped before the rest was loaded, it does not fit: {format_size(left_bytes)} to go, "
+        f"a worker's limit is {format_size(room.limit_bytes)}, of which "
+        f"{format_size(room.held_bytes)} is held, {format_size(room.pinned_bytes)} pinned and "
+        f"{format_size(room.busy_bytes)} in use"
+    )
+
+
+def cannot_fit(needed_bytes: int, caches: Caches, *, is_all: bool) -> str:
+    """What was counted so far is more than all caches hold."""
+    at_least = "" if is_all else "at least "
+    pinned = (
+        f", of which {format_size(caches.pinned_bytes)} is pinned" if caches.pinned_bytes else ""
+    )
+    return (
+        f"stopped before it was loaded, it does not fit: it needs {at_least}"
+        f"{format_size(needed_bytes)}, the caches hold {format_size(caches.capacity_bytes)}{pinned}"
+    )
