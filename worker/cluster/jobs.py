@@ -29,6 +29,7 @@ from cachefs.core.messages import (
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import JobService, SyncService
 
+HEAR_S: Final = 2.0
 REACH_S: Final = 5.0  # who asks says meanwhile that there is no answer, and asks again
 
 T = TypeVar("T", bound=Message)
@@ -44,6 +45,9 @@ class MasterJobs:
         raise NotImplementedError
 
     async def _ask(self, body: c.Call, kind: type[T], **limits: float) -> T:
+        raise NotImplementedError
+
+    async def _hear(self, seq: int, within_s: float) -> bool:
         raise NotImplementedError
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
@@ -70,7 +74,10 @@ class MasterJobs:
         return await self._ask_soon(StartSync(self.namespace, path, recursive, dry_run), SyncReply)
 
     async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
-        return await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
+        """The end of one is told when this node has heard what it changed, if it does so soon."""
+        reply = await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
+        await self._hear(reply.sync.seq, HEAR_S)
+        return reply
 
     async def _ask_soon(self, body: Any, kind: type[T]) -> T:
         return await self._ask(body, kind, reach_s=REACH_S)

@@ -134,6 +134,9 @@ class RemoteNamespace(MasterJobs):
         """The master has another namespace now."""
         return self._stream.replaced
 
+    async def _hear(self, seq: int, within_s: float) -> bool:
+        return await self._stream.reach(seq, within_s)
+
     # ---- names -----------------------------------------------------------------------------------
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:

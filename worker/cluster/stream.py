@@ -5,6 +5,7 @@ says what happened, and whether it hears of changes now.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -42,6 +43,15 @@ class Stream:
         self._namespace = namespace
         self._on_events = on_events
         self._on_gap = on_gap
+        self._moved = asyncio.Event()
+
+    async def reach(self, seq: int, within_s: float) -> bool:
+        """Waits until the events up to a position were heard; False when they were not in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.seq < seq:
+                    await self._moved.wait()
+        return self.seq >= seq
 
     async def run(self) -> None:
         """For ever; ends by cancellation."""
@@ -63,7 +73,8 @@ class Stream:
             self._on_events(answer.events)
         if not self.intact:
             log.info("the master's changes are heard again")
-        self.seq, self.intact, self.replaced = answer.seq, True, False
+        self.intact, self.replaced = True, False
+        self._move(answer.seq)
 
     async def _start_anew(self) -> None:
         """The position is taken first: what happens after it is heard."""
@@ -73,8 +84,13 @@ class Stream:
             return self._broken(err)
         if greeted.namespace != self._namespace:
             return self._broken(NotFound("the master serves another namespace"))
-        self.seq = greeted.seq
         self._on_gap(greeted.seq)
+        self._move(greeted.seq)
+
+    def _move(self, seq: int) -> None:
+        self.seq = seq
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     def _broken(self, err: CacheFSError) -> None:
         if isinstance(err, NotFound) and not self.replaced:
