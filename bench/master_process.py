@@ -1,7 +1,7 @@
 """A master over HTTP on durable LMDB with computed names, in a process of its own.
 
-`python -m bench.master_process STORE DIRECTORIES FILES_PER_DIRECTORY`: prints its port once every
-name is in the store; ends when its standard input does.
+`python -m bench.master_process STORE DIRECTORIES FILES_PER_DIRECTORY [unlisted]`: prints its port
+once every name is in the store (`unlisted`: at once); ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -36,36 +36,45 @@ class MasterProcess:
 @contextlib.contextmanager
 def master_process(directories: int, files: int) -> Iterator[MasterProcess]:
     """Its store lies on the disk of the temporary directory, where commits are made durable."""
-    with tempfile.TemporaryDirectory(prefix="cachefs-bench-") as store:
-        command = [
-            sys.executable,
-            "-m",
-            "bench.master_process",
-            store,
-            str(directories),
-            str(files),
-        ]
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            yield MasterProcess(process.pid, int(process.stdout.readline()))
-        finally:
-            process.communicate(timeout=END_S)
+    with (
+        tempfile.TemporaryDirectory(prefix="cachefs-bench-") as store,
+        master_over(store, directories, files) as master,
+    ):
+        yield master
 
 
-async def serve(store: Path, directories: int, files: int) -> None:
+@contextlib.contextmanager
+def master_over(store: str, directories: int, files: int, *options: str) -> Iterator[MasterProcess]:
+    """The same over a store of the caller's, which an earlier one may have left."""
+    command = [sys.executable, "-m", "bench.master_process", store, str(directories), str(files)]
+    process = subprocess.Popen(
+        [*command, *options],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield MasterProcess(process.pid, int(process.stdout.readline()))
+    finally:
+        process.communicate(timeout=END_S)
+
+
+async def serve(store: Path, directories: int, files: int, *, listed: bool) -> None:
     connector = SyntheticConnector(directories=directories, files_per_directory=files)
     master = Master.open_empty(store / "namespace")
 
     def open_connector(source: UfsSpec) -> Connector:
         return connector
 
+    for path, _ in master.recorded():
+        master.attach_recorded(path, connector)
     added = await master.add_ufs(PATH, SOURCE, connector, -1.0)
-    async for _ in master.walk(added.root.ino):
-        pass
+    if listed:
+        async for _ in master.walk(added.root.ino):
+            pass
     server = MasterServer(master, listen=("127.0.0.1", 0), open_connector=open_connector)
     print(await server.start(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -74,4 +83,5 @@ async def serve(store: Path, directories: int, files: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    is_listed = sys.argv[4:] != ["unlisted"]
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), listed=is_listed))

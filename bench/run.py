@@ -34,6 +34,7 @@ NODE = (
     "mount_time",
     "memory",
     "policies",
+    "loads",
 )
 CLUSTER = (
     "placement",
@@ -42,6 +43,7 @@ CLUSTER = (
     "peer_transfer",
     "cluster_bytes",
     "cluster_epochs",
+    "load_million",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 
