@@ -91,9 +91,11 @@ def _how_on(place: Place, job: JobShown) -> list[str]:
     """What can be done about it."""
     if job.state is JobState.STOPPED:
         return [f"`cachefs jobs resume {job.job} {place.where}` goes on"]
-    if job.files_failed:
-        return [f"`cachefs jobs retry {job.job} {place.where}` tries them again"]
-    return []
+    if job.state is not JobState.FAILED:
+        return []
+    if not job.listing_done or job.files_done + job.files_failed < job.files_found:
+        return [f"`cachefs jobs resume {job.job} {place.where}` goes on, once there is room"]
+    return [f"`cachefs jobs retry {job.job} {place.where}` tries them again"]
 
 
 def failures(place: Place, job: int) -> Iterator[JobFailure]:

@@ -269,6 +269,8 @@ def _control(job: int, where: str | None, action: str, done: str, options: dict[
             return following.to_its_end(place, job, as_json)
     if as_json:
         output.print_json(document(place, reply.job))
+    elif action == "forget":
+        click.echo(f"OK, job {job} {done}; what it loaded stays")
     else:
         click.echo(f"OK, job {job} {done}: {files(reply.job)}, {sizes(reply.job)} are loaded")
     return 0
