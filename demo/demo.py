@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from demo import cluster, readers
+from demo import cluster, preload, readers
 from demo.console import DemoFailed, cachefs, expect, header, row, say
 from demo.dataset import Dataset, make_dataset
 from demo.readers import WrongBytes
@@ -161,6 +161,8 @@ def play(box: Sandbox, real_server: bool) -> None:
         demo.kill_everything()
         demo.remount()
         demo.umount()
+        say("\nA cache smaller than the data: what is loaded and pinned stays.")
+        preload.play(box, dataset, server)
         say("\nMany nodes, one cache: the same bucket, three workers.")
         cluster.play(box, dataset, server.endpoint_url)
         left = [pid for pid in box.processes() if pid != server.pid]
