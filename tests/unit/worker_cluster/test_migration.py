@@ -262,3 +262,26 @@ def test_a_worker_lists_what_it_has_whole_and_partial(tmp_path: Path) -> None:
             assert rest == found[1:]
 
     run(script)
+
+
+def test_what_comes_to_the_first_of_two_owners_goes_to_the_second() -> None:
+    async def script(nodes: dict[str, Node]) -> None:
+        first, second = Node("a", nodes), Node("b", nodes)
+        tasks = await running(first, second)
+        seen = view(3, "a", "b")
+        for node in (first, second):
+            node.migration.on_view(seen)
+        owners = Placement(seen.members)
+        mine = [ino for ino in range(2, 60) if owners.owners(ino, 0)[0].id == "a"]
+        for ino in mine:
+            key = content(ino).key
+            first.bits_of[key] = ALL
+            first.migration.came(key, SIZE, 2)
+        while len(second.bits_of) < len(mine):
+            await asyncio.sleep(0.01)
+        assert second.bits_of == first.bits_of
+        offers = [call for call in second.asked if isinstance(call, c.Offer)]
+        assert all(offer.replicas == [2] * len(offer.blocks) for offer in offers)
+        await end(tasks)
+
+    run(script)
