@@ -14,15 +14,15 @@ from cachefs.cli import clusters, settings
 from cachefs.cli.mounts import locate, read_mounts
 from cachefs.cli.session import find_target
 from cachefs.cli.ufs import namespace_path
+from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, InUse, NotFound, Unsupported
+from cachefs.core.errors import CacheFSError, NotFound, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
-from cachefs.core.policies import shown
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
@@ -156,16 +156,6 @@ class Cluster:
             self.silent[worker] = err
             return []
 
-    def drop(self, files: Sequence[File]) -> Iterator[c.Dropped]:
-        """Frees these on every worker that answers; one answer of each."""
-        for start in range(0, len(files), c.BATCH_LIMIT):
-            call = c.Drop([file.content.key for file in files[start : start + c.BATCH_LIMIT]])
-            for worker in self.answering():
-                try:
-                    yield self.worker(worker).call(call, c.Dropped)
-                except CacheFSError as err:
-                    self.silent[worker] = err
-
     def warn_of_silent(self) -> None:
         """A line for each worker that did not answer. Those of mounts alone, which nobody else need
         reach, are passed over."""
@@ -181,27 +171,6 @@ class Cluster:
         return self._workers[id]
 
 
-def check_free(cluster: Cluster, path: bytes) -> None:
-    """Raises InUse for a path that is pinned."""
-    at = cluster.master.call(m.GetPolicies(cluster.namespace, path), m.PoliciesAt)
-    if at.policy.pin:
-        raise InUse(
-            f"pinned by {at.where['pin']}", path=shown(path), remedy="unpin it first: cachefs unpin"
-        )
-
-
-def not_pinned(cluster: Cluster, files: Sequence[File]) -> list[File]:
-    """Those that no path pins."""
-    found: list[File] = []
-    for start in range(0, len(files), c.BATCH_LIMIT):
-        part = files[start : start + c.BATCH_LIMIT]
-        call = c.RulesOf(cluster.namespace, [file.content.key for file in part])
-        answer = cluster.master.call(call, c.Rules)
-        at = zip(part, answer.places, strict=True)
-        found += [file for file, place in at if not answer.rules[place].pinned]
-    return found
-
-
 def open_cluster(
     path: str, flags: dict[str, Any], config_file: str | None
 ) -> tuple[Cluster, bytes]:
@@ -209,18 +178,29 @@ def open_cluster(
     under a mount of a cluster, or a path of the namespace of --master. Raises BadConfig,
     Unsupported for a path of a mount without a cluster, and what asking the master raises."""
     chosen = settings.load_settings(flags, config_file)
+    url, inside = _place(path, chosen)
+    return Cluster(HttpClient(url, clusters.security(chosen)), chosen), inside
+
+
+def open_admin(
+    path: str, flags: dict[str, Any], config_file: str | None
+) -> tuple[AdminClient, bytes]:
+    """The same, of the admin API. Asks nothing yet."""
+    chosen = settings.load_settings(flags, config_file)
+    url, inside = _place(path, chosen)
+    return AdminClient(url, clusters.security(chosen)), inside.strip(b"/")
+
+
+def _place(path: str, chosen: Config) -> tuple[str, bytes]:
+    """The URL of a path's master, and the path in its namespace."""
     home = settings.state_home(chosen)
     if not is_cluster(path):
         if locate(path, read_mounts()).mount is None:
-            return Cluster(clusters.connect(chosen, home), chosen), namespace_path(path)
+            return clusters.master_of(chosen, home), namespace_path(path)
         target = find_target(path, home)
         if not is_cluster(target.record.source.url):
             raise Unsupported("this mount is of no cluster", path=path)
         url, inside = target.record.source.url, target.in_namespace
     else:
         url, inside = path, os.fsencode(parse_cluster(path).path)
-    given = chosen.text("master") or master_url(url, tls=clusters.speaks_tls(chosen))
-    master = HttpClient(
-        master_url(given, tls=clusters.speaks_tls(chosen)), clusters.security(chosen)
-    )
-    return Cluster(master, chosen), inside
+    return master_url(chosen.text("master") or url, tls=clusters.speaks_tls(chosen)), inside

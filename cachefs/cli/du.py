@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from cachefs.cli import listing, output, settings
-from cachefs.cli.cluster_files import File, open_cluster
+from cachefs.cli.cluster_files import open_admin
 from cachefs.cli.session import Target, attached, find_target
 from cachefs.core.addresses import is_cluster
-from cachefs.core.model import PAGE_BYTES, Kind
+from cachefs.core.model import Kind
 from cachefs.core.units import format_size
 
 
@@ -75,22 +75,8 @@ def _sum_here(target: Target) -> Sum:
 
 
 def _sum_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
-    total = Sum()
-    cluster, inside = open_cluster(path, flags, config_file)
-    with cluster:
-        for batch in cluster.files(inside):
-            for file, bitmaps in zip(batch, cluster.have(batch), strict=True):
-                total.add(file.inode.size, _bytes_in(file, bitmaps))
-        cluster.warn_of_silent()
-    return total
-
-
-def _bytes_in(file: File, bitmaps: dict[str, int]) -> int:
-    """The bytes of the pages that any worker has."""
-    bits = 0
-    for one in bitmaps.values():
-        bits |= one
-    size_bytes = file.inode.size
-    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
-    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
-    return max(0, bits.bit_count() * PAGE_BYTES - short)
+    master, inside = open_admin(path, flags, config_file)
+    with master:
+        found = master.usage(inside)
+    output.warn_of_silent(found.silent)
+    return Sum(found.files, found.size_bytes, found.cached_bytes)

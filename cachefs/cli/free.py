@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import check_free, not_pinned, open_cluster
+from cachefs.cli.cluster_files import open_admin
 from cachefs.cli.session import Target, attached, find_target
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster
@@ -41,16 +41,11 @@ def _free_here(target: Target) -> m.Freed:
 
 def _free_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> m.Freed:
     """A file that several workers have counts once for each."""
-    files = size_bytes = busy = 0
-    cluster, inside = open_cluster(path, flags, config_file)
-    with cluster:
-        check_free(cluster, inside)
-        for batch in cluster.files(inside):
-            for dropped in cluster.drop(not_pinned(cluster, batch)):
-                files, size_bytes = files + dropped.files, size_bytes + dropped.bytes
-                busy += dropped.busy_files
-        cluster.warn_of_silent()
-    return m.Freed(files, size_bytes, busy)
+    master, inside = open_admin(path, flags, config_file)
+    with master:
+        freed = master.free(inside)
+    output.warn_of_silent(freed.silent)
+    return m.Freed(freed.files, freed.bytes, freed.busy_files)
 
 
 def _line(freed: m.Freed) -> str:

@@ -27,6 +27,13 @@ def print_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
+def warn_of_silent(lines: Sequence[str]) -> None:
+    """A line for each worker that did not answer: `ID: why`, of which the id is shortened."""
+    for line in lines:
+        worker, _, why = line.partition(": ")
+        click.echo(f"cachefs: warning: worker {worker[:8]}: {why}", err=True)
+
+
 def text_of(name: bytes) -> str:
     """A name for a terminal or JSON: UTF-8, other bytes as \\xNN, no control characters."""
     text = name.decode("utf-8", "backslashreplace")

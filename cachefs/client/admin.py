@@ -30,6 +30,7 @@ from cachefs.core.specs import Security
 
 CALL_TIMEOUT_S: Final = 30.0
 ADD_TIMEOUT_S: Final = 150.0  # the origin is asked whether it is there
+WALK_TIMEOUT_S: Final = 60.0  # a page ends after 10 s and the answers of workers under way
 _T = TypeVar("_T", bound=m.Message)
 _S = TypeVar("_S", bound=msgspec.Struct)
 Values = Mapping[str, str | int | None]
@@ -98,7 +99,7 @@ class AdminClient:
         """Every page of a list, one after the other."""
         next: str | None = None
         while True:
-            page = self.get(resource, answer, {**(query or {}), "next": next})
+            page = self.get(resource, answer, {**(query or {}), "next": next}, WALK_TIMEOUT_S)
             yield page
             next = getattr(page, "next")  # noqa: B009  every list has one
             if next is None:
@@ -223,6 +224,33 @@ class AdminClient:
             for one in page.items
         ]
 
+    def usage(self, path: bytes) -> a.Usage:
+        """Of all files at or below a path that the master knows."""
+        where = a.text_of(path)
+        pages = [*self.pages("/usage", a.Usage, {"path": where})]
+        return a.Usage(
+            where,
+            sum(page.files for page in pages),
+            sum(page.size_bytes for page in pages),
+            sum(page.cached_bytes for page in pages),
+            _all_silent(pages),
+        )
+
+    def free(self, path: bytes) -> a.Freed:
+        """On every worker that answers. Raises NotFound, InUse (pinned)."""
+        pages: list[a.Freed] = []
+        next: str | None = None
+        while not pages or next is not None:
+            body = a.FreeRequest(a.text_of(path), next)
+            pages.append(self.send("POST", "/free", a.Freed, body, timeout_s=WALK_TIMEOUT_S))
+            next = pages[-1].next
+        return a.Freed(
+            sum(page.files for page in pages),
+            sum(page.bytes for page in pages),
+            sum(page.busy_files for page in pages),
+            _all_silent(pages),
+        )
+
     # ---- jobs and syncs --------------------------------------------------------------------------
 
     def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> m.JobSubmitted:
@@ -275,6 +303,10 @@ class AdminClient:
         if stop:
             self.delete(f"/syncs/{sync}")
         return self.get(f"/syncs/{sync}", a.Sync, {"next": after or None}).reply()
+
+
+def _all_silent(pages: Sequence[a.Usage | a.Freed]) -> list[str]:
+    return [*dict.fromkeys(line for page in pages for line in page.silent)]
 
 
 def _of(resource: str, name: str) -> str:

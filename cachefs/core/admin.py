@@ -1,16 +1,13 @@
-"""The admin API: where it is, how it writes paths, the bodies of requests and answers. Pure.
+"""The admin API: where it is, the bodies of requests and answers. Pure.
 
 JSON over HTTP below `API`; its page `OPENAPI_PATH` is made from these types and from the routes of
-the server. A path of the namespace is text that starts with '/': its bytes as UTF-8, where `%XX`
-stands for one byte. `%` itself is always written so (`%25`), and so is a byte that is no UTF-8.
+the server. How paths are written: `cachefs.core.admin_paths`.
 
 Requests with fields that nobody knows are refused; clients pass over those of answers.
 """
 
 from __future__ import annotations
 
-import re
-import urllib.parse
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,7 +15,9 @@ from msgspec import Meta
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig
+from cachefs.core.admin_paths import PathText as PathText
+from cachefs.core.admin_paths import bytes_of as bytes_of
+from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.policies import Policy
 from cachefs.core.syncs import Change, ChangeKind, SyncShown
@@ -31,44 +30,8 @@ KEY_HEADER: Final = "Idempotency-Key"
 DEFAULT_LIMIT: Final = 100  # items of a page
 MAX_LIMIT: Final = 1000
 MAX_BODY_BYTES: Final = 8 << 20  # of a request
-MAX_PATH_CHARS: Final = 3 * 4096 + 1
 MAX_NUMBER: Final = (1 << 63) - 1
 
-# ---- paths ---------------------------------------------------------------------------------------
-
-_UNDECODED: Final = re.compile("[\udc80-\udcff]")
-_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
-
-
-def text_of(path: bytes) -> str:
-    """A path below the namespace root, as the API writes it."""
-    text = path.strip(b"/").replace(b"%", b"%25").decode("utf-8", "surrogateescape")
-    return "/" + _UNDECODED.sub(lambda one: f"%{ord(one[0]) - 0xDC00:02X}", text)
-
-
-def bytes_of(text: str) -> bytes:
-    """The inverse of `text_of`, without slashes at its ends. Raises BadConfig."""
-    wrong = ""
-    if not text.startswith("/"):
-        wrong = "it starts with '/'"
-    elif _BAD_ESCAPE.search(text):
-        wrong = "write '%' as %25"
-    path = urllib.parse.unquote_to_bytes(text.encode("utf-8", "surrogatepass"))
-    if b"\0" in path or {b".", b".."} & set(path.split(b"/")):
-        wrong = "no '.', '..' or NUL in it"
-    if wrong:
-        raise BadConfig(f"not a path of the namespace: {text!r}", remedy=wrong)
-    return b"/".join(part for part in path.split(b"/") if part)
-
-
-PathText = Annotated[
-    str,
-    Meta(
-        pattern="^/",
-        max_length=MAX_PATH_CHARS,
-        description="Path of the namespace: UTF-8, where %XX stands for one byte; % is %25.",
-    ),
-]
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from cachefs.client.http import HttpClient
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -16,6 +17,7 @@ from cachefs.core.access import EVERYTHING, Caller
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import NamespaceId
 from cachefs.core.placement import View
+from cachefs.core.specs import Security
 from master.server.admin import routes
 from master.server.admin.at import At, Backend, Reply
 from master.server.http import status_of
@@ -30,11 +32,23 @@ class Page(NamedTuple):
     body: bytes
 
 
-class NoWorkers:
-    view = View(0)
+class Workers:
+    """As the script says that they are, asked at their addresses."""
+
+    def __init__(self, table: c.WorkerTable | None) -> None:
+        self._table = table or c.WorkerTable(View(0), [])
+
+    @property
+    def view(self) -> View:
+        return self._table.view
 
     def rows(self) -> list[c.WorkerRow]:
-        return []
+        return self._table.rows
+
+    async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
+        with HttpClient(url, Security()) as worker:
+            answer: c.Answer = worker.call(call, c.Had if isinstance(call, c.Have) else c.Dropped)
+            return answer
 
 
 def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
@@ -47,8 +61,10 @@ def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
     async def ask_later(call: Any, caller: Caller) -> m.Message:
         return ask(call)
 
+    table = ask(c.ListWorkers()) if url.path.endswith(("/usage", "/free")) else None
+    workers = Workers(table if isinstance(table, c.WorkerTable) else None)
     at = At(
-        Backend(NAMESPACE, ask_later, NoWorkers()),
+        Backend(NAMESPACE, ask_later, workers, workers),
         [NAMESPACE.hex()],
         EVERYTHING,
         msgspec.convert(params, route.params, strict=False),

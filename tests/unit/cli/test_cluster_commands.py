@@ -67,6 +67,7 @@ class Cluster:
                 c.MasterStatus: lambda _: c.MasterStatusReply({"names": 12}),
                 m.GetPolicies: lambda _: m.PoliciesAt(self.policy, {"pin": "/imagenet"}, Policy()),
                 c.RulesOf: self._rules,
+                c.Locate: self._locate,
             }
         )
         self.ufs = c.UfsRow(b"/imagenet", UfsSpec("s3://bucket/imagenet"), 60.0)
@@ -75,6 +76,10 @@ class Cluster:
         assert isinstance(body, c.RulesOf)
         inos = [ContentId.parse(key.hex()).ino for key in body.contents]
         return c.Rules([Rule(), Rule(pinned=True)], [int(ino in self.pinned) for ino in inos])
+
+    def _locate(self, body: m.Message) -> m.Message:
+        assert isinstance(body, c.Locate)
+        return c.Located([c.Place() for _ in body.inos])
 
     def _table(self) -> c.WorkerTable:
         members = tuple(Member(id, self.workers[id].url, 4.0) for id in self.members)
@@ -269,6 +274,12 @@ def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None
     assert out.startswith("misplaced  /imagenet/small  pages 0 to 2  at aaaaaaaa")
     cluster.before = (Member(ALICE, "u", 1.0),)
     assert "misplaced" not in ok(run("fsck", "/imagenet/small", "--no-verify")), "it is moving"
+
+
+def test_du_counts_what_any_worker_has(cluster: Cluster, run: Run) -> None:
+    (found,) = json.loads(ok(run("du", f"cachefs://{cluster.master.url[7:]}/imagenet", "--json")))
+    assert (found["files"], found["size_bytes"]) == (2, SMALL.size + BIG.size)
+    assert found["cached_bytes"] == SMALL.size
 
 
 def test_free_is_on_every_worker(cluster: Cluster, run: Run) -> None:
