@@ -72,6 +72,7 @@ def wait_for_places(cluster: Cluster, machine: Machine) -> None:
 def test_with_two_owners_the_loss_of_one_costs_no_byte_of_the_origin(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy, trainer: Machine
 ) -> None:
+    """[S-replicas], [S-local-copy] and one that does not answer is outrun by the other."""
     files = {**images(60), "big.bin": body(9, 20 * MIB + 5)}
     bucket.fill(files)
     cluster.start(NODES, size="256MiB")
