@@ -277,7 +277,8 @@ class Filler:
         try:
             transfer.run(self._parts.source, entry.fd, piece.purpose)
         finally:
-            if not self._parts.tier.reopens_at_once:
+            # A call of the loop that releases the GIL waits for a thread to give it back.
+            if piece.is_all or not self._parts.tier.reopens_at_once:
                 transfer.at_disk += 1
                 entry.measured_bytes = allocated_bytes(entry.fd)
                 transfer.at_disk += 1
@@ -326,7 +327,7 @@ class Filler:
         if entry.busy_pieces > 1:
             return False
         real_bytes = entry.measured_bytes
-        if entry.fd >= 0 and self._parts.tier.reopens_at_once:
+        if entry.fd >= 0 and self._parts.tier.reopens_at_once and not piece.is_all:
             real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended meanwhile
         if real_bytes in (-1, entry.allocated_bytes):
             return False

@@ -47,6 +47,11 @@ class Piece:
         return range_bytes(self.entry.size, self.first, self.end)
 
     @property
+    def is_all(self) -> bool:
+        """Of the file: nobody else writes to it."""
+        return self.end - self.first == self.entry.page_count
+
+    @property
     def need_bytes(self) -> int:
         """Room in the cache."""
         return allocation(self.size_bytes)

@@ -25,6 +25,7 @@ import uuid
 from typing import Final
 
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
+from cachefs.core.model import PAGE_BYTES
 from worker.store import filesystem
 from worker.store.index import Index, IndexDamaged
 from worker.store.records import (
@@ -219,8 +220,8 @@ class Tier:
         return self._fds["pub"]
 
     def create(self, name: str, size_bytes: int) -> int:
-        """A new sparse cache file, opened for reading and writing. What lay there is nobody's (it
-        has no record) and is replaced."""
+        """A new sparse cache file, opened for reading and writing; one of a single page is empty.
+        What lay there is nobody's (it has no record) and is replaced."""
         place = _place(name)
         for _ in range(3):
             try:
@@ -232,6 +233,8 @@ class Tier:
                 self._make_fan(place[:2])
         else:
             raise OSError(errno.EBUSY, f"cannot create {place}")
+        if size_bytes <= PAGE_BYTES:
+            return fd  # what is written is all of it, or it is no file
         try:
             os.ftruncate(fd, size_bytes)
         except OSError:

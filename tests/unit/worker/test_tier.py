@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cachefs.core.errors import BadConfig, InUse
-from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
 from worker.store.index import Change
@@ -162,10 +162,11 @@ def test_a_published_file_must_be_whole(shelf: Shelf) -> None:
 
 
 def test_create_replaces_what_has_no_record(shelf: Shelf) -> None:
-    os.close(shelf.tier.create(name_of(1), 10))
-    fd = shelf.tier.create(name_of(1), 20)
-    assert os.fstat(fd).st_size == 20
-    os.close(fd)
+    for size_bytes, made_bytes in ((10, 0), (20, 0), (3 * PAGE_BYTES + 1, 3 * PAGE_BYTES + 1)):
+        fd = shelf.tier.create(name_of(1), size_bytes)
+        assert os.fstat(fd).st_size == made_bytes, "one of a single page grows as it is written"
+        os.write(fd, b"left by a crash")
+        os.close(fd)
 
 
 def test_eviction_takes_what_nobody_has(shelf: Shelf) -> None:
