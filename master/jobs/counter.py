@@ -86,9 +86,9 @@ class Counter:
         """What one path selects."""
         base = selection.base
         if isinstance(found, CacheFSError):
-            self._job.note(base, found)
+            self._note(base, found)
         elif found.inode is None:
-            self._job.note(base, NotFound("no such file or directory", path=shown(base)))
+            self._note(base, NotFound("no such file or directory", path=shown(base)))
         elif found.inode.kind is not Kind.DIRECTORY:
             above, _, name = base.rpartition(b"/")
             if after != base:
@@ -96,20 +96,28 @@ class Counter:
         else:
             await self._count_below(index, selection, found.inode, after)
         if selection.pattern is not None and not self._job.record.matched:
-            self._job.note(base, NotFound("the pattern matches no file", path=shown(base)))
+            self._note(base, NotFound("the pattern matches no file", path=shown(base)))
+
+    def _note(self, path: bytes, err: CacheFSError) -> None:
+        """One failure; none where it was recorded before the walk began again behind it."""
+        record = self._job.record
+        with self._ground.store.snapshot() as reader:
+            known = table.has_failed(reader, record.job, record.round, path)
+        if not known:
+            self._job.note(path, err)
 
     async def _count_below(
         self, index: int, selection: Selection, inode: Inode, after: bytes
     ) -> None:
         source = Fresh(self._ground.list_dir, self._ground.list_ahead)
-        walk = OrderedWalk(self._ground.store, source, self._job.note)
+        walk = OrderedWalk(self._ground.store, source, self._note)
         walk.begin(inode.ino, selection.base, after)
         try:
             while (found := await walk.next()) is not None:
                 if found.files:
                     self._add(index, selection, found)
         except CacheFSError as err:
-            self._job.note(selection.base, err)
+            self._note(selection.base, err)
 
     def _add(self, index: int, selection: Selection, found: Found) -> None:
         head = found.path + b"/" if found.path else b""

@@ -164,9 +164,13 @@ class LoadJobs:
         return worked
 
     def _unowned(self, parts: Iterable[tuple[int, Part]]) -> None:
+        """After tasks may have been taken back: others get them."""
         for job, part in parts:
             if (runner := self._runners.get(job)) is not None:
                 runner.unowned([part])
+        if self._desk.returned:
+            self._desk.returned = 0
+            self._polls.wake()
 
     def _place(self) -> None:
         view = self._view()

@@ -85,6 +85,7 @@ class Desk:
 
     def __init__(self, run: str) -> None:
         self.run = run
+        self.returned = 0  # tasks that were taken back, or moved to other owners
         self._number = 0
         self._orders: dict[int, Order] = {}
         self._queues: dict[str, dict[int, deque[Pack]]] = {}
@@ -224,6 +225,7 @@ class Desk:
         for pack in packs:
             job = pack.job
             if job in self._orders:
+                self.returned += 1
                 parts = self.add(job, [part for part in pack.parts if not part.is_void])
                 unowned += [(job, part) for part in parts]
         return unowned

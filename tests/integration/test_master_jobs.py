@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound, Unreachable
+from cachefs.core.errors import BadConfig, CacheFSError, InUse, NoSpace, NotFound, Unreachable
 from cachefs.core.jobs import JobShown, JobSpec, JobState, TaskKind
 from cachefs.core.model import UfsSpec
 from cachefs.core.policies import Policy
 from connectors.memory import MemoryConnector
-from master.jobs import service
+from master.jobs import runner, service
 from master.namespace import Master
+from master.state.window import Position
+from master.store import jobs as table
 from tests.integration.job_worker import TaskWorker
 from tests.services.http_master import Cluster, cluster
 from tests.services.http_master import worker as registered
@@ -335,6 +339,26 @@ def test_a_directory_that_cannot_be_listed_is_a_failure(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_directory_that_cannot_be_listed_is_one_failure_over_restarts(tmp_path: Path) -> None:
+    async def work() -> None:
+        source = origin(a=5, b=5)
+        source.fail("list_dir", b"b", Unreachable("no route"), times=100)
+        async with opened(tmp_path, source) as master:  # nobody loads: the count is at a/f0004
+            job = (await master.submit_job(JobSpec((b"/",)))).job
+            await state(master, job, lambda shown: shown.files_failed == 1)
+            record = master.load_jobs._jobs[job].record
+        put_back = msgspec.structs.replace(record, counted=Position(0, b"a/f0004"))
+        put_back = msgspec.structs.replace(put_back, counting_done=False)
+        async with opened(tmp_path, source) as master:
+            master.store.write(lambda writer: table.put(writer, put_back, [])).result()
+        async with opened(tmp_path, source, TaskWorker()) as master:
+            shown = await ended(master, job)
+            assert (shown.files_done, shown.files_failed, shown.files_found) == (5, 1, 6)
+            assert await failures(master, job) == [(b"b", "unreachable")]
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -353,6 +377,124 @@ def test_what_means_nothing_is_refused(tmp_path: Path, spec: JobSpec) -> None:
             with pytest.raises(BadConfig):
                 await master.submit_job(spec)
             assert (await master.jobs(0, 10)).jobs == []
+
+    run(work())
+
+
+def test_the_oldest_ended_jobs_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_ENDED", 3)
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=5), TaskWorker()) as master:
+            for _ in range(5):
+                await load(master, b"/a", b"/nix")
+            while len((await master.jobs(0, 10)).jobs) > 3:
+                await asyncio.sleep(0.01)
+            while master.load_jobs._forgotten:
+                await asyncio.sleep(0.01)
+            with master.store.snapshot() as reader:
+                assert [record.job for record in table.records(reader)] == [3, 4, 5]
+                assert table.paths(reader, 2, 0, 10) == []
+                assert table.failures(reader, 2, 0, 0, 10) == []
+
+    run(work())
+
+
+def test_jobs_that_are_not_finished_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_UNFINISHED", 2)
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=5)) as master:
+            for n in range(2):
+                await master.submit_job(JobSpec((b"a/f%04d" % n,)))
+            with pytest.raises(BadConfig, match="2 jobs are not finished"):
+                await master.submit_job(JobSpec((b"a/f0003",)))
+            assert (await master.submit_job(JobSpec((b"a/f0001",)))).updated
+
+    run(work())
+
+
+def test_a_store_that_cannot_be_written_for_a_while_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SAVE_AGAIN_S", 0.01)
+    failing = [3]
+    put = table.put
+
+    def sometimes(*arguments: Any) -> None:
+        if failing[0]:
+            failing[0] -= 1
+            raise NoSpace("no room for the metadata store")
+        put(*arguments)
+
+    async def work() -> None:
+        worker = TaskWorker()
+        worker.failing = {b"a/f0001": "access-denied"}
+        async with opened(tmp_path, origin(a=50), worker) as master:
+            submitted = await master.submit_job(JobSpec((b"/a",)))
+            monkeypatch.setattr(table, "put", sometimes)
+            shown = await ended(master, submitted.job)
+            assert not failing[0]
+            assert (shown.files_done, shown.files_failed) == (49, 1)
+            assert await failures(master, shown.job) == [(b"a/f0001", "access-denied")]
+
+    run(work())
+
+
+def test_a_walk_that_breaks_ends_the_job_which_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=50), TaskWorker()) as master:
+            with monkeypatch.context() as broken:
+                broken.setattr(table, "paths", lambda *_: 1 / 0)
+                shown = await load(master, b"/a")
+                assert (shown.state, shown.message) == (
+                    JobState.FAILED,
+                    "stopped: ZeroDivisionError",
+                )
+            await master.control_job(shown.job, "resume")
+            assert (await ended(master, shown.job)).files_done == 50
+
+    with caplog.at_level(logging.CRITICAL):
+        run(work())
+
+
+def test_tasks_of_a_worker_that_falls_silent_go_to_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        silent, other = TaskWorker("silent"), TaskWorker("other")
+        silent.gate.clear()
+        async with opened(tmp_path, origin(a=50), silent) as master:
+            job = (await master.submit_job(JobSpec((b"/a",)))).job
+            while not silent.tasks:
+                await asyncio.sleep(0.005)
+            serving = asyncio.ensure_future(other.serve(master.work))
+            master.load_jobs._clocks.now = Hasty()
+            assert (await ended(master, job)).files_done == 50
+            assert other.fetched.total() == 50
+            serving.cancel()
+
+    run(work())
+
+
+def test_who_waits_for_tasks_is_let_go_at_the_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        master = Master.open(tmp_path / "meta", UFS, origin(), 60.0)
+        waiting = asyncio.ensure_future(master.work(c.Work("w", "", [], 1, 50.0)))
+        while not master.load_jobs.status()["polls"]:
+            await asyncio.sleep(0)
+        earlier, waiting = (
+            waiting,
+            asyncio.ensure_future(master.work(c.Work("w", "", [], 1, 50.0))),
+        )
+        assert (await earlier).tasks == [], "a later question ends an earlier one"
+        await master.close()
+        assert (await waiting).tasks == []
+        assert (await master.work(c.Work("w", "", [], 1, 50.0))).tasks == []
 
     run(work())
 

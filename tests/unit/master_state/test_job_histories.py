@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.master_state.job_world import World
 
-HISTORIES = int(os.environ.get("JOB_HISTORIES", "1500"))
+HISTORIES = int(os.environ.get("JOB_HISTORIES", "1200"))
 STEPS = 400
 FIRST = random.SystemRandom().randrange(1 << 32) if "JOB_HISTORIES" in os.environ else 7_000
 
