@@ -14,6 +14,7 @@ import pytest
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.admin import API, JSON_TYPE, MAX_BODY_BYTES, PROBLEM_TYPE
+from master.server.admin import app
 from tests.services.http_master import Cluster, cluster, run, worker
 
 ALL = "a" * 32
@@ -268,6 +269,18 @@ def test_bodies_are_bounded(tmp_path: Path) -> None:
         async with api(tmp_path) as ask:
             body = b'{"path": "' + b"x" * MAX_BODY_BYTES + b'"}'
             assert (await ask("POST", "/free", body))[0] == 413
+
+    run(go())
+
+
+def test_so_many_requests_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        async with api(tmp_path) as ask:
+            monkeypatch.setattr(app, "MOST_REQUESTS", 0)
+            status, problem = await ask("GET", "/status")
+            assert (status, problem["code"]) == (429, "throttled")
+            monkeypatch.undo()
+            assert (await ask("GET", "/status"))[0] == 200
 
     run(go())
 

@@ -20,7 +20,13 @@ from aiohttp import web
 
 from cachefs.core import admin as a
 from cachefs.core.access import HEADER, Caller, is_loopback
-from cachefs.core.errors import AccessDenied, CacheFSError, NotFound, ProtocolError
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    NotFound,
+    ProtocolError,
+    Throttled,
+)
 from master.server.admin import openapi, routes
 from master.server.admin.at import At, Backend, Reply
 from master.server.admin.routes import Route
@@ -28,6 +34,7 @@ from master.server.http import Answer, read_body, status_of
 
 log = logging.getLogger(__name__)
 
+MOST_REQUESTS: Final = 128  # at a time; some ask all workers, and take seconds
 _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NEED_JSON: Final = ("POST", "PATCH", "PUT")
@@ -68,10 +75,14 @@ class AdminApp:
         self._authorize = authorize
         self._on_loopback = on_loopback
         self._on_failure = on_failure
+        self._in_flight = 0
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """The answer, whatever happens."""
+        self._in_flight += 1
         try:
+            if self._in_flight > MOST_REQUESTS:
+                raise Throttled(f"{MOST_REQUESTS} requests are under way", remedy="ask again")
             return await self._answer(request)
         except Refused as err:
             return self._problem(err, err.status, err.headers)
@@ -82,6 +93,8 @@ class AdminApp:
         except Exception as err:  # whatever it is, the caller gets an answer
             log.error("a request failed", exc_info=err)
             return self._problem(CacheFSError(f"internal error: {type(err).__name__}"), 500)
+        finally:
+            self._in_flight -= 1
 
     def _problem(
         self, err: CacheFSError, status: int, headers: dict[str, str] | None = None
