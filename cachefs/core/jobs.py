@@ -17,6 +17,7 @@ from cachefs.core.model import Origin
 PATHS_PER_CALL: Final = 1000
 MAX_JOB_PATHS: Final = 10_000_000
 FAILURES_PER_REPLY: Final = 500
+FAILURES_BYTES: Final = 128 << 10  # of a reply: a frame holds it
 TASK_FILES: Final = 64  # of one task, at most
 TASK_BYTES: Final = 8 << 20  # a task ends with the file that goes beyond it; progress is by tasks
 HOLD_S: Final = 24 * 3600.0  # what was loaded is held until it was read once, at most so long

@@ -21,10 +21,12 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound
 from cachefs.core.globs import select
 from cachefs.core.jobs import (
+    FAILURES_BYTES,
     FAILURES_PER_REPLY,
     MAX_JOB_PATHS,
     PATHS_PER_CALL,
     PRIORITIES,
+    JobFailure,
     JobSpec,
     JobState,
 )
@@ -367,8 +369,9 @@ class LoadJobs:
         record = self._job(job).record
         with self._ground.store.snapshot() as reader:
             found = table.failures(reader, job, record.round, after, FAILURES_PER_REPLY)
-        is_all = len(found) < FAILURES_PER_REPLY
-        return JobFailures([failure for _, failure in found], 0 if is_all else found[-1][0])
+        page = _fitting(found)
+        is_all = len(page) == len(found) < FAILURES_PER_REPLY
+        return JobFailures([failure for _, failure in page], 0 if is_all else page[-1][0])
 
     async def control_job(self, job: int, action: str) -> JobReply:
         """See ControlJob. Raises NotFound, InUse, BadConfig."""
@@ -376,16 +379,11 @@ class LoadJobs:
         async with self._changing:
             one = self._job(job)
             if action == "forget":
-                await self._forget_now(one)
+                await self._forget(job)
             else:
                 await self._go_on(one, action)
             log.info("job %d: %s", job, action)
             return JobReply(one.shown(self._clocks.now()))
-
-    async def _forget_now(self, job: Job) -> None:
-        if not job.record.state.has_ended:
-            raise InUse(f"job {job.record.job} is {job.record.state.value}", remedy="stop it first")
-        await self._forget(job.record.job)
 
     async def _go_on(self, job: Job, action: str) -> None:
         """Stops a job, or lets it run again; durable, then it happens."""
@@ -431,6 +429,16 @@ def _check(spec: JobSpec) -> None:
         raise BadConfig("a bandwidth is not below 0")
     if spec.hold_s is not None and not (spec.hold_s >= 0 and math.isfinite(spec.hold_s)):
         raise BadConfig("a hold is a span of time", remedy="write it as 24h or 0")
+
+
+def _fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]]:
+    """The first of them, which one frame of a node's socket holds; one at least."""
+    left = FAILURES_BYTES
+    for place, (_, failure) in enumerate(found):
+        left -= len(failure.path) + len(failure.cause.encode()) + 100  # of its other fields
+        if left < 0 and place:
+            return found[:place]
+    return found
 
 
 def _normal(path: bytes) -> bytes:

@@ -238,9 +238,11 @@ def test_a_stopped_job_stays_stopped_and_can_go_on(tmp_path: Path) -> None:
             await state(master, job, lambda _: job not in worker.running)
         async with opened(tmp_path, source, worker) as master:
             assert (await master.job(job)).job.state is JobState.STOPPED
+            worker.gate.clear()
+            await master.control_job(job, "resume")
             with pytest.raises(InUse):
                 await master.control_job(job, "forget")
-            await master.control_job(job, "resume")
+            worker.gate.set()
             assert (await ended(master, job)).files_done == 500
             with pytest.raises(InUse):
                 await master.control_job(job, "stop")
