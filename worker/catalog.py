@@ -387,21 +387,22 @@ class Catalog:
             parts.set_aside(entry.key, hold)
         self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
 
-    async def hold(self, key: bytes, hold: Hold) -> None:
+    async def hold(self, holds: Sequence[tuple[bytes, Hold]]) -> None:
         """What is recorded is held from now on; returns once that is durable. Raises OSError."""
         parts = self._parts
-        entry = self._live.get(key)
-        if entry is not None and not entry.detached:
-            entry.hold = hold
-        parts.set_aside(key, hold)
+        for key, hold in holds:
+            entry = self._live.get(key)
+            if entry is not None and not entry.detached:
+                entry.hold = hold
+            parts.set_aside(key, hold)
         committed = self._loop.create_future()
 
         def end(error: OSError | None) -> None:
             if not committed.done():
                 committed.set_result(error)
 
-        change = HoldFile(key, hold.recorded_s, hold.though_read)
-        parts.writer.submit([change], lambda error: parts.wake.call(end, error))
+        changes = [HoldFile(key, hold.recorded_s, hold.though_read) for key, hold in holds]
+        parts.writer.submit(changes, lambda error: parts.wake.call(end, error))
         done = await parts.unless_left(committed, None)
         error = no_answer() if done is None else done.result()
         if error is not None:

@@ -263,7 +263,7 @@ class Node:
             return
         stack.push_async_callback(self._leave)
         self._tasks.start(self._migration.run())
-        if self._weight() > 0:  # what owns nothing has nothing to load
+        if spec.weight:  # what is to own nothing has nothing to load
             loader = self._loader = Loader(self._cache.loading, self._work, self.id)
             stack.push_async_callback(loader.close)
             loader.start()

@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
 class Load(NamedTuple):
     """What is to be complete: a block of a file (-1: all of it). `hold`: None: it is not held.
     `gate` is asked before each request of a file that takes several; it raises to end the load.
-    `came` is called at most once, when its requests are over and it is only to be made durable;
+    `came` is called when its requests are over, or none is likely to be made;
     `ended` is called once, in the loop, perhaps before `load` returns."""
 
     origin: Origin

@@ -1,7 +1,8 @@
 """Loads into one tier (`worker.loading.cache.LoadingCache`). Owned by the loop.
 
 A small file of which nothing is here takes one request, one new file, and a part of one commit; no
-task is made for it. Everything else is brought piece by piece by a task of its own.
+task is made for it. What was here before is looked up, and held, many at once. Everything else is
+brought piece by piece by a task of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from worker.state.pages import PageRange, range_bytes, split
 from worker.transfer import PIECE_PAGES
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
+FEW: Final = 4  # blocks of which a part was here, at once
 
 
 class TierLoading:
@@ -41,6 +43,8 @@ class TierLoading:
         self._filler = filler
         self._checks = Checks(inside.parts, inside.catalog)
         self._loop = asyncio.get_running_loop()
+        self._known: list[Load] = []  # to be looked up together
+        self._few = asyncio.Semaphore(FEW)
 
     def load(self, load: Load) -> None:
         """See `LoadingCache`."""
@@ -48,12 +52,15 @@ class TierLoading:
         if origin.size == 0:
             return load.ended(Loaded(0, None))
         first, end = load.pages
+        key = origin.content.key
         if first == 0 and end - first <= PIECE_PAGES:
-            entry = self._catalog.open_absent(origin, origin.content.key)
+            entry = self._catalog.open_absent(origin, key)
             if entry is not None:
                 if end == entry.page_count and self._begin_at_once(entry, load):
                     return
                 self._catalog.leave(entry)
+        if not self._catalog.is_live(key) and not self._catalog.is_absent(key):
+            return self._look_soon(load)
         self._parts.tasks.start(self._load(load))
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
@@ -122,6 +129,48 @@ class TierLoading:
             return Unavailable(f"{no_answer().strerror}: the file may not be cached")
         return Missing("it was dropped while it was loaded")
 
+    # ---- what may be here ----
+
+    def _look_soon(self, load: Load) -> None:
+        if not self._known:
+            self._loop.call_soon(self._look)
+        self._known.append(load)
+        load.came()  # most are complete, and make no request
+
+    def _look(self) -> None:
+        known, self._known = self._known, []
+        self._parts.tasks.start(self._look_up(known))
+
+    async def _look_up(self, known: Sequence[Load]) -> None:
+        files = [TaskFile(load.origin, load.block) for load in known]
+        try:
+            missing = set(await self._checks.missing(files))
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            missing = set(range(len(files)))
+        await self._hold([load for place, load in enumerate(known) if place not in missing])
+        for place in missing:
+            self._parts.tasks.start(self._load_late(known[place]))
+
+    async def _hold(self, complete: Sequence[Load]) -> None:
+        """They are here: durable, and held from now on."""
+        wanted = [(load.origin.content.key, load.hold) for load in complete]
+        holds = [(key, hold) for key, hold in wanted if hold is not None]
+        error = None
+        try:
+            if holds:
+                await self._catalog.hold(holds)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            error = Unavailable(f"the cache disk failed: {err.strerror or err}")
+        for load in complete:
+            load.ended(Loaded(0, error))
+
+    async def _load_late(self, load: Load) -> None:
+        """Its place among the requests was given to others."""
+        async with self._few:
+            await self._load(load)
+
     # ---- piece by piece ----
 
     async def _load(self, load: Load, fetched_bytes: int = 0) -> None:
@@ -157,7 +206,7 @@ class TierLoading:
         if not entry.recorded:
             raise self._lost(entry)
         if block.load.hold is not None:
-            await self._catalog.hold(entry.key, block.load.hold)
+            await self._catalog.hold([(entry.key, block.load.hold)])
 
     def _check(self, entry: Entry) -> None:
         if entry.failed is not None or entry.detached or not self._parts.health.in_service:

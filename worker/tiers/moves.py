@@ -272,7 +272,7 @@ async def _hold_too(key: bytes, one: Running, target: Running) -> None:
     """What one tier holds is held where it goes. Raises OSError."""
     hold = await one.hold(key)
     if hold is not None and not target.parts.order.held(key)[0]:
-        await target.worker.inside.catalog.hold(key, hold)
+        await target.worker.inside.catalog.hold([(key, hold)])
 
 
 def _worth(held: Held) -> tuple[bool, int, int]:
