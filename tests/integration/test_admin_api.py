@@ -140,12 +140,12 @@ def test_jobs_are_resources(tmp_path: Path) -> None:
             path = f"/jobs/{made['job']}"
             _, job = await ask("GET", path)
             assert (job["paths"], job["settings"]["priority"]) == (["/im/train"], "high")
+            assert (await ask("DELETE", path))[0] == 409
             _, stopped = await ask("POST", f"{path}/stop")
             assert stopped["state"] == "stopped"
             assert [one["job"] for one in await ask.pages("/jobs", 1)] == [made["job"]]
             _, failures = await ask("GET", f"{path}/failures")
             assert failures == {"items": [], "next": None}
-            assert (await ask("DELETE", path))[0] == 409
             assert (await ask("GET", "/jobs/999"))[0] == 404
             assert (await ask("POST", f"{path}/explode"))[0] == 404
             assert (await ask("POST", "/jobs", body, Idempotency_Key="a b"))[0] == 400

@@ -180,7 +180,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "DELETE",
         "/jobs/{job}",
-        "Forget a job that has ended.",
+        "Forget a job that does not run.",
         jobs.forget_job,
         {204: None},
         params=queries.OfJob,
