@@ -410,8 +410,8 @@ class JobFailures(Message, frozen=True):
 
 class ControlJob(Message, frozen=True):
     """`action`: "stop", "resume" (a stopped one goes on; one that failed for want of room, too),
-    "retry" (an ended one tries its failed files again) or "forget" (an ended one). Answered by
-    JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
+    "retry" (an ended one tries its failed files again) or "forget" (one that ended or is
+    stopped). Answered by JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
 
     namespace: NamespaceId
     job: int

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.core.cluster import Work, Worked
-from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound
+from cachefs.core.errors import BadConfig, CacheFSError, NotFound
 from cachefs.core.globs import select
 from cachefs.core.jobs import (
     FAILURES_BYTES,
@@ -234,6 +234,8 @@ class LoadJobs:
     async def _forget(self, number: int) -> None:
         job = self._jobs[number]
         job.control("forget", self._clocks.now(), self._clocks.wall())
+        if (runner := self._runners.pop(number, None)) is not None:
+            await runner.close()
         await self._save(job)
         self._forgotten[number] = job.record
         self._jobs.pop(number, None)

@@ -251,10 +251,10 @@ class Job:
             self._resume(now)
         elif action == "retry":
             if not record.state.has_ended:
-                raise InUse(f"job {record.job} is {record.state.value}", remedy="wait for its end")
+                raise InUse(f"job {record.job} has not ended", remedy="wait for it, or resume it")
             self._retry(now)
         elif action == "forget":
-            if not record.state.has_ended:
+            if self.runs:
                 raise InUse(f"job {record.job} is {record.state.value}", remedy="stop it first")
             self._set(forgotten=True)
         else:

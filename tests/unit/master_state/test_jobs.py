@@ -200,9 +200,10 @@ def test_a_stop_is_for_good_and_what_is_told_later_means_nothing() -> None:
     assert Job(record, NOW).record.state is JobState.STOPPED
     assert job.shown(NOW + 100).elapsed_s == 5.0
     job.control("stop", NOW, 0.0)
-    for action in ("retry", "forget"):
-        with pytest.raises(InUse):
-            job.control(action, NOW, 0.0)
+    with pytest.raises(InUse):
+        job.control("retry", NOW, 0.0)
+    job.control("forget", NOW, 0.0)
+    assert job.record.forgotten
 
 
 def test_progress_is_durable_at_most_once_a_second_or_after_many_files() -> None:
