@@ -135,11 +135,11 @@ class Rig:
             await worker.close()
 
 
-def run(script: Awaitable[None]) -> None:
+def run(script: Awaitable[None], limit_s: float = LIMIT_S) -> None:
     """Runs one test's coroutine, bounded; no descriptor may be left behind."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(script, LIMIT_S)
+        await asyncio.wait_for(script, limit_s)
 
     before = descriptors()
     asyncio.run(bounded())
