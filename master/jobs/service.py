@@ -99,6 +99,7 @@ class LoadJobs:
         if self._ticks is not None or self._closed:
             return
         self._ticks = asyncio.ensure_future(self._tick())
+        self._ticks.add_done_callback(_say_failure)
         for job in self._jobs.values():
             if job.runs:
                 self._run(job)
@@ -221,15 +222,20 @@ class LoadJobs:
     async def _forget_some(self) -> None:
         """Deletes what forgotten jobs had, some at a time; the oldest of too many ended ones are
         forgotten."""
-        ended = [n for n, job in self._jobs.items() if job.record.state.has_ended]
         try:
-            for number in ended[: max(0, len(ended) - MAX_ENDED)]:
-                await self._forget(number)
+            await self._trim()
             for number, record in [*self._forgotten.items()]:
                 if await self._write(functools.partial(table.forget_some, record=record)):
-                    del self._forgotten[number]
+                    if self._forgotten.get(number) is record:
+                        del self._forgotten[number]
         except CacheFSError as err:
             log.warning("old jobs cannot be forgotten: %s", err.one_line())
+
+    async def _trim(self) -> None:
+        async with self._changing:
+            ended = [n for n, job in self._jobs.items() if job.record.state.has_ended]
+            for number in ended[: max(0, len(ended) - MAX_ENDED)]:
+                await self._forget(number)
 
     async def _forget(self, number: int) -> None:
         job = self._jobs[number]
@@ -395,7 +401,7 @@ class LoadJobs:
         job.control(action, self._clocks.now(), self._clocks.wall())
         await self._save(job)
         if action == "retry":
-            self._forgotten.setdefault(number, job.record)
+            self._forgotten[number] = job.record
         runner = self._runners.get(number)
         if job.runs and runner is None:
             self._run(job)
@@ -419,6 +425,11 @@ class LoadJobs:
         for job in self._jobs.values():
             counts[job.record.state.value] += 1
         return {**counts, "tasks": self._desk.outstanding(), "polls": len(self._polls)}
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (err := task.exception()) is not None:
+        log.error("the clock of the load jobs stopped", exc_info=err)
 
 
 def _check(spec: JobSpec) -> None:
