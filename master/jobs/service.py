@@ -225,9 +225,9 @@ class LoadJobs:
         try:
             await self._trim()
             for number, record in [*self._forgotten.items()]:
-                if await self._write(functools.partial(table.forget_some, record=record)):
-                    if self._forgotten.get(number) is record:
-                        del self._forgotten[number]
+                is_done = await self._write(functools.partial(table.forget_some, record=record))
+                if is_done and self._forgotten.get(number) is record:
+                    del self._forgotten[number]
         except CacheFSError as err:
             log.warning("old jobs cannot be forgotten: %s", err.one_line())
 
