@@ -20,6 +20,7 @@ from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
+_OF_TOP: Final = ("paths", "slow_fills")
 
 
 @click.command("status")
@@ -98,8 +99,16 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
     for i, tree in enumerate(trees):
         if i:
             click.echo()
-        for line in output.tree_lines(tree):
+        for line in output.tree_lines(_for_people(tree)):
             click.echo(line)
+
+
+def _for_people(value: Any) -> Any:
+    """Without what `cachefs top` shows better."""
+    if isinstance(value, dict):
+        kept = {name: one for name, one in value.items() if name not in _OF_TOP}
+        return {name: _for_people(one) for name, one in kept.items()}
+    return [_for_people(one) for one in value] if isinstance(value, list) else value
 
 
 def ask(record: MountRecord) -> dict[str, Any]:

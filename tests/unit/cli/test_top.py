@@ -169,3 +169,8 @@ def test_of_a_cluster_all_workers_are_shown(run: Run) -> None:
 @pytest.mark.parametrize(("interval", "why"), [("0.01s", "bad interval"), ("x", "bad duration")])
 def test_what_is_no_interval(interval: str, why: str, run: Run) -> None:
     assert why in refused(run("top", "/mnt/data", "--interval", interval))
+
+
+def test_status_leaves_to_top_what_that_shows_better(served: FakeNode, run: Run) -> None:
+    assert "train" not in ok(run("status", "/mnt/data"))
+    assert "s3://b/train" in ok(run("status", "/mnt/data", "--json"))
