@@ -42,19 +42,14 @@ def master_of(chosen: Config, home: StateHome) -> str:
     return cluster.master if cluster is not None else DEFAULT_MASTER
 
 
-def connect(chosen: Config, home: StateHome) -> HttpClient:
-    """A client of the master. Raises BadConfig, AccessDenied; asks nothing yet."""
-    return HttpClient(master_of(chosen, home), security(chosen))
-
-
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
-    """A client of the master's admin API; else as `connect`."""
+    """A client of the master's admin API. Raises BadConfig, AccessDenied; asks nothing yet."""
     return AdminClient(master_of(chosen, home), security(chosen))
 
 
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
     """A client of the master of a path `cachefs://…` (or of --master, where it is given), and the
-    path below the root of its namespace. Else as `connect`."""
+    path below the root of its namespace. Else as `connect_admin`."""
     tls = speaks_tls(chosen)
     master = master_url(chosen.text("master") or url, tls=tls)
     return AdminClient(master, security(chosen)), os.fsencode(parse_cluster(url).path)

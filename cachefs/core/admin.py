@@ -29,7 +29,7 @@ PROBLEM_TYPE: Final = "application/problem+json"  # of every failure: a `Problem
 KEY_HEADER: Final = "Idempotency-Key"
 DEFAULT_LIMIT: Final = 100  # items of a page
 MAX_LIMIT: Final = 1000
-MAX_BODY_BYTES: Final = 8 << 20  # of a request
+MAX_BODY_BYTES: Final = 16 << 20  # of a request: PATHS_PER_CALL paths, however written
 MAX_NUMBER: Final = (1 << 63) - 1
 
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
