@@ -1,0 +1,77 @@
+"""Load jobs of a real cluster, by the command line."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Bucket
+from tests.integration.dataset import body
+from tests.integration.loading import (
+    AGAIN,
+    FILE_BYTES,
+    MANY,
+    du,
+    ended,
+    of_train,
+    put_many,
+    waiting,
+)
+from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.proxy import FaultProxy
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+    """Before the bucket's server; `bucket.options` lead through it."""
+    with FaultProxy(bucket.endpoint_url) as between:
+        bucket.endpoint_url = between.endpoint_url
+        yield between
+
+
+def test_a_load_of_a_cluster_outlives_its_master_and_a_worker(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """Asked at the cluster's own path; the files are where readers look for them, on two workers;
+    what is pinned there stays, whatever else is read."""
+    total = put_many(bucket, MANY, FILE_BYTES)
+    bucket.fill({f"kept/{n}": body(n, MIB) for n in range(8)})
+    bucket.fill({f"big/{n}": body(50 + n, 4 * MIB) for n in range(12)})
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(2, size="32MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        machine = cluster.workers[0]
+        url, kept = cluster.path("/data/train"), cluster.path("/data/kept")
+        with waiting(machine.environment, "load", "--wait", url) as load:
+            proxy.wait_until(lambda seen: of_train(seen) > 0.2 * total, 30)
+            cluster.master.kill()
+            cluster.master.start()
+            proxy.wait_until(lambda seen: of_train(seen) > 0.6 * total, 30)
+            cluster.workers[1].kill()
+            cluster.workers[1].start()
+            mount = cluster.mount(0, "/data")
+            code, out, err = ended(load)
+        assert code == 0, (out, err)
+        assert out.startswith(f"OK, loaded {MANY:,} of {MANY:,} files"), out
+        fetched = of_train(proxy.counters())
+        assert total <= fetched <= AGAIN * total, f"{fetched / total:.2f} times"
+        assert du(machine, url)["cached_bytes"] == total
+
+        machine.run("pin", kept, "--wait")
+        with pytest.raises(ClusterFailed, match="not all of it is cached"):
+            machine.run("pin", mount / "big", "--wait")
+        listed = machine.json("jobs", "ls", mount)
+        shown = [(Path(*row["paths"]).name, row["state"]) for row in listed]
+        assert shown == [("big", "failed"), ("kept", "succeeded"), ("train", "succeeded")]
+        why = listed[0]["message"]
+        assert re.search("does not fit: it needs .* MiB, the caches hold .* MiB", why), why
+        machine.run("unpin", mount / "big")
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(Path.read_bytes, sorted((mount / "big").iterdir())))
+        assert du(machine, kept)["cached_bytes"] == 8 * MIB
