@@ -86,6 +86,9 @@ def list_(
     """The jobs, the newest first; of one place, or of all that is mounted here."""
     with Finder(flags, config_file) as finder:
         places = [finder.find(where)[0]] if where else finder.everywhere()
+        if not places:
+            remedy = "name a cluster: cachefs jobs ls cachefs://MASTER"
+            raise NotFound("nothing is mounted here that answers", remedy=remedy)
         found = [(p, list(itertools.islice(jobs_of(p), None if every else limit))) for p in places]
     if as_json:
         return output.print_json([document(place, job) for place, rows in found for job in rows])

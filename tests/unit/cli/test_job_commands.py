@@ -276,6 +276,14 @@ def test_jobs_are_listed_and_shown(node: FakeNode, run: Run) -> None:
     assert json.loads(ok(run("jobs", "show", "7", "--json", "/mnt/data")))["path_count"] == 9
 
 
+def test_where_nothing_is_mounted_a_cluster_must_be_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "read_mounts", lambda: MountTable([]))
+    assert "name a cluster" in refused(run("jobs"))
+    assert "not under a CacheFS mount" in refused(run("load", "/somewhere"))
+
+
 def test_what_can_be_done_with_a_job(node: FakeNode, run: Run) -> None:
     node.jobs[7] = [shown(JobState.STOPPED, 2)]
     for action in ("stop", "resume", "retry"):
@@ -428,6 +436,24 @@ def test_an_interrupted_sync_is_ended(
     assert run("sync", "/mnt/data/d")[0] == 130
     assert isinstance(node.asked[-1], m.GetSync)
     assert node.asked[-1].stop
+
+
+class Nowhere(places.Place):
+    def shown(self, path: bytes) -> str:
+        return f"/mnt/{path.decode()}"
+
+
+def test_on_a_terminal_a_sync_shows_how_far_it_is_below_its_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    view = sync.Terminal(Nowhere())
+    view.show(syncing("running", Change(ChangeKind.ADDED, b"a"), added=1))
+    view.show(syncing("running", added=2))
+    view.close()
+    out, err = capsys.readouterr()
+    assert out == "+ /mnt/a\n"
+    assert "compared 1 directory, 1,200 names: 2 added" in err
 
 
 def test_words_of_counts() -> None:
