@@ -17,7 +17,7 @@ from master.store.base import Store
 from master.store.comparison import Compared
 from master.store.records import name_of
 from master.store.snapshot import Names
-from master.syncing.report import Found
+from master.syncing.report import Found, counted
 from master.tree import join
 
 PAGE: Final = 1000  # names of a removed directory, of one snapshot
@@ -59,7 +59,7 @@ class Findings:
             differences = _all_added(compared)
         gone = sum(change.entry is None for change in compared.changes)
         names = len(compared.entries) + len(compared.late) + gone
-        self._tell(Found(names, changes_in(self._path, differences)))
+        self._tell(counted(names, changes_in(self._path, differences)))
         tell_below(self._store, self._path, compared, self._tell, self._over)
         if self._passed_over is not None:
             self._collect(compared, {d.name for d in differences if d.kind is not ChangeKind.GONE})
@@ -94,7 +94,7 @@ def tell_below(
     """Everything known below the directories that are gone is gone too. Blocks."""
     for name, ino in removed_directories(compared.changes):
         for page in _below(store, ino, join(path, name)):
-            tell(Found(len(page), page))
+            tell(counted(len(page), page))
             if over():
                 return
 

@@ -20,10 +20,30 @@ MAX_MESSAGE_CHARS: Final = 1000
 
 
 class Found(NamedTuple):
-    """A part of what was compared."""
+    """A part of what was compared: counted where it is found, so that adding it takes no time."""
 
     names: int
-    changes: Sequence[Change] = ()
+    changes: Sequence[Change]
+    added: int
+    replaced: int
+    gone: int
+    memory_bytes: int
+
+
+def counted(names: int, changes: Sequence[Change]) -> Found:
+    kinds = [change.kind for change in changes]
+    return Found(
+        names,
+        changes,
+        kinds.count(ChangeKind.ADDED),
+        kinds.count(ChangeKind.REPLACED),
+        kinds.count(ChangeKind.GONE),
+        _memory(changes),
+    )
+
+
+def _memory(changes: Sequence[Change]) -> int:
+    return sum(len(change.path) for change in changes) + CHANGE_BYTES * len(changes)
 
 
 class Report:
@@ -47,10 +67,13 @@ class Report:
         self.state = RUNNING
         self.directories = 0
         self.names = 0
+        self.added = 0
+        self.replaced = 0
+        self.gone = 0
         self.errors = 0
         self.kept_bytes = 0
         self._message = ""
-        self._counts = dict.fromkeys(ChangeKind, 0)
+        self._full = False  # changes are only counted from here on
         self._changes: list[Change] = []
         self._room = room
         self._began_s = began_s
@@ -66,23 +89,31 @@ class Report:
         if self.ended:
             return
         self.names += found.names
-        for change in found.changes:
-            self._counts[change.kind] += 1
-            self._keep(change)
+        self.added += found.added
+        self.replaced += found.replaced
+        self.gone += found.gone
+        if not self._full:
+            self._keep(found)
 
-    def _keep(self, change: Change) -> None:
-        """The first ones are kept: without gaps, so that a place in the list stays one."""
-        if len(self._changes) >= KEPT_CHANGES or len(self._changes) < self.changed - 1:
-            return
-        size = CHANGE_BYTES + len(change.path)
-        if self._room(size):
-            self._changes.append(change)
-            self.kept_bytes += size
+    def _keep(self, found: Found) -> None:
+        """The first ones are kept, without gaps: a place in the list stays one."""
+        fitting = found.changes[: KEPT_CHANGES - len(self._changes)]
+        self._full = len(fitting) < len(found.changes)
+        size = _memory(fitting) if self._full else found.memory_bytes
+        if not self._room(size):
+            self._full, fitting, size = True, *self._some(fitting)
+        self._changes += fitting
+        self.kept_bytes += size
 
-    @property
-    def changed(self) -> int:
-        """How many changes were found."""
-        return sum(self._counts.values())
+    def _some(self, changes: Sequence[Change]) -> tuple[Sequence[Change], int]:
+        """As many as there is room for, and what they take."""
+        size = 0
+        for place, change in enumerate(changes):
+            one = _memory([change])
+            if not self._room(one):
+                return changes[:place], size
+            size += one
+        return changes, size
 
     def looked_into(self) -> None:
         """One more directory was compared as a whole."""
@@ -131,9 +162,9 @@ class Report:
             self.dry_run,
             self.directories,
             self.names,
-            self._counts[ChangeKind.ADDED],
-            self._counts[ChangeKind.REPLACED],
-            self._counts[ChangeKind.GONE],
+            self.added,
+            self.replaced,
+            self.gone,
             self.errors,
             (self._ended_s if self.ended else now_s) - self._began_s,
             self._message,

@@ -24,7 +24,7 @@ from master.store.snapshot import Names
 from master.sync import PROGRESS_WAIT_S, Syncer
 from master.syncing.findings import Findings, changes_in, tell_below
 from master.syncing.preview import Preview
-from master.syncing.report import Found, Report
+from master.syncing.report import Found, Report, counted
 from master.tree import Mount, Place, Tree
 
 AT_ONCE: Final = 8  # directories of one sync
@@ -150,7 +150,7 @@ class Run:
             differences = [Difference(ChangeKind.ADDED, name, kind is Kind.DIRECTORY)]
         is_name = kind is not Kind.DIRECTORY
         if is_name or not found:
-            self._report.add(Found(int(is_name), changes_in(above.path, differences)))
+            self._report.add(counted(int(is_name), changes_in(above.path, differences)))
         if any(change.entry is None for change in changes):
             await self._syncer.in_thread(
                 lambda: tell_below(self._store, above.path, compared, self._tell, self._is_over)
