@@ -24,7 +24,7 @@ from demo.servers import BUCKET, PREFIX
 from tests.services.s3_server import S3Server
 
 SIZE: Final = "256MiB"  # the images, and one shard
-RATE: Final = "48MiB/s"  # so that there is a bar to see
+RATE: Final = "64MiB/s"  # so that there is a bar to see
 OTHER: Final = ("other/0.tar", "other/1.tar")
 COLUMNS: Final = 96
 _CONTROL: Final = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]|\r")
