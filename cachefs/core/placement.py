@@ -10,6 +10,7 @@ hash tables", the logarithmic method.)
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable
@@ -37,13 +38,20 @@ class Member(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """The members of one epoch. `before`: those of the last settled epoch, while blocks still move
-    from their places in it; empty once they have. `version` rises at every change of a view, also
-    where only `before` or an address changed and the epoch stays."""
+    from their places in it; empty once they have. `between`: those of epochs since then that never
+    settled, the last of them last. `version` rises at every change of a view, also where only
+    `before` or an address changed and the epoch stays."""
 
     epoch: int
     members: tuple[Member, ...] = ()
     before: tuple[Member, ...] = ()
     version: int = 0
+    between: tuple[tuple[Member, ...], ...] = ()
+
+
+def everyone(view: View) -> tuple[Member, ...]:
+    """Whom a view names, some of them several times."""
+    return tuple(itertools.chain(view.members, view.before, *view.between))
 
 
 class Placement:

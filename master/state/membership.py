@@ -44,6 +44,7 @@ TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent
 FORGET_LOST_S: Final = 7 * 86400.0
 MAX_WORKERS: Final = 10_000
+MOST_BETWEEN: Final = 3  # see `View.between`
 MOST_TEXT: Final = 300
 MOST_AHEAD: Final = 1 << 40  # epochs, of a worker that knows a later state of the store
 RECORD_KEY: Final = b"members"
@@ -96,6 +97,7 @@ class Record(msgspec.Struct, frozen=True):
     version: int = 0
     settled: tuple[Member, ...] = ()
     workers: tuple[Kept, ...] = ()
+    between: tuple[tuple[Member, ...], ...] = ()  # see `View.between`
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -159,6 +161,7 @@ class Membership:
         self._version = record.version
         self._settled = record.settled  # members of the last settled epoch that still live
         self._unsettled: set[str] = set()
+        self._between = record.between
         self._judges_from = now + LOST_AFTER_S  # nobody is lost before
         self._ticked_at = now
         self._hears_nobody = False
@@ -171,10 +174,10 @@ class Membership:
 
     def record(self) -> Record:
         """Mounts' own workers (weight 0) are not kept: they register again."""
-        old = {member.id for member in self._settled}
-        workers = self._workers.values()
-        kept = [w for w in workers if w.info.weight > 0 or w.info.worker in old]
-        return Record(self._epoch, self._version, self._settled, tuple(map(_kept, kept)))
+        old = {one.id for members in (self._settled, *self._between) for one in members}
+        kept = (w for w in self._workers.values() if w.info.weight > 0 or w.info.worker in old)
+        workers = tuple(map(_kept, kept))
+        return Record(self._epoch, self._version, self._settled, workers, self._between)
 
     def handle(self, event: Event, now: float) -> Outcome:
         """Raises NotFound, InUse, BadConfig, ProtocolError, Throttled; nothing has changed then."""
@@ -362,6 +365,8 @@ class Membership:
         moved = _shares(members) != _shares(self._view.members)
         if moved:
             self._epoch += 1
+            passed = [self._view.members] if self._view.before else []
+            self._between = (*self._between, *passed)[-MOST_BETWEEN:]
         self._await_settling(forget=moved)
         view = self._view_now()
         if view == self._view:
@@ -377,7 +382,7 @@ class Membership:
         self._unsettled = waited_for if forget else self._unsettled & waited_for
         if not self._unsettled or not self._settled or _shares(self._settled) == _shares(members):
             self._settled = members
-            self._unsettled = set()
+            self._unsettled, self._between = set(), ()
 
     def _living(self, members: Iterable[Member]) -> Iterator[Member]:
         """Those that can still be asked, where they are now, with the weights that they had."""
@@ -392,9 +397,9 @@ class Membership:
 
     def _view_now(self) -> View:
         members = self._members()
-        is_settled = _shares(self._settled) == _shares(members)
-        before = () if is_settled else self._settled
-        return View(self._epoch, members, before, self._version)
+        before = () if _shares(self._settled) == _shares(members) else self._settled
+        between = tuple(tuple(self._living(passed)) for passed in self._between)
+        return View(self._epoch, members, before, self._version, between)
 
     def check_invariants(self) -> None:
         """Raises AssertionError; for tests and the simulator."""

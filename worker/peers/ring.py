@@ -5,36 +5,28 @@ everything at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from cachefs.core.model import ContentId
 from cachefs.core.placement import Member, Placement, View
 from worker.source import Purpose
 from worker.state.search import Candidate, candidates
 
-MOST_EARLIER: Final = 3  # placements that never settled
-
 
 class _Known:
-    """One view, and the placements between the last settled one and this. Never changes."""
+    """One view. Never changes."""
 
-    __slots__ = ("before", "earlier", "living", "now", "view")
+    __slots__ = ("before", "between", "now", "view")
 
-    def __init__(self, view: View, last: _Known | None = None) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
         self.now = Placement(view.members)
         self.before = Placement(view.before)
-        self.living = {one.id: one for one in (*view.before, *view.members)}
-        self.earlier: tuple[Placement, ...] = ()
-        if last is not None and view.before and last.view.before:
-            passed = (last.now,) if view.epoch > last.view.epoch else ()
-            self.earlier = (*last.earlier, *passed)[-MOST_EARLIER:]
+        self.between = [Placement(members) for members in view.between[::-1]]
 
     def passing_owners(self, ino: int, block: int, replicas: int) -> list[Member]:
-        """Who owned a block since all was in its place, if only for a while: it may have what came
-        meanwhile. The last ones first."""
-        found = (one for place in self.earlier[::-1] for one in place.owners(ino, block, replicas))
-        return [self.living[one.id] for one in found if one.id in self.living]
+        """Who owned a block for a while since all was in its place, the last ones first: they may
+        have what came meanwhile."""
+        return [one for place in self.between for one in place.owners(ino, block, replicas)]
 
 
 class Ring:
@@ -55,7 +47,7 @@ class Ring:
 
     def update(self, view: View) -> None:
         """From the loop."""
-        self._known = _Known(view, self._known)
+        self._known = _Known(view)
 
     def owners(self, ino: int, block: int, replicas: int = 1) -> tuple[Member, ...]:
         """The first of them first."""
@@ -91,7 +83,7 @@ class Ring:
     ) -> list[Candidate]:
         """See `worker.state.search.candidates`."""
         known = self._known
-        if known.earlier:
+        if known.between:
             holders = (*holders, *known.passing_owners(ino, block, replicas))
         return candidates(
             known.now,

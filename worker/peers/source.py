@@ -17,7 +17,7 @@ from typing import Any, Final
 from cachefs.core import cluster as c
 from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
-from cachefs.core.placement import Member, View, block_of
+from cachefs.core.placement import Member, View, block_of, everyone
 from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
 from worker.peers.hunt import Hunt, Shared
@@ -122,16 +122,12 @@ class ClusterSource:
     def on_view(self, view: View) -> None:
         """The members changed: what is known of peers that are gone, or elsewhere now, is
         forgotten."""
-        before = {one.id: one.url for one in (*self._ring.view.members, *self._ring.view.before)}
+        before = {one.id: one.url for one in everyone(self._ring.view)}
         self._ring.update(view)
-        same = {
-            one.id
-            for one in (*view.members, *view.before)
-            if before.get(one.id, one.url) == one.url
-        }
+        same = {one.id for one in everyone(view) if before.get(one.id, one.url) == one.url}
         with self._shared.lock:
             self._shared.peers.keep(same)
-        self._shared.connections.keep({one.url for one in (*view.members, *view.before)})
+        self._shared.connections.keep({one.url for one in everyone(view)})
 
     def add_holder(self, key: bytes, block: int, member: Member) -> None:
         """A peer says that it has pages of a block that is this node's now."""

@@ -188,6 +188,21 @@ def test_a_change_while_blocks_move_keeps_the_places_of_the_last_settled_epoch()
     assert (r.ids(), r.before()) == (["a", "b"], []), "everything is where it was"
 
 
+def test_the_last_places_that_never_settled_are_told_as_long_as_blocks_move() -> None:
+    r = ring("a")
+    for id in "bcdef":
+        r.register(id)
+    found = [[member.id for member in members] for members in r.view.between]
+    assert found == [[*"abc"], [*"abcd"], [*"abcde"]], "no more than three, the last one last"
+    assert r.before() == ["a"]
+    r.send(Leave("c"))
+    assert all("c" not in [one.id for one in members] for members in r.view.between)
+    r.settle(*"abdef")
+    assert (r.before(), r.view.between) == ([], ())
+    r.register("c")
+    assert r.view.between == (), "the settled ones are `before`"
+
+
 def test_a_drained_worker_owns_nothing_and_is_asked_until_it_has_handed_over() -> None:
     r = ring("a", "b")
     r.send(Drain("b"))
