@@ -147,7 +147,7 @@ class Catalog:
         entry.published = looked.published
         entry.recorded = looked.fd >= 0
         if not parts.order_known or parts.order.held(entry.key)[0]:  # else a read has ended it
-            entry.hold = looked.hold
+            entry.hold = entry.hold or looked.hold
 
     # ---- going ----
 

@@ -69,8 +69,10 @@ class Housekeeping:
     def write_released(self) -> None:
         """Submits whose holds were ended since the last time."""
         released, self._released = self._released, []
-        if released:
-            self._parts.writer.submit([HoldFile(key, 0) for key in released], _ignore)
+        order = self._parts.order  # which knows better of what is held again by now
+        changes = [HoldFile(key, 0) for key in released if not order.held(key)[0]]
+        if changes:
+            self._parts.writer.submit(changes, _ignore)
 
     def touch(self, key: bytes) -> None:
         """A cached file was used now."""

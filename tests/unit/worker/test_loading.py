@@ -317,3 +317,19 @@ def test_a_reader_and_a_load_of_one_file_bring_it_once(tmp_path: Path) -> None:
             assert worker.status()["origin_bytes"] == 24 * MIB
 
     run(script())
+
+
+def test_what_is_loaded_again_just_after_a_read_is_held_also_for_the_next_start(
+    tmp_path: Path,
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        rig.put(1, SIZE)
+        async with loading(rig) as (worker, master):
+            await master.do([1])
+            await read(worker, 1)
+            await master.do([1])
+        async with rig.worker() as worker:
+            assert worker._parts.order.held(rig.content(1).key)[0]
+
+    run(script())
