@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -29,15 +30,19 @@ class Preview:
         watcher: Watcher,
         clock: Callable[[], float],
         over: Callable[[], bool],
+        computing: threading.Lock,
         *,
         may_be_absent: bool,
     ) -> None:
+        """`computing`: of all previews, since threads that only compute, many at a time, would have
+        the interpreter by turns and let the event loop wait."""
         self._store = store
         self._place = place
         self._ino = ino
         self._watcher = watcher
         self._clock = clock
         self._over = over
+        self._computing = computing
         self._may_be_absent = may_be_absent
         self.empty = True  # the origin showed nothing
 
@@ -62,7 +67,7 @@ class Preview:
         if self._ino is None:
             return self._watcher.saw(Compared((), batch.entries, batch.late, batch.upto))
         while True:
-            with self._store.snapshot() as reader:
+            with self._computing, self._store.snapshot() as reader:
                 names, now = Names(reader), self._clock()
                 compared = compare(names, self._ino, batch, asked_at, now, STORED_AT_ONCE)
             self._watcher.saw(compared)

@@ -9,6 +9,7 @@ All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from typing import Final, NamedTuple
 
@@ -55,12 +56,20 @@ class Level(NamedTuple):
 
 
 class Run:
-    """See the module. `turns` bounds the directories of all syncs together."""
+    """See the module. `turns` bounds the directories of all syncs together, `computing` is held by
+    the one of their threads that only computes."""
 
     def __init__(
-        self, report: Report, store: Store, tree: Tree, syncer: Syncer, turns: asyncio.Semaphore
+        self,
+        report: Report,
+        store: Store,
+        tree: Tree,
+        syncer: Syncer,
+        turns: asyncio.Semaphore,
+        computing: threading.Lock,
     ) -> None:
         self._report = report
+        self._computing = computing
         self._store = store
         self._tree = tree
         self._syncer = syncer
@@ -254,6 +263,7 @@ class Run:
             watcher,
             lambda: self._syncer.now,
             lambda: self._is_over() or self._tree.root(mount.root) is not mount,
+            self._computing,
             may_be_absent=where.above is None and where.ino != mount.root,
         )
         await self._syncer.spawn(self._syncer.in_thread(preview.run), mount)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -46,6 +47,7 @@ class Syncs:
         self._reports: OrderedDict[int, Report] = OrderedDict()
         self._tasks: dict[asyncio.Task[None], Report] = {}
         self._kept_bytes = 0
+        self._computing = threading.Lock()
         self._turns = asyncio.Semaphore(WATCHED_THREADS)
         # Numbers go on behind those of a process before: nobody takes one sync for another.
         self._next = max(1, int(syncer.now))
@@ -63,7 +65,7 @@ class Syncs:
         )
         self._next += 1
         self._reports[report.sync] = report
-        run = Run(report, self._store, self._tree, self._syncer, self._turns)
+        run = Run(report, self._store, self._tree, self._syncer, self._turns, self._computing)
         task = self._syncer.spawn(run.run())
         self._tasks[task] = report
         task.add_done_callback(self._ended)
