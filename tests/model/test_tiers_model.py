@@ -27,6 +27,7 @@ from worker.tiers.tiers import Tiers
 
 LIMITS = (32 * MIB, 48 * MIB, 96 * MIB)
 ROUNDS = 3
+ROUND_S = 90.0  # some seeds write much, on a busy machine slowly
 STEPS = 80
 SIZES = (1, 5000, 200_000, MIB, 3 * MIB + 7, 8 * MIB, 11 * MIB + 1, 25 * MIB, 40 * MIB)
 
@@ -268,6 +269,7 @@ class Model:
             assert (await read(self.tiers, ino))[0] == self.rig.data[ino]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_file_reads_as_its_bytes_whatever_its_tiers_do(
     tmp_path: Path, attempt: int, monkeypatch: pytest.MonkeyPatch
@@ -278,4 +280,4 @@ def test_a_file_reads_as_its_bytes_whatever_its_tiers_do(
     print(f"seed {seed}")
     model = Model(tmp_path, seed)
     for _ in range(ROUNDS):
-        run(model.round())
+        run(model.round(), ROUND_S)

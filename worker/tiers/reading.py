@@ -73,24 +73,24 @@ class DiskReader:
         call = _Call(function, discard)
         parts.outside.add(call)
         try:
-            if self._closed:
-                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
-            if parts.tier.in_memory:
+            if parts.tier.in_memory and not self._closed:
                 return function()
-            self._start()
-            self._calls.put(call)
+            self._begin(call)
             call.done.wait(CALL_S)
             return call.result()
         finally:
             parts.outside.discard(call)
 
-    def _start(self) -> None:
-        with self._lock:
+    def _begin(self, call: _Call[Any]) -> None:
+        with self._lock:  # behind what ends the threads, nobody would take it
+            if self._closed:
+                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
             if len(self._threads) < MOST_THREADS and not self._idle.acquire(blocking=False):
                 name = f"tier-read-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
+            self._calls.put(call)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -101,6 +101,7 @@ class DiskReader:
     def close(self) -> None:
         """Ends the threads, those that are stuck when the disk lets them; no call begins any
         more."""
-        self._closed = True
-        for _ in self._threads:
-            self._calls.put(None)
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._calls.put(None)

@@ -100,3 +100,20 @@ def test_nothing_begins_after_the_end() -> None:
     with pytest.raises(GivenUp):
         reader.call(parts, fail, ignore)
     assert parts.outside == set()
+
+
+def test_a_call_that_meets_the_end_is_refused_at_once() -> None:
+    """Behind what ends the threads nobody would take it: who closes would wait for its limit."""
+    reader = DiskReader()
+    assert reader.call(tier(), lambda: 1, ignore) == 1
+
+    class Closing:
+        @property
+        def in_memory(self) -> bool:
+            reader.close()
+            return False
+
+    parts: Any = SimpleNamespace(tier=Closing(), outside=set())
+    with pytest.raises(GivenUp, match="closing"):
+        reader.call(parts, lambda: 2, ignore)
+    assert parts.outside == set()
