@@ -166,7 +166,7 @@ class Job:
                 continue
             failure = failed.get(place)
             if failure is None:
-                self.window.part_done(part)
+                effects.parts += self.window.part_done(part)
             elif told.room is None or failure.code != NO_SPACE:
                 self._part_failed(part, failure, now, effects)
         if told.room is not None:

@@ -1,6 +1,7 @@
 """The files of a job that are under way, in the order of its listing, and its watermark. Pure.
 
-A file has parts: a block for each of its owners. The watermark is the last file before which every
+A file has parts: a block for each of its owners. What is to be brought is brought by the first of
+them, and then by the others, who have it from that one: the origin gives it once. The watermark is the last file before which every
 one is settled (done, or failed with its cause); what is counted is counted when the watermark
 passes it, so that a job that begins again from its last record counts nothing twice.
 """
@@ -37,6 +38,7 @@ class Slot:
         "attempts",
         "done_bytes",
         "failure",
+        "in_turn",
         "index",
         "left",
         "origin",
@@ -51,6 +53,7 @@ class Slot:
         self.path = path
         self.origin = origin
         self.left = 0  # parts
+        self.in_turn = False  # the parts of later ranks follow those of the first
         self.round = 0
         self.attempts = 1
         self.done_bytes = 0
@@ -123,11 +126,13 @@ class Window:
         size, replicas = slot.origin.size, max(1, slot.origin.rule.replicas)
         self.ahead_bytes -= slot.done_bytes
         slot.done_bytes = 0
+        slot.in_turn = load
         if size <= BLOCK_BYTES and replicas == 1:
             slot.left = 1
             return [Part(slot, -1, 0, size, load=load)]
         count = block_count(size)
-        parts = [
+        slot.left = count * replicas
+        return [
             Part(
                 slot,
                 block if count > 1 else -1,
@@ -136,10 +141,8 @@ class Window:
                 load=load,
             )
             for block in range(count)
-            for rank in range(replicas)
+            for rank in range(1 if load else replicas)
         ]
-        slot.left = len(parts)
-        return parts
 
     def begin_again(self, slot: Slot, origin: Origin) -> list[Part]:
         """A file is another one than it was: all that was asked for of it is void."""
@@ -149,7 +152,8 @@ class Window:
         slot.waits = False
         return self.parts(slot, load=True)
 
-    def part_done(self, part: Part) -> None:
+    def part_done(self, part: Part) -> list[Part]:
+        """The parts that follow it."""
         slot = part.slot
         slot.left -= 1
         if part.rank == 0:
@@ -158,6 +162,10 @@ class Window:
         if not slot.left:
             slot.settled = True
             self.ahead_files += 1
+        if part.rank or not slot.in_turn:
+            return []
+        replicas = max(1, slot.origin.rule.replicas)
+        return [Part(slot, part.block, rank, part.size, load=True) for rank in range(1, replicas)]
 
     def fail(self, slot: Slot, code: str, cause: str) -> None:
         slot.failure = JobFailure(slot.path, code, cause, slot.attempts)

@@ -37,13 +37,15 @@ class Table:
     def place(self, *workers: str) -> None:
         self.desk.place(Placement([Member(one, "", 1.0) for one in workers]), workers)
 
-    def put(self, job: int, count: int, size: int = 1, replicas: int = 1) -> int:
+    def put(
+        self, job: int, count: int, size: int = 1, replicas: int = 1, *, load: bool = True
+    ) -> int:
         """How many parts have no owner."""
         parts = []
         for _ in range(count):
             self.ino += 1
             slot = Slot(0, b"f%d" % self.ino, origin(self.ino, size, replicas))
-            parts += self.window.open(slot, load=True)
+            parts += self.window.open(slot, load=load)
         return len(self.desk.add(job, parts))
 
     def ask(
@@ -71,13 +73,27 @@ def test_small_files_come_in_batches_and_big_ones_alone() -> None:
 def test_each_part_goes_to_its_owner() -> None:
     it = Table("a", "b", "c")
     it.desk.begin(Order(1))
-    assert it.put(1, 300, replicas=2) == 0
+    assert it.put(1, 300, replicas=2, load=False) == 0
     got = {name: files(it.ask(name)) for name in "abc"}
     placement = Placement([Member(one, "", 1.0) for one in "abc"])
     for ino in range(1, 301):
         owners = {member.id for member in placement.owners(ino, 0, 2)}
         assert {name for name in got if ino in got[name]} == owners
-    assert it.put(1, 5, replicas=9) == 5 * 6, "there are three workers"
+    assert it.put(1, 5, replicas=9, load=False) == 5 * 6, "there are three workers"
+
+
+def test_what_is_loaded_comes_to_its_first_owner_and_from_there_to_the_others() -> None:
+    it = Table("a", "b", "c")
+    it.desk.begin(Order(1))
+    window, slot = it.window, Slot(0, b"f", origin(7, replicas=3))
+    first = window.open(slot, load=True)
+    assert [part.rank for part in first] == [0]
+    later = window.part_done(first[0])
+    assert [part.rank for part in later] == [1, 2]
+    assert not slot.settled
+    assert [window.part_done(part) for part in later] == [[], []]
+    assert slot.settled
+    assert (window.ahead_files, window.ahead_bytes) == (1, 1)
 
 
 def test_room_is_not_passed_by_more_than_a_task() -> None:
