@@ -23,7 +23,6 @@ from tests.services.s3_server import S3Server
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
-alive = is_running
 _buckets = itertools.count(1)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Bucket, Node, alive, wait_until
+from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
 from tests.integration.loading import (
     AGAIN,
@@ -25,6 +25,7 @@ from tests.integration.loading import (
     put_many,
     waiting,
 )
+from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy, hang, status
 
 MIB = 1 << 20
@@ -41,7 +42,7 @@ def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
 def kill_server(node: Node, mounted: Path) -> None:
     pid = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid), "the server ends")
+    wait_until(lambda: not is_running(pid), "the server ends")
 
 
 def rows(node: Node, *arguments: str | Path) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, expected, images
-from tests.services.cluster import Cluster, Machine, wait_for
+from tests.services.cluster import Cluster, Machine
+from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
@@ -52,7 +53,7 @@ def wait_for_bytes(cluster: Cluster, count: int) -> None:
         rows = [row for row in cluster.worker_rows() if row["state"] != "lost"]
         return sum(row["used_bytes"] for row in rows) >= count
 
-    wait_for(there, f"the workers have {count} bytes", 40.0)
+    wait_until(there, f"the workers have {count} bytes", 40.0)
 
 
 def wait_for_places(cluster: Cluster, machine: Machine) -> None:
@@ -66,7 +67,7 @@ def wait_for_places(cluster: Cluster, machine: Machine) -> None:
                 return False
         return True
 
-    wait_for(there, "both owners have everything", 40.0)
+    wait_until(there, "both owners have everything", 40.0)
 
 
 def test_with_two_owners_the_loss_of_one_costs_no_byte_of_the_origin(

@@ -24,7 +24,6 @@ CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
 END_S = 20.0
 LOG_TAIL = 2000
-wait_for = wait_until
 
 
 class ClusterFailed(Exception):
