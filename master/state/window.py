@@ -1,9 +1,10 @@
 """The files of a job that are under way, in the order of its listing, and its watermark. Pure.
 
 A file has parts: a block for each of its owners. What is to be brought is brought by the first of
-them, and then by the others, who have it from that one: the origin gives it once. The watermark is the last file before which every
-one is settled (done, or failed with its cause); what is counted is counted when the watermark
-passes it, so that a job that begins again from its last record counts nothing twice.
+them, and then by the others, who have it from that one: the origin gives it once. The watermark is
+the last file before which every one is settled (done, or failed with its cause); what is counted is
+counted when the watermark passes it, so that a job that begins again from its last record counts
+nothing twice.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from tests.integration.loading import (
     waiting,
 )
 from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
@@ -75,3 +76,23 @@ def test_a_load_of_a_cluster_outlives_its_master_and_a_worker(
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             list(pool.map(Path.read_bytes, sorted((mount / "big").iterdir())))
         assert du(machine, kept)["cached_bytes"] == 8 * MIB
+
+
+def test_a_load_of_two_copies_takes_every_byte_from_the_origin_once(
+    tmp_path: Path, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    total = put_many(bucket, 100, FILE_BYTES)
+    bucket.fill({"train/big": body(1, 9 * MIB)})
+    total += 9 * MIB
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as cluster:
+        cluster.start(2, size="64MiB")
+        cluster.add_ufs(bucket.url, "/data", *bucket.options)
+        cluster.wait_until_settled()
+        url = cluster.path("/data/train")
+        out = cluster.workers[0].run("load", "--replicas", "2", "--wait", url)
+        assert out.startswith("OK, loaded 101 of 101 files"), out
+        assert proxy.counters().object_bytes == total
+        wait_until(
+            lambda: min(row["used_bytes"] for row in cluster.worker_rows()) >= total,
+            "both workers say that they have all of it",
+        )
