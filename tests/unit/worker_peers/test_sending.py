@@ -127,9 +127,7 @@ class OneFile:
         self._path = path
         self.asked = 0
 
-    async def here(
-        self, key: bytes, first: int, end: int, *, for_reader: bool = False
-    ) -> Pages:
+    async def here(self, key: bytes, first: int, end: int, *, for_reader: bool = False) -> Pages:
         self.asked += 1
         fd = os.open(self._path, os.O_RDONLY)
         return Pages(fd, 0, 0, PAGES * PAGE_BYTES, [0] * PAGES)
