@@ -54,8 +54,8 @@ def small(lab: Lab, result: Result, origin: Shaped) -> None:
     title = f"{len(data.names):,} files of 110 KiB, {lab.runs} runs"
     table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
     add_rows(table, loads, median(plain))
-    best = min(loads, key=lambda one: one.loaded_s)
-    ratio = best.files / best.loaded_s / median(plain).files_per_s
+    one = middle_load(loads)
+    ratio = one.files / one.loaded_s / median(plain).files_per_s
     result.bar("loading small files, of obstore alone", ratio, 0.7, "x", at_least=True)
     result.bar("first byte after submit", max(one.first_s for one in loads), 1.0, "s")
 
@@ -67,9 +67,14 @@ def large(lab: Lab, result: Result, origin: Shaped) -> None:
     title = f"4 files of {data.size_bytes // 4 // MIB:,} MiB, {lab.runs} runs"
     table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
     add_rows(table, loads, median(plain))
-    best = min(loads, key=lambda one: one.loaded_s)
-    ratio = best.bytes / best.loaded_s / 1e6 / median(plain).mb_per_s
+    one = middle_load(loads)
+    ratio = one.bytes / one.loaded_s / 1e6 / median(plain).mb_per_s
     result.bar("loading large files, of obstore alone", ratio, 0.85, "x", at_least=True)
+
+
+def middle_load(loads: list[Loaded]) -> Loaded:
+    """The one with the median time."""
+    return sorted(loads, key=lambda one: one.loaded_s)[len(loads) // 2]
 
 
 def add_rows(table: Any, loads: list[Loaded], plain: Pass) -> None:

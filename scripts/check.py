@@ -25,7 +25,7 @@ LINT: dict[str, list[str]] = {
 }
 PYTEST = ["-m", "pytest"]
 # Many tests wait for something: one process more than there are CPUs keeps those busy.
-SIDE_BY_SIDE = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
+SIDE_BY_SIDE: list[str] = []
 COVERAGE = ["--cov", "--cov-report="]
 TESTS: dict[str, list[list[str]]] = {
     "lint": [],

@@ -128,12 +128,13 @@ class Expirer:
         return -1 if service is None else service.policy_version
 
     async def _ask_about_fresh(self) -> None:
+        over = [key for key in self._charges.promised() if not self._catalog.is_live(key)]
         fresh, self._fresh = self._fresh, {}
-        self._charges.settle()
         for namespace, filled in _by_namespace(fresh).items():
             self._versions.setdefault(namespace, self._version(namespace))
             if not await self._learn(namespace, filled):
                 self._again.add(namespace)
+        self._charges.settle(over)
 
     async def _ask_about_changed(self) -> None:
         """About everything of the namespaces whose policies changed, or that had no answer."""

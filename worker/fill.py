@@ -110,6 +110,8 @@ class Filler:
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts
+        if piece.ended is not None and piece.end - piece.first > 1:
+            return parts.loaders
         return parts.askers if piece.purpose is Purpose.READ else parts.fetchers
 
     def _begun(

@@ -129,7 +129,9 @@ class Space:
     def _take(self, size_bytes: int, entry: Wanted | None) -> bool:
         if not self._parts.ledger.reserve(size_bytes):
             return False
-        self._parts.charges.promise(self._rule(entry).quotas, size_bytes)
+        bounds = self._rule(entry).quotas
+        if bounds and entry is not None:
+            self._parts.charges.promise(entry.key, bounds, size_bytes)
         return True
 
     def release(self, size_bytes: int) -> None:

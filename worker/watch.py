@@ -83,7 +83,7 @@ class TierWatch:
         parts.counters.errors["hang"] += 1
         parts.leave_tier()
         stuck = self._filler.leave_tier()
-        for threads in (parts.fetchers, parts.askers):
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
             threads.count_out(stuck)
         self._segments.leave_tier()
         parts.room_changed.notify()
@@ -92,7 +92,8 @@ class TierWatch:
     def _return(self) -> None:
         log.info("the cache disk answers again")
         self._parts.return_to_tier()
-        for threads in (self._parts.fetchers, self._parts.askers):
+        parts = self._parts
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
             threads.count_out(0)
         self.on_change(True)
 

@@ -126,6 +126,7 @@ class Worker:
             wake=wake,
             fetchers=Threads("fetch", config.fetch_threads, wake),
             askers=Threads("ask", config.fetch_threads, wake),
+            loaders=Threads("load", config.fetch_threads, wake),
             disk=disk,
             metadata=metadata,
             source=source or OriginSource(connector_for),
@@ -480,6 +481,7 @@ class Worker:
         answers = parts.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
         ended = parts.fetchers.close(wait_s) & parts.askers.close(wait_s)
+        ended &= parts.loaders.close(wait_s)
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
         ended &= parts.disk.close(wait_s)

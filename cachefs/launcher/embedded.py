@@ -318,7 +318,7 @@ async def _serve(
         stop = functools.partial(server.request_stop, signal.Signals(number).name)
         loop.add_signal_handler(number, stop)
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
-    together = asyncio.ensure_future(gil_home.keep_together())
+    together = asyncio.ensure_future(gil_home.keep_together("load-"))
     try:
         async with (
             metrics_site(spec.metrics, server.status),

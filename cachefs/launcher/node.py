@@ -78,7 +78,7 @@ log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
 WORK_S: Final = 10.0  # for a master's answer about load tasks
-PEER_THREADS: Final = ("send-", "ask-")  # names of those that move bytes between workers
+MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of those that mostly move bytes
 
 
 class Node:
@@ -288,7 +288,7 @@ class Node:
         ready.say(Started(os.getpid(), url=url))
         beside = [
             asyncio.ensure_future(_stop_when(stop, server)),
-            asyncio.ensure_future(gil_home.keep_together(*PEER_THREADS)),
+            asyncio.ensure_future(gil_home.keep_together(*MOVING_THREADS)),
         ]
         try:
             await server.serve()

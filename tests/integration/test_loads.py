@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.integration.loading import (
 )
 from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy, hang, status
+from worker.state.loading import REQUESTS
 
 MIB = 1 << 20
 
@@ -164,6 +166,16 @@ def test_of_two_loads_the_urgent_one_does_not_wait_for_the_slow_one(
     assert (settings["bandwidth_bytes_s"], settings["verify"]) == (0, True)
     node.ok("jobs", "forget", "2", mounted)
     assert "no job 2" in node.fails("jobs", "show", "2")
+
+
+def test_a_load_keeps_to_its_bandwidth(node: Node, bucket: Bucket) -> None:
+    rate, size = 5_000_000, 50_000
+    total = put_many(bucket, 300, size)
+    mounted = node.mount(bucket.url, *bucket.options)
+    started = time.monotonic()
+    node.ok("load", mounted / "train", "--bandwidth", "5MB/s", "--wait")
+    at_once = rate + REQUESTS * size  # after a pause, and what is under way when that is used up
+    assert time.monotonic() - started >= (total - at_once) / rate
 
 
 def test_a_sync_takes_over_what_changed_and_says_it(node: Node, bucket: Bucket) -> None:

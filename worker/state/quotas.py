@@ -2,8 +2,8 @@
 
 A quota of a path bounds the bytes that all nodes together have cached of what is below it. Each
 node may have its share, by its weight among them, and refuses what would go beyond. What a fill was
-promised counts until it is counted as cached; a little more than the quota may be there for a
-moment, and is freed again.
+promised counts until it is counted as cached, or nothing came of it; a little more than the quota
+may be there for a moment, and is freed again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class Charges:
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
         self._of: dict[bytes, tuple[Bounds, int]] = {}
-        self._promised: Counter[bytes] = Counter()
+        self._promised: dict[bytes, tuple[Bounds, int]] = {}
 
     def put(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
-        """So much is cached of a content, and counts against these."""
+        """So much is cached of a content, and counts against these, in place of what was promised
+        to it."""
         self.drop(key)
+        self._forget(key)
         if bounds:
             self._of[key] = bounds, size_bytes
             for path, _ in bounds:
@@ -47,15 +49,25 @@ class Charges:
         for path, _ in bounds:
             self._take(self._quotas.used_bytes, path, size_bytes)
 
-    def promise(self, bounds: Bounds, size_bytes: int) -> None:
-        for path, _ in bounds:
-            self._promised[path] += size_bytes
+    def promise(self, key: bytes, bounds: Bounds, size_bytes: int) -> None:
+        """So much more of a content is to come."""
+        before, promised_bytes = self._promised.get(key, (bounds, 0))
+        self._promised[key] = before, promised_bytes + size_bytes
+        for path, _ in before:
             self._quotas.used_bytes[path] += size_bytes
 
-    def settle(self) -> None:
-        """What was promised is counted by now."""
-        promised, self._promised = self._promised, Counter()
-        for path, size_bytes in promised.items():
+    def promised(self) -> Iterable[bytes]:
+        """Keys of what was promised something that is not counted as cached."""
+        return self._promised.keys()
+
+    def settle(self, keys: Iterable[bytes]) -> None:
+        """Of these nothing more comes, and what came is counted."""
+        for key in keys:
+            self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        bounds, size_bytes = self._promised.pop(key, ((), 0))
+        for path, _ in bounds:
             self._take(self._quotas.used_bytes, path, size_bytes)
 
     def refuses(self, bounds: Bounds, size_bytes: int) -> bytes | None:

@@ -28,22 +28,25 @@ def test_sums_over_tiers(steps: list[tuple[str, int, bytes, Bounds, int]]) -> No
     quotas = Quotas()
     tiers = [Charges(quotas), Charges(quotas)]
     cached: dict[tuple[int, bytes], tuple[Bounds, int]] = {}
-    promised: list[Counter[bytes]] = [Counter(), Counter()]
+    promised: dict[tuple[int, bytes], tuple[Bounds, int]] = {}
     for what, tier, key, bounds, size in steps:
         if what == "put":
             tiers[tier].put(key, bounds, size)
             cached[tier, key] = bounds, size
+            promised.pop((tier, key), None)
         elif what == "drop":
             tiers[tier].drop(key)
             cached.pop((tier, key), None)
         elif what == "promise":
-            tiers[tier].promise(bounds, size)
-            promised[tier].update({path: size for path, _ in bounds})
+            tiers[tier].promise(key, bounds, size)
+            before, more = promised.get((tier, key), (bounds, 0))
+            promised[tier, key] = before, more + size
         else:
-            tiers[tier].settle()
-            promised[tier].clear()
-        want: Counter[bytes] = promised[0] + promised[1]
-        for charged, size_bytes in cached.values():
+            assert {*tiers[tier].promised()} == {one for at, one in promised if at == tier}
+            tiers[tier].settle([key])
+            promised.pop((tier, key), None)
+        want: Counter[bytes] = Counter()
+        for charged, size_bytes in (*cached.values(), *promised.values()):
             want.update({path: size_bytes for path, _ in charged})
         assert {path: used for path, used in quotas.used_bytes.items() if used} == {
             path: used for path, used in want.items() if used

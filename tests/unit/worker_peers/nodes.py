@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cachefs.core import access
 from cachefs.core import cluster as c
+from cachefs.core.messages import PoliciesAt
 from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
-from cachefs.core.policies import Rule
-from tests.unit.worker.rig import MIB, Rig
+from cachefs.core.policies import Policy, Rule
+from tests.unit.worker.rig import MIB, Namespace, Rig
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
@@ -24,6 +25,21 @@ from worker.worker import Worker
 
 TIMES = Times(silence_s=10.0, probe_after_s=2.0, total_s=20.0)  # a busy machine is no silent peer
 SOON = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)
+
+
+class Told(Namespace):
+    """A namespace that says of each content what its origin says."""
+
+    policy_version = 0
+
+    async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
+        raise NotImplementedError
+
+    async def policies_at(self, path: bytes) -> PoliciesAt:
+        raise NotImplementedError
+
+    async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
+        return [self.origins[content.ino].rule for content in contents]
 
 
 class Node:
@@ -79,6 +95,7 @@ class Cluster:
     ) -> None:
         self.rig = Rig(directory / "0", limit_bytes, **config)
         self.rig.rule = Rule(replicas=replicas)
+        self.rig.space = Told()
         self.weights = weights or {}
         self.refreshes = 0
         self.view = View(0)
