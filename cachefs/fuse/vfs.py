@@ -60,7 +60,8 @@ from cachefs.fuse.root import Root
 log = logging.getLogger(__name__)
 
 REPORT_USES_S: Final = 1.0
-OPEN_STALE_S: Final = 1.0  # attributes of an open file whose name is something else now
+# Attributes of an open file whose name is something else now: they never change again.
+OPEN_STALE_S: Final = 3600.0
 MAX_PAGES_PER_SEEK: Final = 1 << 16
 MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
