@@ -6,7 +6,6 @@ pytest's closing line is the end of what they print.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -24,14 +23,12 @@ LINT: dict[str, list[str]] = {
     "docs": [PYTHON, "scripts/check_docs.py"],
 }
 PYTEST = ["-m", "pytest"]
-# Many tests wait for something: one process more than there are CPUs keeps those busy.
-SIDE_BY_SIDE: list[str] = []
 COVERAGE = ["--cov", "--cov-report="]
 TESTS: dict[str, list[list[str]]] = {
     "lint": [],
     "fast": [[PYTHON, *PYTEST, "tests/unit"]],
     "all": [
-        [PYTHON, *PYTEST, *SIDE_BY_SIDE, *COVERAGE, "--durations=10"],
+        [PYTHON, *PYTEST, *COVERAGE, "--durations=10"],
         [PYTHON, "-m", "coverage", "report", "--format=total"],
     ],
 }
