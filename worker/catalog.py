@@ -441,7 +441,10 @@ class Catalog:
         self.retire_if_unused(entry)
 
     def disk_fault(self, error: OSError) -> None:
-        """The tier's disk failed: it rests for a while, which is logged once."""
+        """The tier's disk failed: it rests for a while, which is logged once. A file under a lease
+        that somebody asks for is no fault of the disk."""
+        if isinstance(error, BlockingIOError):
+            return log.debug("a cache file is under a lease")
         parts = self._parts
         parts.counters.errors["disk"] += 1
         if parts.health.fault(error, parts.clocks.monotonic()):

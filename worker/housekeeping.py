@@ -227,7 +227,10 @@ def _is_doubtful(tier: Tier, name: str) -> bool:
 
 def _real_bytes(tier: Tier, name: str, record: FileRecord) -> int:
     """What the file takes, -1 when that is what the record says."""
-    fd = tier.open_file(name, os.O_RDONLY)
+    try:
+        fd = tier.open_file(name, os.O_RDONLY)
+    except BlockingIOError:  # it is on its way out
+        return -1
     if fd is None:
         return -1
     try:

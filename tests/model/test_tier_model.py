@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cachefs.core.errors import CacheFSError, NoSpace, Stale
+from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, Rig, open_reader, read, run, until
 from worker.loading.cache import Load, Loaded, Missing
 from worker.state.holds import Hold
@@ -134,7 +134,7 @@ class Model:
         load = Load(origin, -1, hold, None, lambda: None, ended.set_result)
         self.worker.loading.load(load)
         error = (await ended).error
-        assert error is None or isinstance(error, (NoSpace, Stale, Missing)), error
+        assert error is None or isinstance(error, (NoSpace, Stale, Missing, Unavailable)), error
 
     async def keep_open(self) -> None:
         if len(self.open) < 5 and (found := await self.opened()) is not None:
