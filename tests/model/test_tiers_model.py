@@ -270,7 +270,7 @@ class Model:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("attempt", range(4))
+@pytest.mark.parametrize("attempt", range(2))
 def test_a_file_reads_as_its_bytes_whatever_its_tiers_do(
     tmp_path: Path, attempt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
