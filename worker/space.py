@@ -112,7 +112,7 @@ class Space:
         unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
-            await self._make_room(size_bytes, None, until_s=monotonic() + THOROUGH_S)
+            await self._make_room_thoroughly(size_bytes, monotonic() + THOROUGH_S)
         if self._take(size_bytes, entry):
             return
         if self._unanswered != unanswered:
@@ -247,47 +247,53 @@ class Space:
                 await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
 
     async def _make_room(
-        self,
-        need_bytes: int,
-        idle_s: float | None,
-        *,
-        only_copies: bool = False,
-        until_s: float | None = None,
+        self, need_bytes: int, idle_s: float | None, *, only_copies: bool = False
     ) -> None:
         """`idle_s`: only from what nobody used for so long; None: from anything, or from copies of
-        what others own alone. `until_s` (monotonic): looks at everything once, as long as that."""
+        what others own alone."""
         parts = self._parts
         idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
-        spare_bytes = min(parts.ledger.limit_bytes // 128, 32 << 20)
+        reason = "copy" if only_copies else "space" if idle_s is None else "idle"
         self._release_held()
-        batch, rounds = BATCH_FILES, 0
-        most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
-        while rounds < MOST_ROUNDS if until_s is None else most_looks > 0:
-            rounds += 1
+        for _ in range(MOST_ROUNDS):
             short_bytes = need_bytes - parts.ledger.free_for_files
             if short_bytes <= 0:
                 return
             if only_copies:
                 keys = parts.order.copies(BATCH_FILES)
             else:
-                keys = self._candidates(idle_before_s, batch)
-            most_looks -= len(keys) or MOST_SKIPPED
-            if until_s is not None and parts.clocks.monotonic() >= until_s:
-                return
+                keys = self._candidates(idle_before_s)
             if not keys:
-                if until_s is None:
-                    return
+                return
+            await self._evict_permitted(keys, short_bytes, reason)
+
+    async def _make_room_thoroughly(self, need_bytes: int, until_s: float) -> None:
+        """From anything: looks at everything once, until then (monotonic) at most."""
+        parts = self._parts
+        self._release_held()
+        batch = BATCH_FILES
+        most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
+        while most_looks > 0 and parts.clocks.monotonic() < until_s:
+            short_bytes = need_bytes - parts.ledger.free_for_files
+            if short_bytes <= 0:
+                return
+            keys = self._candidates(NEVER_S, batch)
+            most_looks -= len(keys) or MOST_SKIPPED
+            if not keys:
                 await asyncio.sleep(0)
-                continue
-            allowed, until_s = await self._permitted(self._not_live(keys))
-            for key in set(keys) - set(allowed):
-                parts.order.defer(key)
-            if until_s is not None and 4 * len(allowed) < len(keys):
+            elif 4 * await self._evict_permitted(keys, short_bytes, "space") < len(keys):
                 batch = min(2 * batch, MOST_ASKED)
-            reason = "copy" if only_copies else "space" if idle_s is None else "idle"
-            short_bytes += spare_bytes
-            await self._offer_below(self._not_live(allowed), short_bytes)
-            await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+
+    async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
+        """So much of these, and a little more, as far as they may go; how many may."""
+        parts = self._parts
+        allowed, until_s = await self._permitted(self._not_live(keys))
+        for key in set(keys) - set(allowed):
+            parts.order.defer(key)
+        short_bytes += min(parts.ledger.limit_bytes // 128, 32 << 20)
+        await self._offer_below(self._not_live(allowed), short_bytes)
+        await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+        return len(allowed)
 
     async def _offer_below(self, keys: Sequence[bytes], short_bytes: int) -> None:
         """What was used here is copied to a slower tier before it goes."""
