@@ -49,27 +49,32 @@ def run(lab: Lab, result: Result) -> None:
 
 def small(lab: Lab, result: Result, origin: Shaped) -> None:
     data = lab.datasets.small(lab.size(20_000, 4000))
-    plain = [lab.obstore("obstore_files", data, origin.url, REQUESTS) for _ in range(lab.runs)]
-    loads = [load_once(lab, data, origin) for _ in range(lab.runs)]
     title = f"{len(data.names):,} files of 110 KiB, {lab.runs} runs"
-    table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
-    add_rows(table, loads, median(plain))
+    loads, plain = beside_obstore(lab, result, origin, data, "obstore_files", title)
     one = middle_load(loads)
-    ratio = one.files / one.loaded_s / median(plain).files_per_s
+    ratio = one.files / one.loaded_s / plain.files_per_s
     result.bar("loading small files, of obstore alone", ratio, 0.7, "x", at_least=True)
     result.bar("first byte after submit", max(one.first_s for one in loads), 1.0, "s")
 
 
 def large(lab: Lab, result: Result, origin: Shaped) -> None:
     data = lab.datasets.sparse_files(4, lab.size(2048, 256))
-    plain = [lab.obstore("obstore_to_file", data, origin.url, REQUESTS) for _ in range(lab.runs)]
-    loads = [load_once(lab, data, origin) for _ in range(lab.runs)]
     title = f"4 files of {data.size_bytes // 4 // MIB:,} MiB, {lab.runs} runs"
-    table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
-    add_rows(table, loads, median(plain))
+    loads, plain = beside_obstore(lab, result, origin, data, "obstore_to_file", title)
     one = middle_load(loads)
-    ratio = one.bytes / one.loaded_s / 1e6 / median(plain).mb_per_s
+    ratio = one.bytes / one.loaded_s / 1e6 / plain.mb_per_s
     result.bar("loading large files, of obstore alone", ratio, 0.85, "x", at_least=True)
+
+
+def beside_obstore(
+    lab: Lab, result: Result, origin: Shaped, data: Dataset, what: str, title: str
+) -> tuple[list[Loaded], Pass]:
+    """Loads of a data set, and the median of what obstore alone takes for it."""
+    plain = median(lab.obstore(what, data, origin.url, REQUESTS) for _ in range(lab.runs))
+    loads = [load_once(lab, data, origin) for _ in range(lab.runs)]
+    table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
+    add_rows(table, loads, plain)
+    return loads, plain
 
 
 def middle_load(loads: list[Loaded]) -> Loaded:

@@ -66,7 +66,7 @@ class Lister:
         """Raises the connector's errors, Stale when the directory was removed meanwhile."""
         written: _Part | None = None
         try:
-            for page in self._listed():
+            for page in listed(self._place, may_be_absent=self._may_be_absent):
                 batch = self._pages.add(page.entries, page.hidden)
                 self._hidden += batch.hidden
                 self.empty = self.empty and not (page.entries or page.hidden)
@@ -83,14 +83,6 @@ class Lister:
                 self._settle(written)
         # The end is written when all before it is: what failed must not make a whole listing.
         self._settle(self._write(*last))
-
-    def _listed(self) -> Iterator[Page]:
-        """Pages in order; none where a directory that is held is not there at the origin."""
-        try:
-            yield from ordered_pages(self._place.mount.connector, self._place.path)
-        except NotFound:
-            if not self._may_be_absent:
-                raise
 
     def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
         """Queues a page, and the end of the listing in the same transaction when all of the page
@@ -145,6 +137,16 @@ class Lister:
             self._syncer.release(merged.compared.changes)
             if removed:
                 self._loop.call_soon_threadsafe(self._syncer.directories_removed)
+
+
+def listed(place: Place, *, may_be_absent: bool) -> Iterator[Page]:
+    """Pages of a directory in order; none where it is not there at the origin and may be so (it is
+    held by a mount below it)."""
+    try:
+        yield from ordered_pages(place.mount.connector, place.path)
+    except NotFound:
+        if not may_be_absent:
+            raise
 
 
 def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:

@@ -113,9 +113,6 @@ class Tree:
         """The mount whose root this is."""
         return self._mounts.get(ino)
 
-    def is_root(self, ino: int) -> bool:
-        return ino in self._mounts
-
     def by_path(self, path: bytes) -> Mount | None:
         """The source at a path of the namespace."""
         return next((mount for mount in self.mounts() if mount.record.path == path), None)

@@ -174,21 +174,11 @@ class Lines(View):
 
 
 class Bars(View):
-    """A bar of bytes on standard error and a line of counts below it, drawn by rich, which is
-    imported only now."""
+    """A bar of bytes on standard error and a line of counts below it, drawn by rich."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self._job: JobShown | None = None
-        self._live = Live(
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._live = output.live()
         self._live.start()
 
     def show(self, job: JobShown) -> None:

@@ -6,11 +6,14 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cachefs.core import units
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
@@ -25,6 +28,20 @@ def print_json_line(value: Any) -> None:
     """One JSON document on one line, written at once."""
     click.echo(json.dumps(value))
     sys.stdout.flush()
+
+
+def live() -> Live:
+    """Lines on standard error that are drawn anew, and gone at the end. Imports rich only now."""
+    from rich.console import Console
+    from rich.live import Live
+
+    return Live(
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 def warn_of_silent(lines: Sequence[str]) -> None:

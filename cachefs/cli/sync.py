@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -15,9 +15,6 @@ from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.syncs import Change, ChangeKind, SyncShown
 from cachefs.core.units import format_duration
-
-if TYPE_CHECKING:
-    from rich.live import Live
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -185,17 +182,8 @@ class Terminal(View):
     """The changes, and below them how far it is."""
 
     def __init__(self, place: Place) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         super().__init__(place)
-        self._live: Live = Live(
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        self._live = output.live()
         self._live.start()
 
     def show(self, reply: m.SyncReply) -> None:

@@ -14,13 +14,12 @@ class Generations(Generic[K, V]):
     half takes what is used, the old half is dropped whole when the young one is full. Plain dicts,
     so an item costs no links."""
 
-    __slots__ = ("_half", "_old", "_young", "rotations")
+    __slots__ = ("_half", "_old", "_young")
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
         self._young: dict[K, V] = {}
         self._old: dict[K, V] = {}
-        self.rotations = 0
 
     def __len__(self) -> int:
         return len(self._young) + sum(1 for key in self._old if key not in self._young)
@@ -36,7 +35,6 @@ class Generations(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         if len(self._young) >= self._half and key not in self._young:
             self._old, self._young = self._young, {}
-            self.rotations += 1
         self._young[key] = value
 
     def drop(self, key: K) -> None:

@@ -9,7 +9,6 @@ master's port again. `<home>/local.json` names the directory of the last `up`.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from pathlib import Path
@@ -190,11 +189,3 @@ def _free_port(url: str) -> int:
         except OSError:
             return 0
     return port
-
-
-def log_of(process: LocalProcess, cluster: LocalCluster) -> str:
-    """Where a process logs."""
-    if process.name == "master":
-        return os.path.join(cluster.directory, "master", state.LOG_NAME, "master.log")
-    directory = StateHome(cluster.home).node_dir(address_of(cluster.master), process.name)
-    return str(directory / state.LOG_NAME / "server.log")

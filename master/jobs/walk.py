@@ -65,8 +65,7 @@ class Fresh:
         entries = []
         for dentry in listing.entries:
             inode = _decode(dentry.inode)
-            key = dentry.name + b"/" if inode.kind is Kind.DIRECTORY else dentry.name
-            entries.append((key, inode))
+            entries.append((order_key(dentry.name, inode.kind is Kind.DIRECTORY), inode))
         return Page(entries, listing.next)
 
     def ahead(self, inos: Sequence[int]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.errors import NotFound, Stale
-from connectors.base import Page
-from master.lister import Watcher, ordered_pages
+from cachefs.core.errors import Stale
+from master.lister import Watcher, listed
 from master.state.merge import Batch, Pages
 from master.store.base import Store
 from master.store.comparison import Compared, compare
@@ -49,19 +48,12 @@ class Preview:
     def run(self) -> None:
         """Raises the connector's errors, Stale when it is over."""
         pages, asked_at = Pages(), self._clock()
-        for page in self._listed():
+        for page in listed(self._place, may_be_absent=self._may_be_absent):
             if self._over():
                 raise Stale("the comparison was ended")
             self.empty = self.empty and not (page.entries or page.hidden)
             self._compare(pages.add(page.entries, page.hidden), asked_at)
         self._compare(pages.end(), asked_at)
-
-    def _listed(self) -> Iterator[Page]:
-        try:
-            yield from ordered_pages(self._place.mount.connector, self._place.path)
-        except NotFound:
-            if not self._may_be_absent:
-                raise
 
     def _compare(self, batch: Batch, asked_at: float) -> None:
         if self._ino is None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.cluster import Cluster, Machine
 from tests.services.processes import NotInTime, is_running, wait_until, waits
+from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
@@ -194,3 +196,28 @@ class Bucket:
 @pytest.fixture
 def bucket(s3: S3Server) -> Bucket:
     return Bucket(s3, f"bucket-{next(_buckets)}")
+
+
+@pytest.fixture
+def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+    """A proxy before the bucket's server, which counts; `bucket.options` lead through it."""
+    with FaultProxy(bucket.endpoint_url) as between:
+        bucket.endpoint_url = between.endpoint_url
+        yield between
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
+    """Of the bucket's credentials; nothing runs yet."""
+    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
+        yield made
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, bucket: Bucket) -> Iterator[Machine]:
+    """A machine that has no worker."""
+    machine = Machine("trainer", tmp_path / "trainer", bucket.server.credentials())
+    try:
+        yield machine
+    finally:
+        machine.close()

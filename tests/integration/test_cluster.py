@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digests, expected, images
 from tests.services.cluster import Cluster, Machine
@@ -28,30 +26,6 @@ MIB = 1 << 20
 READER = Path(__file__).with_name("reader.py")
 LOST_S = 40.0  # until a silent worker is given up, on a busy machine
 NODES = 3
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
-        yield made
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    """A proxy before the bucket's server, which counts; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
-
-
-@pytest.fixture
-def trainer(tmp_path: Path, bucket: Bucket) -> Iterator[Machine]:
-    """A machine that has no worker."""
-    machine = Machine("trainer", tmp_path / "trainer", bucket.server.credentials())
-    try:
-        yield machine
-    finally:
-        machine.close()
 
 
 def dataset() -> dict[str, bytes]:

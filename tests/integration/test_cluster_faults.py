@@ -41,19 +41,6 @@ READ_S = 30.0  # whatever breaks, a read has ended by then
 LOST_S = 40.0  # until a silent worker is given up, on a busy machine
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
-        yield made
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
-
-
 def serve(
     cluster: Cluster,
     bucket: Bucket,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    """Before the bucket's server; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
 
 
 def test_a_load_of_a_cluster_outlives_its_master_and_a_worker(

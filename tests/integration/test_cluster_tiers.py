@@ -5,11 +5,8 @@ alone, and what happens to one of them costs nobody an error.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, digests, expected, images
@@ -17,12 +14,6 @@ from tests.services.cluster import Cluster, Machine
 from tests.services.processes import wait_until
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
-        yield made
 
 
 def status(machine: Machine, mount: Path) -> dict[str, Any]:

@@ -9,11 +9,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
@@ -31,14 +28,6 @@ from tests.services.proxy import FaultProxy, hang, status
 from worker.state.loading import REQUESTS
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    """Before the bucket's server; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
 
 
 def kill_server(node: Node, mounted: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,6 @@ from tests.services.s3_server import S3Server
 
 MIB = 1 << 20
 DEADLINE = ("--origin-deadline", "3s")
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    """A proxy before the bucket's server; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
 
 
 def read_error(path: Path) -> int:

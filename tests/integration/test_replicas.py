@@ -6,10 +6,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, expected, images
@@ -20,30 +16,6 @@ from tests.services.proxy import FaultProxy
 MIB = 1 << 20
 NODES = 3
 SLOW_S = 3.0  # that a peer's silence may cost who has no other to ask
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "cluster", bucket.server.credentials()) as made:
-        yield made
-
-
-@pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
-    """Before the bucket's server; counts."""
-    with FaultProxy(bucket.endpoint_url) as between:
-        bucket.endpoint_url = between.endpoint_url
-        yield between
-
-
-@pytest.fixture
-def trainer(tmp_path: Path, bucket: Bucket) -> Iterator[Machine]:
-    """A machine that owns nothing."""
-    machine = Machine("trainer", tmp_path / "trainer", bucket.server.credentials())
-    try:
-        yield machine
-    finally:
-        machine.close()
 
 
 def wait_for_bytes(cluster: Cluster, count: int) -> None:
