@@ -84,7 +84,10 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._waiting = 0  # calls of which the loop has not heard the end; the loop's alone
+        # The loop's alone: threads that were not told to end, and calls of which it has not heard
+        # the end.
+        self._kept = 0
+        self._waiting = 0
         self._running: set[_Call] = set()
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
@@ -112,13 +115,14 @@ class Threads:
         loop."""
         self._calls.put(_Call(function, args, done))
         self._waiting += 1
-        if self._waiting > len(self._threads) < self._most:
+        if self._waiting > self._kept < self._most:
             self._start()
 
     def _start(self) -> None:
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
+        self._kept += 1
         thread.start()
 
     def calls(self) -> list[Hashable]:
@@ -128,9 +132,10 @@ class Threads:
     def count_out(self, stuck: int) -> None:
         """So many threads are stuck and do not count, at most as many as there may be; 0: none."""
         self._most = self._count + min(stuck, self._count)
-        for _ in range(self._most, len(self._threads)):
+        while self._kept > self._most:
+            self._kept -= 1
             self._calls.put(None)
-        while self._waiting > len(self._threads) < self._most:
+        while self._waiting > self._kept < self._most:
             self._start()
 
     def close(self, wait_s: float) -> bool:

@@ -1,0 +1,46 @@
+"""Threads of a loop: stuck ones do not count, and never are so many told to end that none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from worker.threads import Threads, Wake
+
+
+def test_a_pool_has_a_thread_left_however_often_stuck_ones_come_and_go() -> None:
+    async def script() -> None:
+        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        try:
+            stuck = pool.run(go_on.wait, 5.0)
+            for _ in range(3):  # the one that is to end has not ended when the next count comes
+                behind = pool.run(go_on.wait, 5.0)
+                pool.count_out(1)
+                behind.cancel()
+                pool.count_out(0)
+            go_on.set()
+            await stuck
+            assert await asyncio.wait_for(pool.run(lambda: "done"), 5.0) == "done"
+        finally:
+            go_on.set()
+            assert pool.close(5.0)
+
+    asyncio.run(script())
+
+
+def test_a_stuck_thread_is_made_up_for() -> None:
+    async def script() -> None:
+        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        try:
+            stuck = pool.run(go_on.wait, 5.0)
+            behind = pool.run(lambda: "done")
+            pool.count_out(1)
+            assert await asyncio.wait_for(behind, 5.0) == "done"
+            assert not stuck.done()
+        finally:
+            go_on.set()
+            assert pool.close(5.0)
+
+    asyncio.run(script())
