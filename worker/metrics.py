@@ -96,6 +96,7 @@ def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             ("used_bytes", "Bytes that a tier takes."),
             ("limit_bytes", "Bytes that a tier may take."),
             ("files", "Files with cached bytes."),
+            ("commits_waiting", "Records of cached bytes that a SIGKILL now may cost."),
         )
     }
     text = "1 for the state that a tier is in."

@@ -106,5 +106,6 @@ def _tier(
         "segments": len(segments),
         "overhead_bytes": ledger.overhead_bytes,
         "files": parts.tier.index.file_count,
+        "commits_waiting": parts.writer.waiting,
         "live_files": len(catalog),
     }

@@ -138,10 +138,12 @@ def test_everything_is_warm_after_a_restart_of_all(
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
     cluster.workers[0].umount(mount)
+    cluster.wait_until_recorded()
     for machine in (*cluster.workers, cluster.master):
         machine.kill()
     for machine in (cluster.master, *cluster.workers):
         machine.start()
+    cluster.epoch()
     before = proxy.counters().object_bytes
     mount = cluster.mount(1, "/data")
     assert digests(mount) == expected(files)

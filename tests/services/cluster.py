@@ -18,6 +18,7 @@ from cachefs.client.http import HttpClient
 from cachefs.core.cluster import ListWorkers, WorkerTable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
+from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
 
 CACHEFS = Path(sys.executable).parent / "cachefs"
@@ -194,6 +195,17 @@ class Cluster:
             return all(row["settled"] == newest for row in rows)
 
         wait_until(settled, "every block is in its place", limit_s)
+
+    def wait_until_recorded(self, limit_s: float = 30.0) -> None:
+        """Until a SIGKILL of any worker would cost no cached byte: readers have what they read
+        before the index has it."""
+        names = {"cachefs_worker_fills_in_flight", "cachefs_worker_tier_commits_waiting"}
+
+        def recorded() -> bool:
+            pages = [exposed(worker.url) for worker in self.workers if worker.pid]
+            return not any(page[name] for page in pages for name in names)
+
+        wait_until(recorded, "everything that was filled is recorded", limit_s)
 
     def wait_for_states(self, *states: str, limit_s: float = 30.0) -> None:
         """Until the workers are in these states, in any order."""

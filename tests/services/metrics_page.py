@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +23,17 @@ def documented(prefix: str) -> Described:
         for name, kind, labels in rows
         if name.startswith(prefix)
     }
+
+
+def exposed(url: str) -> dict[str, float]:
+    """What a process says at /metrics now, by name; over all labels, added. Raises OSError."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+        text = reply.read().decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
 
 
 def exported(text: str, prefix: str) -> Described:

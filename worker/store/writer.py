@@ -9,6 +9,7 @@ evictions.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -47,6 +48,8 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
         self.at_disk = 0  # odd while a commit is under way, another number each time
+        self._submitted = itertools.count(1)
+        self._newest, self._finished = 0, 0
         self._urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
         self._thread.start()
@@ -55,7 +58,13 @@ class Writer:
         self, changes: Sequence[Change], done: Done, after: Callable[[], None] = _nothing
     ) -> None:
         """Never blocks."""
+        self._newest = next(self._submitted)
         self._jobs.put(Job(changes, after, done))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs whose commit has not ended: what a SIGKILL now may cost."""
+        return max(0, self._newest - self._finished)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Submits and waits for the commit; not for the event loop. Raises OSError."""
@@ -124,3 +133,4 @@ class Writer:
             except OSError as err:  # the file is recorded: its next open publishes it
                 log.warning("a file could not be published: %s", err.strerror)
         job.done(error)
+        self._finished += 1
