@@ -1,4 +1,5 @@
-"""Threads of a loop: stuck ones do not count, and never are so many told to end that none is left."""
+"""Threads of a loop: stuck ones do not count, and never are many told to end that none
+is left."""
 
 from __future__ import annotations
 
