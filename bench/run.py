@@ -44,6 +44,7 @@ CLUSTER = (
     "cluster_bytes",
     "cluster_epochs",
     "load_million",
+    "load_kill",
 )
 GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md")}
 

@@ -1,0 +1,137 @@
+"""A cluster loads 20,000 files of 110 KiB; its master is killed at 30 % of the bytes, one of its
+two workers at 60 %, both are started again: the job succeeds with every file, the origin hands out
+<= 1.02 x the bytes of the files, and a second load of the same fetches none.
+
+Both are killed with SIGKILL, by an origin that is shaped, so that they are in the middle of it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+
+from bench.datasets import MIB, Dataset
+from bench.harness import Lab, main
+from bench.mounts import BenchFailed
+from bench.origin import Shaped
+from bench.report import Result
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.errors import CacheFSError
+from cachefs.core.jobs import JobShown, JobSpec, JobState
+from cachefs.core.specs import Security
+from tests.services.cluster import Cluster, ClusterFailed
+from tests.services.processes import NotInTime, wait_until
+
+NODES = 2
+MASTER_AT, WORKER_AT = 0.3, 0.6  # of the bytes
+AGAIN = 1.02
+LIMIT_S = 240.0
+RATE_BYTES_S, LATENCY_S = 150e6, 0.005  # of the origin
+
+
+@dataclass(frozen=True)
+class Load:
+    """A job that has ended, and what its origin gave meanwhile."""
+
+    name: str
+    shown: JobShown
+    body_bytes: int
+    wall_s: float
+    killed_at: tuple[float, ...]  # of the bytes
+
+
+class Loads:
+    """Jobs of a cluster whose processes die: who does not answer is asked again."""
+
+    def __init__(self, cluster: Cluster, origin: Shaped) -> None:
+        self._cluster = cluster
+        self._origin = origin
+        with closing(self._client()) as client:
+            self._namespace = client.call(c.Greeting(), c.Greeted).namespace
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self._cluster.master.url, Security())
+
+    def body_bytes(self) -> int:
+        return int(self._origin.counters()["object_bytes"])
+
+    def submit(self, path: bytes) -> int:
+        with closing(self._client()) as client:
+            call = m.SubmitJob(self._namespace, JobSpec((path,)))
+            return client.call(call, m.JobSubmitted).job
+
+    def shown(self, job: int) -> JobShown | None:
+        """None: nobody answers for now."""
+        with closing(self._client()) as client:
+            try:
+                return client.call(m.GetJob(self._namespace, job), m.JobReply).job
+            except CacheFSError:
+                return None
+
+    def come_to(self, wanted_bytes: float) -> None:
+        """Waits until the origin gave so much. Raises NotInTime."""
+        wait_until(lambda: self.body_bytes() >= wanted_bytes, "enough has come", LIMIT_S)
+
+    def ended(self, job: int) -> JobShown:
+        """Waits for a job's end. Raises NotInTime."""
+
+        def is_over() -> JobShown | None:
+            shown = self.shown(job)
+            return shown if shown is not None and shown.state.has_ended else None
+
+        found: JobShown = wait_until(is_over, f"job {job} has ended", LIMIT_S)
+        return found
+
+
+def run(lab: Lab, result: Result) -> None:
+    data = lab.datasets.small(lab.size(20_000, 4000))
+    room = f"{data.size_bytes // MIB + 512}MiB"
+    try:
+        with lab.light() as origin, Cluster(lab.root / "cluster", lab.origin.credentials) as it:
+            origin.shape(RATE_BYTES_S, LATENCY_S)
+            it.start(NODES, size=room)
+            it.add_ufs(data.url, "/data", "--endpoint-url", origin.url)
+            it.wait_until_settled()
+            killed = load(it, Loads(it, origin), data, kill=True)
+            again = load(it, Loads(it, origin), data, kill=False)
+    except (ClusterFailed, NotInTime, CacheFSError) as err:
+        raise BenchFailed(str(err)) from err
+    table = result.table(
+        f"{len(data.names):,} files of 110 KiB, {NODES} workers",
+        "load", "ended", "files", "failed", "body bytes", "ratio", "s",
+    )  # fmt: skip
+    for one in (killed, again):
+        shown, ratio = one.shown, f"{one.body_bytes / data.size_bytes:.4f}"
+        state = shown.state.value
+        table.add(
+            one.name, state, shown.files_done, shown.files_failed, one.body_bytes, ratio, one.wall_s
+        )
+        if shown.state is not JobState.SUCCEEDED or shown.files_done != len(data.names):
+            raise BenchFailed(f"the {one.name} {state}, {shown.files_done:,} files {shown.message}")
+    at = ", ".join(f"{share:.0%}" for share in killed.killed_at)
+    result.notes.append(f"Killed (the master, then a worker) when this had come: {at}.")
+    result.bar("bytes from the origin, of the files'", killed.body_bytes / data.size_bytes, AGAIN)
+    result.bar("bytes that a second load fetches", again.body_bytes, 0, "B")
+
+
+def load(cluster: Cluster, loads: Loads, data: Dataset, *, kill: bool) -> Load:
+    """One job of all files, with or without deaths."""
+    before, started, killed_at = loads.body_bytes(), time.monotonic(), list[float]()
+    job = loads.submit(b"/data")
+    victims = ((MASTER_AT, cluster.master), (WORKER_AT, cluster.workers[-1])) if kill else ()
+    for share, victim in victims:
+        loads.come_to(before + share * data.size_bytes)
+        victim.kill()
+        killed_at.append((loads.body_bytes() - before) / data.size_bytes)
+        victim.start()
+    shown = loads.ended(job)
+    wall_s = time.monotonic() - started
+    name = "load with two deaths" if kill else "second load"
+    return Load(name, shown, loads.body_bytes() - before, wall_s, tuple(killed_at))
+
+
+if __name__ == "__main__":
+    main(run)
