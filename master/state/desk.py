@@ -188,7 +188,7 @@ class Desk:
             worker.bytes[pack.job] = worker.bytes.get(pack.job, 0) + pack.bytes
             tasks.append(task)
             left -= pack.bytes
-        return Worked(self.run, tasks, self._running(call.worker, worker)), unowned
+        return Worked(self.run, tasks, self._running(call.worker)), unowned
 
     def is_news(self, name: str) -> bool:
         """Do other jobs run than a worker was told?"""
@@ -254,22 +254,28 @@ class Desk:
         hold_until_s = wall_s + order.hold_s if order.hold_s else 0.0
         return Task(self._number, pack.job, TaskKind.LOAD, files, hold_until_s, order.hold_read)
 
-    def _running(self, name: str, worker: _Worker) -> dict[int, int]:
+    def _running(self, name: str) -> dict[int, int]:
         return {job: self._share(order, name) for job, order in self._orders.items()}
 
     def _share(self, order: Order, name: str) -> int:
-        """Of a job's bandwidth: by what each worker has to do for it."""
-        if not order.bandwidth_bytes_s:
+        """Of a job's bandwidth: by what each worker that asks has to do for it. While that is not
+        known all get the same."""
+        bandwidth = order.bandwidth_bytes_s
+        if not bandwidth:
             return 0
-        have = {n: w.bytes.get(order.job, 0) for n, w in self._workers.items()}
-        busy = {n: count for n, count in have.items() if count > 0}
-        total = sum(busy.values())
-        floor = total * FLOOR
-        mine = max(busy.get(name, 0), floor)
+        to_do = {one: self._to_do_bytes(one, order.job) for one in self._workers}
+        total = sum(to_do.values())
         if not total:
-            return order.bandwidth_bytes_s
-        others = sum(max(count, floor) for n, count in busy.items() if n != name)
-        return max(1, int(order.bandwidth_bytes_s * mine / (mine + others)))
+            return max(1, bandwidth // len(to_do))
+        floor = total * FLOOR
+        mine = max(to_do.get(name, 0), floor)
+        others = sum(max(size, floor) for one, size in to_do.items() if size and one != name)
+        return max(1, int(bandwidth * mine / (mine + others)))
+
+    def _to_do_bytes(self, name: str, job: int) -> int:
+        """What a worker has of a job, and what waits for it."""
+        waiting = self._queues.get(name, {}).get(job, ())
+        return self._workers[name].bytes.get(job, 0) + sum(pack.bytes for pack in waiting)
 
 
 def _turn(worker: _Worker, order: Order) -> tuple[int, int, int]:

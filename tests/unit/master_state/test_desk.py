@@ -234,3 +234,15 @@ def test_a_bandwidth_is_shared_by_what_is_to_do() -> None:
     few, many = it.ask("b", room=0).running[1], it.ask("a", room=0).running[1]
     assert few == pytest.approx(1000 / 16, rel=0.1), "at least a sixteenth"
     assert few + many <= 1000
+
+
+def test_what_waits_for_others_counts_in_shares_of_a_bandwidth() -> None:
+    """Each begins with a second's worth of its rate: all of it for each would be too much."""
+    it = Table("a", "b")
+    it.desk.begin(Order(1, bandwidth_bytes_s=1000))
+    assert it.ask("a").running == {1: 1000}, "the only one that is known"
+    assert [it.ask(name).running[1] for name in "ba"] == [500, 500], "nothing is known to be done"
+    it.put(1, 200, size=TASK_BYTES)
+    first, second = it.ask("a").running[1], it.ask("b").running[1]
+    assert first + second <= 1000
+    assert min(first, second) > 300, "both have about as much to do"
