@@ -57,6 +57,7 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
         store_dir=_store_dir(chosen.text("store")) or str(directory / state.NAMESPACE_NAME),
         security=clusters.security(chosen),
         origin_deadline_s=chosen.seconds("origin_deadline"),
+        lost_after_s=chosen.seconds("lost_after"),
         log_file=str(log / "master.log"),
         log_level=chosen.text("log_level"),
         log_to_stderr=not background,

@@ -72,7 +72,7 @@ SOURCE_HEADER: Final = "X-CacheFS-Source"  # "cache" or "origin": where the byte
 MAX_DATA_PAGES: Final = 8
 
 HEARTBEAT_S: Final = 2.0
-LOST_AFTER_S: Final = 10.0
+LOST_AFTER_S: Final = 10.0  # five heartbeats; where a master is not told otherwise
 
 
 # ---- membership ----------------------------------------------------------------------------------

@@ -230,6 +230,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         choices=("auto", "kernel", "pyfuse3"),
     ),
     Setting(
+        "lost_after",
+        Type.DURATION,
+        10.0,
+        "A worker that is silent for so long is lost; they say five times in it that they live.",
+        minimum=1,
+        commands=("master",),
+    ),
+    Setting(
         "heartbeat_timeout",
         Type.DURATION,
         10.0,

@@ -47,6 +47,7 @@ class MasterSpec(msgspec.Struct, frozen=True):
     store_dir: str
     security: Security = Security()
     origin_deadline_s: float = 30.0
+    lost_after_s: float = 10.0  # a worker that is silent for so long is lost
     log_file: str = ""
     log_level: str = "info"
     log_to_stderr: bool = False

@@ -67,6 +67,7 @@ class Process:
                 authorize=access.check,
                 ssl_context=context,
                 peers=peers,
+                lost_after_s=spec.lost_after_s,
             )
             await self._attach(master)
             port = await server.start()

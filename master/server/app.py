@@ -87,6 +87,7 @@ class MasterServer:
         registry: CollectorRegistry | None = None,
         peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lost_after_s: float = c.LOST_AFTER_S,
     ) -> None:
         """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
         the `Authorization` header; raises AccessDenied. None: everybody may do everything, on
@@ -100,7 +101,7 @@ class MasterServer:
         self._authorize = authorize or Access().check
         self._tally = Tally()
         self._encoder = _Encoder()
-        self.members = Members(master.store, clock)
+        self.members = Members(master.store, clock, lost_after_s)
         self._calls = Calls(master, self.members, open_connector)
         self._registry = registry or CollectorRegistry()
         if registry is None:

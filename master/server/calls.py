@@ -161,7 +161,7 @@ class Calls:
 
     async def _register(self, call: c.Register, caller: Caller) -> m.Message:
         view = await self.members.register(call)
-        return c.Registered(self._master.namespace, view)
+        return c.Registered(self._master.namespace, view, self.members.heartbeat_s)
 
     async def _member_event(
         self, call: c.Heartbeat | c.Leave | c.Drain | c.RemoveWorker, caller: Caller

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.cluster import Beaten, Register, WorkerRow
+from cachefs.core.cluster import HEARTBEAT_S, LOST_AFTER_S, Beaten, Register, WorkerRow
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Done
 from cachefs.core.placement import View
@@ -37,13 +37,19 @@ MAX_WAIT_S: Final = 50.0  # of a question for the next view
 class Members:
     """Opens what the last master left in `store`. Blocks for a read. Raises BadConfig."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> None:
         self._store = store
         self._clock = clock
         with store.snapshot() as reader:
             value = reader.get(Table.MEMBERS, RECORD_KEY)
         record = None if value is None else decode_record(value)
-        self._membership = Membership(clock(), record)
+        self._membership = Membership(clock(), record, lost_after_s)
+        self.heartbeat_s = lost_after_s * HEARTBEAT_S / LOST_AFTER_S  # that workers are told
         self._view = self._membership.view  # the last one that is durable
         self._decided = self._durable = 0  # changes of the record
         self._saving: asyncio.Task[None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cachefs.core.cluster import Register, WorkerRow
+from cachefs.core.cluster import HEARTBEAT_S, Register, WorkerRow
 from cachefs.core.errors import Unsupported
 from cachefs.core.placement import Member, View
 
@@ -14,6 +14,8 @@ WORKER: Final = "local"
 
 class Solo:
     """In the place of `Members`. `row`: what the worker says of itself now."""
+
+    heartbeat_s: Final = HEARTBEAT_S
 
     def __init__(self, row: Callable[[], WorkerRow]) -> None:
         self._row = row

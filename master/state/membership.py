@@ -5,7 +5,7 @@ before any answer with a view of it goes out, so that one epoch never has two pl
 crashes.
 
 A worker is serving, draining (owns nothing, hands over), drained (has handed over) or lost (silent
-for `LOST_AFTER_S`). Where all are silent, the master is the one that is cut off: they are shown as
+for `lost_after_s`). Where all are silent, the master is the one that is cut off: they are shown as
 lost, and their blocks stay theirs until one is heard and the others are not.
 
 The members of a view are the serving workers with a weight. A change of who owns what is the next
@@ -152,17 +152,20 @@ class _Worker:
 
 class Membership:
     """The workers of one namespace. `record`: as the last master left it; its workers count as
-    serving until `LOST_AFTER_S` from `now` passed without a heartbeat."""
+    serving until `lost_after_s` from `now` passed without a heartbeat."""
 
-    def __init__(self, now: float, record: Record | None = None) -> None:
+    def __init__(
+        self, now: float, record: Record | None = None, lost_after_s: float = LOST_AFTER_S
+    ) -> None:
         record = record or Record()
+        self._lost_after_s = lost_after_s
         self._workers = {kept.id: _revived(kept, now) for kept in record.workers}
         self._epoch = record.epoch
         self._version = record.version
         self._settled = record.settled  # members of the last settled epoch that still live
         self._unsettled: set[str] = set()
         self._between = record.between
-        self._judges_from = now + LOST_AFTER_S  # nobody is lost before
+        self._judges_from = now + self._lost_after_s  # nobody is lost before
         self._ticked_at = now
         self._hears_nobody = False
         self._await_settling()
@@ -260,15 +263,15 @@ class Membership:
         """After a time without anybody, the others have all of their time to be heard, too."""
         if self._hears_nobody:
             self._hears_nobody = False
-            self._judges_from = now + LOST_AFTER_S
+            self._judges_from = now + self._lost_after_s
 
     def _tick(self, event: Tick, now: float) -> Outcome:
         if now - self._ticked_at > ABSENT_AFTER_S:
-            self._judges_from = now + LOST_AFTER_S
+            self._judges_from = now + self._lost_after_s
         self._ticked_at = now
         if now < self._judges_from:
             return Outcome(Done())
-        gone = [w for w in self._workers.values() if w.seen_at <= now - LOST_AFTER_S]
+        gone = [w for w in self._workers.values() if w.seen_at <= now - self._lost_after_s]
         alive = sum(not worker.lost for worker in self._workers.values())
         if alive and alive == sum(not worker.lost for worker in gone):
             notes = () if self._hears_nobody else ("no worker is heard: is the network cut off?",)

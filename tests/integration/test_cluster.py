@@ -158,6 +158,7 @@ def test_a_worker_killed_under_readers_costs_its_share_once(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """[S-cluster-worker-lost]"""
+    cluster.lose_soon()
     files = serve(cluster, bucket)
     mounts = [cluster.mount(n, "/data") for n in (0, 1)]
     with readers(tmp_path, files) as reading:

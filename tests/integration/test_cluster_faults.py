@@ -120,6 +120,7 @@ def test_a_partition_costs_time_and_no_byte(tmp_path: Path, bucket: Bucket) -> N
         FaultProxy(bucket.endpoint_url, host=networks.here) as proxy,
         NetCluster(tmp_path / "cluster", bucket.server.credentials(), networks) as cluster,
     ):
+        cluster.lose_soon()
         cluster.start(NODES, size="256MiB")
         cluster.add_ufs(bucket.url, "/data", "--endpoint-url", proxy.endpoint_url)
         mounts = [cluster.mount(n, "/data") for n in (0, 2)]
@@ -206,6 +207,7 @@ def test_a_worker_that_was_stopped_does_not_fill_by_an_old_epoch(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy
 ) -> None:
     files = images(30)
+    cluster.lose_soon()
     serve(cluster, bucket, files)
     mount = cluster.mount(0, "/data")
     assert sorted(path.name for path in mount.rglob("*.jpg"))

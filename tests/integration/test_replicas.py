@@ -48,6 +48,7 @@ def test_with_two_owners_the_loss_of_one_costs_no_byte_of_the_origin(
     """[S-replicas], [S-local-copy] and one that does not answer is outrun by the other."""
     files = {**images(60), "big.bin": body(9, 20 * MIB + 5)}
     bucket.fill(files)
+    cluster.lose_soon()
     cluster.start(NODES, size="256MiB")
     cluster.add_ufs(bucket.url, "/data", *bucket.options)
     trainer.run("policy", "set", cluster.path("/data"), "replicas=2", "local_copy=never")

@@ -128,6 +128,10 @@ class Cluster:
         self.master.command = ["master", "--listen", "127.0.0.1:0"]
         self.workers: list[Machine] = []
 
+    def lose_soon(self) -> None:
+        """Before `start`: a silent worker is lost after 4 s, for tests that wait for that."""
+        self.master.command += ["--lost-after", "4s"]
+
     def __enter__(self) -> Cluster:
         return self
 

@@ -36,6 +36,7 @@ class Cluster:
         tokens: str = "",
         clock: Callable[[], float] | None = None,
         peers: Peers | None = None,
+        lost_after_s: float = c.LOST_AFTER_S,
     ):
         self.directory = directory
         self.origins: dict[str, MemoryConnector] = {}
@@ -46,6 +47,7 @@ class Cluster:
         self._authorize = Access(parse_tokens(tokens, "tokens")).check if tokens else None
         self._clock = clock or time.monotonic
         self._peers = peers
+        self._lost_after_s = lost_after_s
         self.session: aiohttp.ClientSession
 
     def open_connector(self, source: UfsSpec) -> Connector:
@@ -65,6 +67,7 @@ class Cluster:
             authorize=self._authorize,
             clock=self._clock,
             peers=self._peers,
+            lost_after_s=self._lost_after_s,
         )
         self.port = await self.server.start()
         self.session = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}")

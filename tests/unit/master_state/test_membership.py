@@ -350,6 +350,18 @@ def test_where_nobody_is_heard_a_worker_can_be_removed() -> None:
     assert r.ids() == ["b"]
 
 
+def test_how_long_a_worker_may_be_silent_can_be_said() -> None:
+    r = Ring(Membership(1000.0, lost_after_s=4.0))
+    for id in "ab":
+        r.register(id)
+    r.settle("a", "b")
+    r.passes(4, "a", "b")
+    r.passes(3, "a")
+    assert r.state("b") == "serving"
+    r.passes(1, "a")
+    assert (r.ids(), r.state("b")) == (["a"], "lost")
+
+
 def test_a_lost_worker_is_forgotten_after_a_week() -> None:
     r = ring("a", "b")
     r.passes(LOST_AFTER_S + 1, "a")

@@ -15,6 +15,7 @@ def status_tree() -> dict[str, Any]:
     took = Histogram()
     took.observe(0.02)
     tier = {"path": "/c", "state": "degraded", "used_bytes": 5, "limit_bytes": 10, "files": 2}
+    tier["commits_waiting"] = 3
     cache = {
         "hits": 4, "misses": 3, "hit_bytes": 700, "peer_bytes": 60, "origin_bytes": 50,
         "origin_requests": 2, "fill_s": took.status(),
