@@ -168,6 +168,11 @@ def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitte
         more = m.AddJobPaths(place.namespace, submitted.job, count, part, last)
         insist(lambda more=more: place.call(more, m.Done), _say_silent)  # type: ignore[misc]
         count += len(part)
+    if rest:  # only now it is known whether there was such a job
+        call = m.GetJob(place.namespace, submitted.job)
+        job = insist(lambda: place.call(call, m.JobReply), _say_silent).job.job
+        if job != submitted.job:
+            return m.JobSubmitted(job, updated=True)
     return submitted
 
 

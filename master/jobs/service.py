@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
@@ -19,20 +17,18 @@ import msgspec
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import BadConfig, CacheFSError, NotFound
-from cachefs.core.globs import select
 from cachefs.core.jobs import (
     FAILURES_BYTES,
     FAILURES_PER_REPLY,
     MAX_JOB_PATHS,
     PATHS_PER_CALL,
-    PRIORITIES,
     JobFailure,
     JobSpec,
     JobState,
 )
 from cachefs.core.messages import JobFailures, JobReply, JobSubmitted, JobTable
 from cachefs.core.placement import Placement, View
-from cachefs.core.policies import above, shown
+from master.jobs import asked
 from master.jobs.ground import Ground
 from master.jobs.polls import Polls
 from master.jobs.runner import Clocks, Runner
@@ -55,7 +51,6 @@ log = logging.getLogger("cachefs.jobs")
 T = TypeVar("T")
 TICK_S: Final = 1.0
 MAX_WAIT_S: Final = 50.0  # of a worker's question
-MAX_PATH_BYTES: Final = 4096
 MAX_ROWS: Final = 1000  # of an answer
 
 
@@ -271,14 +266,17 @@ class LoadJobs:
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
         """Cancelled: it may have happened; the same `key` tells. Raises BadConfig."""
         self.start()
-        _check(spec)
-        paths = [*map(_normal, spec.paths)] if more else _distinct(map(_normal, spec.paths))
+        asked.check(spec)
+        paths = (
+            [*map(asked.normal, spec.paths)]
+            if more
+            else asked.distinct(map(asked.normal, spec.paths))
+        )
         async with self._changing:
             known = self._by_key(key)
             if known is not None:
                 return JobSubmitted(known.record.job)
-            digest = b"" if more else _digest(paths)
-            same = self._by_digest(digest)
+            same = None if more else self._by_digest(asked.digest_of(paths))
             if same is not None:
                 return await self._update(same, spec)
             unfinished = sum(not job.record.state.has_ended for job in self._jobs.values())
@@ -287,10 +285,10 @@ class LoadJobs:
                     f"{unfinished} jobs are not finished, the limit",
                     remedy="wait for one to end, or forget one that is stopped",
                 )
-            return await self._submit(spec, paths, key, digest, more=more)
+            return await self._submit(spec, paths, key, more=more)
 
     async def _submit(
-        self, spec: JobSpec, paths: list[bytes], key: str, digest: bytes, *, more: bool
+        self, spec: JobSpec, paths: list[bytes], key: str, *, more: bool
     ) -> JobSubmitted:
         record = JobRecord(
             job=0,
@@ -300,14 +298,14 @@ class LoadJobs:
             submitted_at_s=self._clocks.wall(),
             paths_open=more,
             key=key,
-            digest=digest,
-            base=_base(paths),
+            digest=asked.digest_of(paths),
+            base=asked.base_of(paths),
         )
         record = await self._write(lambda writer: table.put_new(writer, record, paths))
         job = self._jobs[record.job] = Job(record, self._clocks.now())
         if not self._closed:
             self._run(job)
-        log.info("job %d: load %s", record.job, _named(record))
+        log.info("job %d: load %s", record.job, asked.named(record))
         return JobSubmitted(record.job)
 
     async def _update(self, job: Job, spec: JobSpec) -> JobSubmitted:
@@ -319,13 +317,18 @@ class LoadJobs:
     def _by_key(self, key: str) -> Job | None:
         since_s = self._clocks.wall() - KEY_FOR_S
         for job in reversed(self._jobs.values()):
-            if key and job.record.key == key and job.record.submitted_at_s > since_s:
+            record = job.record
+            if key and record.key == key and record.submitted_at_s > since_s:
+                return job
+            if key and any(key == one.key for one in record.also):
                 return job
         return None
 
     def _by_digest(self, digest: bytes) -> Job | None:
+        """The job of these paths that has not ended."""
         for job in self._jobs.values():
-            if digest and job.record.digest == digest and not job.record.state.has_ended:
+            record = job.record
+            if record.digest == digest and not (record.paths_open or record.state.has_ended):
                 return job
         return None
 
@@ -335,7 +338,7 @@ class LoadJobs:
         """See AddJobPaths. Raises NotFound, BadConfig."""
         if len(paths) > PATHS_PER_CALL:
             raise BadConfig(f"{len(paths)} paths in a call, at most {PATHS_PER_CALL} are possible")
-        given = [_normal(path) for path in paths]
+        given = [asked.normal(path) for path in paths]
         async with self._changing:
             one = self._job(job)
             record = one.record
@@ -348,12 +351,26 @@ class LoadJobs:
             if first > record.path_count:
                 raise BadConfig(f"job {job} has {record.path_count} paths, some are missing")
             new = given[record.path_count - first :]
-            base = _base([*([record.base] if record.path_count else []), *new])
+            base = asked.base_of([*([record.base] if record.path_count else []), *new])
             await self._write(lambda w: table.put_paths(w, job, record.path_count, new))
-            one.add_paths(new, base, last=last)
+            digest = asked.digest_of(new, record.digest)
+            same = self._by_digest(digest) if last else None
+            if same is not None:
+                return await self._become(one, same)
+            one.add_paths(new, base, digest, last=last)
             await self._save(one)
             if (runner := self._runners.get(job)) is not None:
                 runner.stir()
+
+    async def _become(self, job: Job, same: Job) -> None:
+        """All paths of a job are known now, and they are those of another one, which gets its
+        settings, and answers to its number from now on."""
+        record = job.record
+        same.stands_for(record.job, record.key)
+        await self._update(same, record.spec)
+        job.end_at_once(self._clocks.now())
+        await self._forget(record.job)
+        log.info("job %d: the same paths as job %d, which goes on", record.job, same.record.job)
 
     async def job(self, job: int) -> JobReply:
         """Raises NotFound."""
@@ -387,7 +404,7 @@ class LoadJobs:
         async with self._changing:
             one = self._job(job)
             if action == "forget":
-                await self._forget(job)
+                await self._forget(one.record.job)
             else:
                 await self._go_on(one, action)
             log.info("job %d: %s", job, action)
@@ -415,6 +432,9 @@ class LoadJobs:
 
     def _job(self, job: int) -> Job:
         found = self._jobs.get(job)
+        for one in self._jobs.values() if found is None else ():
+            if any(job == also.job for also in one.record.also):
+                return one
         if found is None:
             raise NotFound(f"no job {job}", remedy="`cachefs jobs` lists them")
         return found
@@ -432,18 +452,6 @@ def _say_failure(task: asyncio.Task[None]) -> None:
         log.error("the clock of the load jobs stopped", exc_info=err)
 
 
-def _check(spec: JobSpec) -> None:
-    """Raises BadConfig for a spec that means nothing: it came over a wire."""
-    if not 0 < len(spec.paths) <= PATHS_PER_CALL:
-        raise BadConfig(f"a job begins with 1 to {PATHS_PER_CALL} paths, not {len(spec.paths)}")
-    if spec.priority not in PRIORITIES:
-        raise BadConfig(f"bad priority {spec.priority!r}", remedy=f"write {', '.join(PRIORITIES)}")
-    if spec.bandwidth_bytes_s < 0:
-        raise BadConfig("a bandwidth is not below 0")
-    if spec.hold_s is not None and not (spec.hold_s >= 0 and math.isfinite(spec.hold_s)):
-        raise BadConfig("a hold is a span of time", remedy="write it as 24h or 0")
-
-
 def _fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]]:
     """The first of them, which one frame of a node's socket holds; one at least."""
     left = FAILURES_BYTES
@@ -452,45 +460,3 @@ def _fitting(found: list[tuple[int, JobFailure]]) -> list[tuple[int, JobFailure]
         if left < 0 and place:
             return found[:place]
     return found
-
-
-def _normal(path: bytes) -> bytes:
-    """A path or glob without empty parts. Raises BadConfig."""
-    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    normal = b"/".join(parts)
-    if b".." in parts or len(normal) > MAX_PATH_BYTES or b"\0" in normal:
-        raise BadConfig("not a path of the namespace", path=shown(path[:MAX_PATH_BYTES]))
-    return normal
-
-
-def _distinct(paths: Iterable[bytes]) -> list[bytes]:
-    """Without paths that others of them select as well."""
-    given = dict.fromkeys(paths)
-    plain = {path for path in given if select(path).pattern is None}
-    return [path for path in given if plain.isdisjoint(list(above(path))[1:])]
-
-
-def _digest(paths: Iterable[bytes]) -> bytes:
-    """Of a set of paths."""
-    return hashlib.sha256(b"\0".join(sorted(paths))).digest()
-
-
-def _base(paths: Iterable[bytes]) -> bytes:
-    """The deepest path that all of these lie at or below."""
-    common: list[bytes] | None = None
-    for path in paths:
-        parts = select(path).base.split(b"/")
-        if common is None:
-            common = parts
-        else:
-            pairs = zip(common, parts, strict=False)
-            same = next(
-                (n for n, (a, b) in enumerate(pairs) if a != b), min(len(common), len(parts))
-            )
-            common = common[:same]
-    return b"/".join(common or [])
-
-
-def _named(record: JobRecord) -> str:
-    paths = ", ".join(shown(path) for path in record.paths[:3])
-    return paths if record.path_count <= 3 else f"{paths} and {record.path_count - 3} more"

@@ -17,15 +17,24 @@ from master.state.window import START, Position
 PATHS_SHOWN: Final = 10
 MAX_UNFINISHED: Final = 64
 MAX_ENDED: Final = 1000
+MAX_ALSO: Final = 16
 MAX_FAILURES: Final = 1_000_000
 KEY_FOR_S: Final = 24 * 3600.0
 
 
+class Also(msgspec.Struct, frozen=True, array_like=True):
+    """A job that turned out to be of the same paths as another one."""
+
+    job: int
+    key: str
+
+
 class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """`spec`: without its paths, which are in a table; `paths`: the first of them. `digest`: of the
-    set of paths, b"" while it is not whole. `base`: the deepest path that all of them lie at or
+    paths, of those so far while `paths_open`. `base`: the deepest path that all of them lie at or
     below. `round`: of failures; what an earlier one had is being forgotten. `again`: it failed for
-    want of room, and may go on. `matched`: did the path that is being counted select a file?"""
+    want of room, and may go on. `matched`: did the path that is being counted select a file?
+    `also`: other jobs that this one stands for."""
 
     job: int
     spec: JobSpec
@@ -58,6 +67,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes_verified: int = 0
     ended_at_s: float = 0.0
     worked_s: float = 0.0
+    also: tuple[Also, ...] = ()
 
 
 class Write(msgspec.Struct, frozen=True):

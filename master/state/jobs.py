@@ -27,9 +27,10 @@ from cachefs.core.jobs import (
     TaskKind,
 )
 from cachefs.core.model import Origin
-from master.state import jobwords
+from master.state import jobview, jobwords
 from master.state.desk import Order, Pack
-from master.state.jobrecord import MAX_FAILURES, PATHS_SHOWN, JobRecord, Write
+from master.state.jobrecord import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
+from master.state.jobview import Ahead
 from master.state.jobwords import Caches
 from master.state.pace import Pace
 from master.state.window import START, Part, Passed, Position, Slot, Window
@@ -231,13 +232,23 @@ class Job:
         self._set(spec=msgspec.structs.replace(spec, paths=()))
         self._urgent = True
 
-    def add_paths(self, paths: Sequence[bytes], base: bytes, *, last: bool) -> None:
+    def stands_for(self, job: int, key: str) -> None:
+        """Another job turned out to be of the same paths."""
+        self._set(also=(*self._record.also, Also(job, key))[-MAX_ALSO:])
+
+    def end_at_once(self, now: float) -> None:
+        """It is another job, as it turned out: nothing of it is wanted."""
+        if self.runs:
+            self._stop(now)
+
+    def add_paths(self, paths: Sequence[bytes], base: bytes, digest: bytes, *, last: bool) -> None:
         """More of the list of paths is recorded."""
         record = self._record
         self._set(
             path_count=record.path_count + len(paths),
             paths=(*record.paths, *paths)[:PATHS_SHOWN],
             base=base,
+            digest=digest,
             paths_open=not last,
         )
         self._urgent = True
@@ -347,29 +358,11 @@ class Job:
         message = record.message
         if state.has_ended and not self._durable.state.has_ended:
             state, message = self._durable.state, self._durable.message
-        ahead, ahead_bytes, failed = self._ahead()
-        files_done, bytes_done = record.files_done + ahead, record.bytes_done + ahead_bytes
-        return JobShown(
-            job=record.job,
-            state=state,
-            paths=[*record.paths],
-            path_count=record.path_count,
-            spec=msgspec.structs.replace(record.spec, paths=record.paths),
-            message=message,
-            listing_done=record.counting_done,
-            files_found=max(record.files_found, files_done + record.files_failed + failed),
-            bytes_found=max(record.bytes_found, bytes_done),
-            files_done=files_done,
-            bytes_done=bytes_done,
-            bytes_fetched=record.bytes_fetched,
-            files_failed=record.files_failed + failed,
-            files_verified=record.files_verified + (self.window.ahead_files if self.checks else 0),
-            submitted_at_s=record.submitted_at_s,
-            ended_at_s=record.ended_at_s if state.has_ended else 0.0,
-            elapsed_s=round(self._elapsed_s(now), 3),
-            rate_bytes_s=self._rate_bytes_s(now),
+        return jobview.show(
+            record, state, message, self._ahead(),
+            elapsed_s=self._elapsed_s(now), rate_bytes_s=self._rate_bytes_s(now),
             eta_s=self._eta_s(now),
-        )
+        )  # fmt: skip
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -466,12 +459,11 @@ class Job:
 
     # ---- figures ---------------------------------------------------------------------------------
 
-    def _ahead(self) -> tuple[int, int, int]:
-        """Done and failed beyond the watermark: files, bytes, failed files."""
+    def _ahead(self) -> Ahead:
         window = self.window
         if self.checks:
-            return 0, 0, window.ahead_failed
-        return window.ahead_files, window.ahead_bytes, window.ahead_failed
+            return Ahead(0, 0, window.ahead_failed, window.ahead_files)
+        return Ahead(window.ahead_files, window.ahead_bytes, window.ahead_failed, 0)
 
     def _progress(self) -> tuple[int, int]:
         """Bytes and files of this pass."""

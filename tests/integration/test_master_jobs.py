@@ -297,6 +297,43 @@ def test_a_list_of_paths_in_pieces(tmp_path: Path) -> None:
     run(work())
 
 
+def test_the_same_list_in_pieces_updates_the_job_that_runs(tmp_path: Path) -> None:
+    """Whatever the pieces and their order: the job gets the later settings, and answers to the
+    number and the key of the later one, also after a restart."""
+    paths = [b"a/f%04d" % n for n in range(30)]
+
+    async def submit(master: Master, listed: list[bytes], key: str, **settings: Any) -> int:
+        spec = JobSpec(tuple(listed[:5]), **settings)
+        job = (await master.submit_job(spec, key, more=True)).job
+        await master.add_job_paths(job, 5, listed[5:17], last=False)
+        await master.add_job_paths(job, 17, listed[17:], last=True)
+        return job
+
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=50)) as master:
+            first = await submit(master, paths, "one")
+            second = await submit(master, paths[::-1], "two", priority="high")
+            other = await submit(master, [*paths[:-1], b"a/f0049"], "three")
+            await master.add_job_paths(second, 17, paths[::-1][17:], last=True)  # was not answered
+            shown = (await master.job(second)).job
+            assert (shown.job, shown.spec.priority) == (first, "high")
+            assert {one.job for one in (await master.jobs(0, 10)).jobs} == {first, other}
+            await master.control_job(first, "stop")
+            third = await submit(master, paths, "four")
+            shown = (await master.job(first)).job
+            assert (shown.state, shown.spec.priority) == (JobState.LOADING, "normal"), "goes on"
+        worker = TaskWorker()
+        async with opened(tmp_path, origin(a=50), worker) as master:
+            again = await master.submit_job(JobSpec((b"a/f0029",)), "two", more=True)
+            assert again.job == first, "the key of the later one"
+            assert (await ended(master, third)).state is JobState.SUCCEEDED
+            assert set(worker.fetched.values()) == {1}
+            later = await submit(master, paths, "five")
+            assert (await ended(master, later)).job == later, "an ended job is another"
+
+    run(work())
+
+
 def test_what_does_not_fit_stops_with_figures_and_can_go_on(tmp_path: Path) -> None:
     async def work() -> None:
         worker = TaskWorker(room_files=120)

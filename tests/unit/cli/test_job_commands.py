@@ -171,7 +171,8 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
     paths = [b"p%04d" % n for n in range(2500)]
     names = tmp_path / "names"
     names.write_bytes(b"".join(b"/mnt/data/%s\n" % path for path in paths))
-    ok(run("load", "--files-from", str(names)))
+    node.jobs[7] = [shown(RUNS, 0)]
+    assert ok(run("load", "--files-from", str(names))).startswith("OK, job 7 is started")
     (first,) = submitted(node)
     rest = [body for body in node.asked if isinstance(body, m.AddJobPaths)]
     assert first.more
@@ -180,6 +181,8 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
         (2000, 500, True),
     ]
     assert [*first.spec.paths, *rest[0].paths, *rest[1].paths] == paths
+    node.jobs[7] = [msgspec.structs.replace(shown(RUNS, 1), job=5)]
+    assert ok(run("load", "--files-from", str(names))).startswith("OK, job 5 was there")
     parts = list(load.batches(paths, 100))
     assert (max(map(len, parts)), sum(map(len, parts))) == (10, 2500)
     with pytest.raises(BadConfig):
