@@ -22,7 +22,7 @@ from master.state.window import Part
 
 LEAST_BYTES: Final = 64 << 10  # what a file counts at least
 TASKS_PER_ANSWER: Final = 64
-FLOOR: Final = 1 / 16  # of a job's bandwidth that each worker with tasks of it gets at least
+FLOOR: Final = 1 / 16  # of what is to do for a job: each worker that asks counts as so much
 ANYBODY: Final = ""  # whose the parts are where there is no membership
 NOBODY: Final = "-"  # and where nobody owns anything
 
@@ -78,6 +78,7 @@ class _Worker:
         self.turns: dict[int, int] = {}  # the end of each job's last
         self.bytes: dict[int, int] = {}  # of them what is outstanding
         self.told: frozenset[int] = frozenset()  # jobs that run, as it was told
+        self.shares: dict[int, int] = {}  # of their bandwidths, as it was told
 
 
 class Desk:
@@ -188,7 +189,7 @@ class Desk:
             worker.bytes[pack.job] = worker.bytes.get(pack.job, 0) + pack.bytes
             tasks.append(task)
             left -= pack.bytes
-        return Worked(self.run, tasks, self._running(call.worker)), unowned
+        return Worked(self.run, tasks, self._running(call.worker, worker)), unowned
 
     def is_news(self, name: str) -> bool:
         """Do other jobs run than a worker was told?"""
@@ -254,23 +255,31 @@ class Desk:
         hold_until_s = wall_s + order.hold_s if order.hold_s else 0.0
         return Task(self._number, pack.job, TaskKind.LOAD, files, hold_until_s, order.hold_read)
 
-    def _running(self, name: str) -> dict[int, int]:
-        return {job: self._share(order, name) for job, order in self._orders.items()}
+    def _running(self, name: str, worker: _Worker) -> dict[int, int]:
+        worker.shares = {job: self._share(order, name) for job, order in self._orders.items()}
+        return worker.shares
 
     def _share(self, order: Order, name: str) -> int:
-        """Of a job's bandwidth: by what each worker that asks has to do for it. While that is not
-        known all get the same."""
-        bandwidth = order.bandwidth_bytes_s
+        """Of a job's bandwidth: what is just by what each worker that asks has to do for it, and
+        no more than others leave, who hear only with their next answer that they have less."""
+        bandwidth, job = order.bandwidth_bytes_s, order.job
         if not bandwidth:
             return 0
-        to_do = {one: self._to_do_bytes(one, order.job) for one in self._workers}
+        least = bandwidth * FLOOR / len(self._workers)
+        others = (w for n, w in self._workers.items() if n != name and w.bytes.get(job))
+        left = bandwidth - sum(worker.shares.get(job, 0) for worker in others)
+        return max(1, int(min(bandwidth * self._just_share(job, name), max(least, left))))
+
+    def _just_share(self, job: int, name: str) -> float:
+        """While nothing is known to be done all have the same."""
+        to_do = {one: self._to_do_bytes(one, job) for one in self._workers}
         total = sum(to_do.values())
         if not total:
-            return max(1, bandwidth // len(to_do))
+            return 1 / len(to_do)
         floor = total * FLOOR
-        mine = max(to_do.get(name, 0), floor)
+        mine = max(to_do[name], floor)
         others = sum(max(size, floor) for one, size in to_do.items() if size and one != name)
-        return max(1, int(bandwidth * mine / (mine + others)))
+        return mine / (mine + others)
 
     def _to_do_bytes(self, name: str, job: int) -> int:
         """What a worker has of a job, and what waits for it."""

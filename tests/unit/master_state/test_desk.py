@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -226,7 +227,7 @@ def test_a_bandwidth_is_shared_by_what_is_to_do() -> None:
     it.desk.begin(Order(1, bandwidth_bytes_s=1000))
     it.put(1, 3, size=TASK_BYTES)
     assert it.ask("a", room=1).running == {1: 1000}, "the only one gets all"
-    it.ask("b", room=1)
+    assert it.ask("b", room=1).running[1] < 50, "that one has not heard that it has less now"
     shares = [it.ask(name, room=0).running[1] for name in "ab"]
     assert shares == [500, 500]
     it.put(1, 40, size=TASK_BYTES)
@@ -234,6 +235,27 @@ def test_a_bandwidth_is_shared_by_what_is_to_do() -> None:
     few, many = it.ask("b", room=0).running[1], it.ask("a", room=0).running[1]
     assert few == pytest.approx(1000 / 16, rel=0.1), "at least a sixteenth"
     assert few + many <= 1000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_shares_in_force_are_never_more_than_the_bandwidth(seed: int) -> None:
+    """Whoever asks when, and gets or ends whatever: but for the least that each one gets."""
+    random = Random(seed)
+    names = [f"w{n}" for n in range(random.choice([2, 3, 8]))]
+    it = Table(*names)
+    it.desk.begin(Order(1, bandwidth_bytes_s=1000))
+    has: dict[str, list[int]] = {name: [] for name in names}
+    told = dict.fromkeys(names, 0)
+    for _ in range(500):
+        it.put(1, random.choice([0, 0, 1, 5]), size=random.choice([1, TASK_BYTES]))
+        name = random.choice(names)
+        done = [number for number in has[name] if random.random() < 0.5]
+        worked = it.ask(name, *done, room=random.choice([0, 1, ALL]))
+        has[name] = [number for number in has[name] if number not in done]
+        has[name] += [task.number for task in worked.tasks]
+        told[name] = worked.running[1]
+        in_force = sum(told[one] for one in names if has[one])
+        assert in_force <= 1000 * (1 + 1 / 16), f"seed {seed}: {told}"
 
 
 def test_what_waits_for_others_counts_in_shares_of_a_bandwidth() -> None:
