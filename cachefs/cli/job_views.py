@@ -52,6 +52,7 @@ def line(job: JobShown) -> str:
         parts = [files(job), sizes(job), f"{format_size(job.rate_bytes_s)}/s", *left(job)]
     if job.files_failed:
         parts.append(f"{job.files_failed:,} failed")
+    parts += [job.message] if runs(job) and job.message else []
     return ", ".join(parts)
 
 
@@ -155,15 +156,18 @@ class JsonView(View):
 
 
 class Lines(View):
-    """A line on standard error now and then, none for what is over soon."""
+    """A line on standard error now and then, none for what is over soon; one at once where it
+    begins to wait for something, or waits no more."""
 
     def __init__(self) -> None:
         self._next_s = LINE_EVERY_S
         self._was_silent = False
+        self._message = ""
 
     def show(self, job: JobShown) -> None:
         self._was_silent = False
-        if runs(job) and job.elapsed_s >= self._next_s:
+        is_new, self._message = job.message != self._message, job.message
+        if runs(job) and (is_new or job.elapsed_s >= self._next_s):
             self._next_s = job.elapsed_s + LINE_EVERY_S
             print(f"job {job.job}: {line(job)}", file=sys.stderr, flush=True)
 
@@ -208,7 +212,8 @@ def _drawn(job: JobShown, note: str = "") -> RenderableType:
     for _ in cells:
         row.add_column(no_wrap=True, justify="right")
     row.add_row(bar, *cells)
-    return Group(row, Text(note or counts(job), no_wrap=True, overflow="ellipsis"))
+    lines = [note or counts(job), *([job.message] if runs(job) and job.message else [])]
+    return Group(row, *(Text(one, no_wrap=True, overflow="ellipsis") for one in lines))
 
 
 def _of_bar(job: JobShown) -> tuple[float | None, float]:

@@ -17,6 +17,7 @@ from cachefs.cli.job_views import (
     failure_document,
     failure_line,
     files,
+    runs,
     settings_of,
     sizes,
 )
@@ -200,7 +201,7 @@ def told(place: Place, job: JobShown) -> list[str]:
     rows += [("bytes", f"{sizes(job)}, {format_size(job.bytes_fetched)} from the origin")]
     rows += [("rate", _rate(job))] if job.state is JobState.LOADING else []
     rows += [("time", f"{format_duration(round(job.elapsed_s, 1))}, {_since(job)}")]
-    rows += [("why", job.message)] if job.message else []
+    rows += [("now" if runs(job) else "why", job.message)] if job.message else []
     head = f"job {job.job}: {job.state.value}"
     return [head, *(f"  {name:<9} {text}" for name, text in rows)]
 

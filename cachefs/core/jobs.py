@@ -63,7 +63,7 @@ class JobShown(msgspec.Struct, frozen=True):
     paths: list[bytes]
     path_count: int
     spec: JobSpec  # with `paths` as above
-    message: str = ""  # one line: why it stopped or failed, with figures
+    message: str = ""  # one line: why it stopped or failed, with figures, or what it waits for
     listing_done: bool = False
     files_found: int = 0
     bytes_found: int = 0

@@ -23,6 +23,7 @@ from cachefs.core.jobs import (
     MAX_JOB_PATHS,
     PATHS_PER_CALL,
     JobFailure,
+    JobShown,
     JobSpec,
     JobState,
 )
@@ -41,7 +42,7 @@ from master.state.jobrecord import (
     JobRecord,
 )
 from master.state.jobs import Job
-from master.state.jobwords import Caches
+from master.state.jobwords import NO_OWNER, Caches
 from master.state.window import Part
 from master.store import jobs as table
 from master.store.base import Writer
@@ -375,7 +376,13 @@ class LoadJobs:
     async def job(self, job: int) -> JobReply:
         """Raises NotFound."""
         self.start()
-        return JobReply(self._job(job).shown(self._clocks.now()))
+        return JobReply(self._shown(self._job(job)))
+
+    def _shown(self, job: Job) -> JobShown:
+        """As it is now, and what it waits for."""
+        view = self._view()
+        has_owners = view is None or any(member.weight > 0 for member in view.members)
+        return job.shown(self._clocks.now(), waits_for="" if has_owners else NO_OWNER)
 
     async def jobs(
         self, before: int, limit: int, sees: Callable[[bytes], bool] = lambda base: True
@@ -385,8 +392,7 @@ class LoadJobs:
         limit = max(1, min(limit, MAX_ROWS))
         seen = (n for n, job in self._jobs.items() if sees(job.record.base))
         numbers = sorted((n for n in seen if not before or n < before), reverse=True)
-        now = self._clocks.now()
-        rows = [self._jobs[number].shown(now) for number in numbers[:limit]]
+        rows = [self._shown(self._jobs[number]) for number in numbers[:limit]]
         return JobTable(rows, numbers[limit - 1] if len(numbers) > limit else 0)
 
     async def job_failures(self, job: int, after: int) -> JobFailures:
@@ -408,7 +414,7 @@ class LoadJobs:
             else:
                 await self._go_on(one, action)
             log.info("job %d: %s", job, action)
-            return JobReply(one.shown(self._clocks.now()))
+            return JobReply(self._shown(one))
 
     async def _go_on(self, job: Job, action: str) -> None:
         """Stops a job, or lets it run again; durable, then it happens."""

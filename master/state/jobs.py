@@ -352,10 +352,11 @@ class Job:
         self._failures = write.failures + self._failures
         self._urgent = True
 
-    def shown(self, now: float) -> JobShown:
-        """For people. An end that is not durable yet is not told."""
+    def shown(self, now: float, waits_for: str = "") -> JobShown:
+        """For people. An end that is not durable yet is not told. `waits_for`: why nothing can be
+        done for it, while it runs."""
         record, state = self._record, self._record.state
-        message = record.message
+        message = waits_for if self.runs else record.message
         if state.has_ended and not self._durable.state.has_ended:
             state, message = self._durable.state, self._durable.message
         return jobview.show(

@@ -1,11 +1,17 @@
-"""Why a load job ended, in one line with figures. Pure."""
+"""Why a load job ended, or what it waits for, in one line. Pure."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
 from cachefs.core.jobs import Room
 from cachefs.core.units import format_size
+
+NO_OWNER: Final = (
+    "waits: no worker owns blocks; start one: cachefs worker --master URL --tier ssd:DIR:SIZE"
+)
 
 
 class Caches(msgspec.Struct, frozen=True):

@@ -13,19 +13,15 @@ import msgspec
 import pytest
 
 from cachefs.core import cluster as c
-from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig, CacheFSError, InUse, NoSpace, NotFound, Unreachable
+from cachefs.core.errors import BadConfig, InUse, NoSpace, NotFound, Unreachable
 from cachefs.core.jobs import JobShown, JobSpec, JobState, TaskKind
 from cachefs.core.model import UfsSpec
-from cachefs.core.policies import Policy
 from connectors.memory import MemoryConnector
 from master.jobs import runner, service
 from master.namespace import Master
 from master.state.window import Position
 from master.store import jobs as table
 from tests.integration.job_worker import TaskWorker
-from tests.services.http_master import Cluster, cluster
-from tests.services.http_master import worker as registered
 
 UFS = UfsSpec("s3://bucket/prefix")
 DEADLINE_S = 20.0
@@ -534,93 +530,5 @@ def test_who_waits_for_tasks_is_let_go_at_the_end(tmp_path: Path) -> None:
         await master.close()
         assert (await waiting).tasks == []
         assert (await master.work(c.Work("w", "", [], 1, 50.0))).tasks == []
-
-    run(work())
-
-
-# ---- over HTTP, with several workers -------------------------------------------------------------
-
-
-async def served(it: Cluster, worker: TaskWorker) -> asyncio.Task[None]:
-    async def ask(call: c.Work) -> c.Worked:
-        return await it.ask(call, c.Worked)
-
-    return asyncio.ensure_future(worker.serve(ask))
-
-
-def test_owners_get_their_blocks_and_those_of_a_lost_one_go_to_others(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with cluster(tmp_path) as it:
-            await it.add(b"/data", {b"a/f%03d" % n: b"x" for n in range(300)})
-            await it.ask(m.SetPolicy(it.namespace, b"data/a", Policy(replicas=2)), m.PolicySet)
-            workers = [TaskWorker(f"{n}" * 32) for n in range(3)]
-            for n, one in enumerate(workers):
-                await it.ask(registered(one.name, 20000 + n), c.Registered)
-            lost = workers.pop()
-            lost.gate.clear()
-            serving = [await served(it, one) for one in (*workers, lost)]
-            call = m.SubmitJob(it.namespace, JobSpec((b"/data",)), "key")
-            job = (await it.ask(call, m.JobSubmitted)).job
-            while not lost.tasks:
-                await asyncio.sleep(0.005)
-            serving.pop().cancel()
-            await it.ask(c.Leave(lost.name), m.Done)
-            while True:
-                shown = (await it.ask(m.GetJob(it.namespace, job), m.JobReply)).job
-                if shown.state.has_ended:
-                    break
-                await asyncio.sleep(0.01)
-            for task in serving:
-                task.cancel()
-            await asyncio.gather(*serving, return_exceptions=True)
-            assert (shown.state, shown.files_done) == (JobState.SUCCEEDED, 300)
-            assert [len(one.have) for one in workers] == [300, 300], "two workers, two copies"
-            page = await it.ask(m.ListJobs(it.namespace), m.JobTable)
-            assert [one.job for one in page.jobs] == [job]
-
-    run(work())
-
-
-TOKENS = """
-operators-token-1
-limited-to-team-a path=/team-a
-limited-to-team-b path=/team-b
-"""
-
-
-def test_a_limited_token_sees_the_jobs_of_its_paths(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with cluster(tmp_path, TOKENS) as it:
-            it.token = TOKENS.split()[0]
-            await it.add(b"/team-a", {b"f": b"x"})
-            await it.add(b"/team-b", {b"f": b"x"})
-            mine, other = "limited-to-team-a", "limited-to-team-b"
-            spec = JobSpec((b"/team-a/f",))
-            call = m.SubmitJob(it.namespace, spec, "same key")
-            job = (await it.ask(call, m.JobSubmitted, mine)).job
-            every = (await it.ask(m.SubmitJob(it.namespace, JobSpec((b"/",))), m.JobSubmitted)).job
-            for asked in (
-                m.GetJob(it.namespace, job),
-                m.GetJobFailures(it.namespace, job),
-                m.ControlJob(it.namespace, job, "stop"),
-                m.AddJobPaths(it.namespace, job, 1, [b"/team-b/f"]),
-            ):
-                with pytest.raises(NotFound):
-                    await it.ask(asked, m.JobReply, other)
-            with pytest.raises(NotFound):
-                await it.ask(m.GetJob(it.namespace, every), m.JobReply, mine)
-            await it.ask(m.GetJob(it.namespace, job), m.JobReply, mine)
-            seen = {
-                token: [
-                    one.job
-                    for one in (await it.ask(m.ListJobs(it.namespace), m.JobTable, token)).jobs
-                ]
-                for token in (mine, other, it.token)
-            }
-            assert seen == {mine: [job], other: [], it.token: [every, job]}
-            theirs = m.SubmitJob(it.namespace, JobSpec((b"/team-b/f",)), "same key")
-            assert (await it.ask(theirs, m.JobSubmitted, other)).job not in (job, every)
-            with pytest.raises(CacheFSError):
-                await it.ask(c.Work("w", "", [], 1), c.Worked, mine)
 
     run(work())

@@ -251,6 +251,18 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(node: FakeNode, ru
     assert [line.split(":")[0] for line in err.splitlines()] == ["job 7", "job 7"]
 
 
+def test_what_a_job_waits_for_is_said_once_at_once(node: FakeNode, run: Run) -> None:
+    why = "waits: no worker owns blocks"
+    waiting = [shown(RUNS, 0, elapsed_s=t / 10, message=why) for t in range(20)]
+    node.jobs[7] = [*waiting, shown(RUNS, 1), shown(ENDED, 4)]
+    _, out, err = run("load", "--wait", "/mnt/data")
+    waits, goes_on = err.splitlines()
+    assert waits.endswith(f", {why}")
+    assert why not in goes_on + out
+    node.jobs[7] = [waiting[0]]
+    assert f"  now       {why}" in ok(run("jobs", "show", "7")).splitlines()
+
+
 # ---- jobs ----------------------------------------------------------------------------------------
 
 
