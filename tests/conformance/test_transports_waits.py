@@ -21,7 +21,7 @@ from tests.services.processes import wait_until
 from tests.unit.fuse.fake_node import NAMESPACE
 
 BIG = FILES["partial"]
-AT_ONCE_S = 5.0  # who is not let go waits for ever
+AT_ONCE_S = 15.0  # who is not let go waits for ever
 
 
 # ---- waits ----

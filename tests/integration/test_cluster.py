@@ -102,6 +102,7 @@ def test_three_nodes_read_everything_and_the_origin_gives_every_byte_once(
     cluster: Cluster, bucket: Bucket, proxy: FaultProxy
 ) -> None:
     files = serve(cluster, bucket)
+    cluster.wait_until_settled()  # who has heard of the others asks them
     mounts = [cluster.mount(n, "/data") for n in range(NODES)]
     with concurrent.futures.ThreadPoolExecutor(NODES) as pool:
         found = list(pool.map(digests, mounts))
@@ -120,6 +121,7 @@ def test_a_node_of_its_own_reads_from_the_owners(
 ) -> None:
     """A machine without a worker: its mount starts one that owns nothing, and ends with it."""
     files = serve(cluster, bucket)
+    cluster.wait_until_settled()
     mount = trainer.mount(cluster.path("/data"), "--cache-size", "256MiB")
     assert digests(mount) == expected(files)
     status = cache_status(trainer, mount)
@@ -270,6 +272,7 @@ def test_blocks_move_to_a_worker_that_joins_and_the_origin_is_not_asked(
     files = serve(cluster, bucket)
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
+    cluster.wait_until_recorded()
     before = proxy.counters().object_bytes
     added = cluster.add_worker(size="256MiB")
     other = added.mount(cluster.path("/data"))
@@ -287,6 +290,7 @@ def test_a_drained_worker_hands_over_what_it_has(
     mount = cluster.mount(0, "/data")
     assert digests(mount) == expected(files)
     cluster.workers[0].umount(mount)
+    cluster.wait_until_recorded()
     before = proxy.counters().object_bytes
     leaving = cluster.workers[2]
     identity = next(row["id"] for row in cluster.worker_rows() if row["url"] == leaving.url)

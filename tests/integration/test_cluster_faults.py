@@ -187,6 +187,7 @@ def test_fills_of_a_worker_that_is_killed_are_finished_by_another(
     """What it had not brought comes once more, however many wait for it."""
     data = body(5, 16 * MIB)
     serve(cluster, bucket, {"big.bin": data})
+    cluster.wait_until_settled()  # the owner is the same to all
     mounts = [cluster.mount(n, "/data") for n in range(NODES)]
     owner = owner_of(cluster, mounts[0] / "big.bin")
     others = [mount for n, mount in enumerate(mounts) if n != owner]

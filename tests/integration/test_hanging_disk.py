@@ -26,8 +26,8 @@ from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
 from worker.worker import Grant, Worker
 
 SMALL = 110 << 10
-DETECTED_S = 12.0  # within this the disk is found to hang, or to answer again
-LAG_S = 3.0  # a disk that hangs holds up whoever waits for it for longer
+DETECTED_S = 30.0  # within this the disk is found to hang, or to answer again
+LAG_S = 6.0  # a disk that hangs holds up whoever waits for it for longer
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_worker_ends_while_the_disk_hangs(disk: HangingDisk) -> None:
             disk.hang()
             assert await read(worker, 2) == rig.data[2]
             started = time.monotonic()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < DETECTED_S
 
     run(script())
     disk.go_on()
@@ -231,7 +231,7 @@ def test_a_mount_serves_while_its_cache_disk_hangs(
         try:
             names = ["f0", *(f"f{n}" for n in range(2, 20)), "big"]
             with ThreadPoolExecutor(4) as pool:
-                found = pool.map(lambda n: _sum(mountpoint / n), names, timeout=30)
+                found = pool.map(lambda n: _sum(mountpoint / n), names, timeout=90)
                 assert [*found] == [hashlib.sha256(data[n]).hexdigest() for n in names]
             tier = node.status(mountpoint)["cache"]["tiers"][0]
             assert tier["state"] == "offline"
@@ -257,6 +257,6 @@ def test_a_mount_serves_while_its_cache_disk_hangs(
 
 def _sum(path: Path) -> str:
     done = subprocess.run(
-        ["sha256sum", str(path)], check=True, capture_output=True, text=True, timeout=30
+        ["sha256sum", str(path)], check=True, capture_output=True, text=True, timeout=60
     )
     return done.stdout.split()[0]

@@ -30,7 +30,7 @@ from tests.services.processes import wait_until
 MIB = 1 << 20
 SMALL = random.Random(1).randbytes(110 << 10)
 BIG = random.Random(2).randbytes(20 * MIB + 77)
-AT_ONCE_S = 5.0  # what is interrupted ends within
+AT_ONCE_S = 15.0  # what is not interrupted waits for ever
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -346,7 +346,7 @@ def test_a_hundred_thousand_open_files(place: Place) -> None:
         mount.kill()
         openers.read_all()
         mount.succeed()
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 30.0
         facts = mount.facts()
         assert facts["open_files"] == len(names)
         assert facts["descriptors"] < 64

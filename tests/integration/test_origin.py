@@ -256,11 +256,11 @@ def test_an_interrupt_ends_a_cold_open_and_not_the_fill(
         with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
             wait_until(lambda: _waits_in_fuse(reader.pid), "the reader waits")
             reader.send_signal(signal.SIGINT)
-            out, _ = reader.communicate(timeout=5)
+            out, _ = reader.communicate(timeout=20)
         assert out == b"interrupted\n"
         assert not other.done()
         gate.set()
-        assert other.result(10) == data
+        assert other.result(30) == data
     assert proxy.counters().requests_by_key["a"] == 1
 
 

@@ -51,6 +51,7 @@ def test_with_two_owners_the_loss_of_one_costs_no_byte_of_the_origin(
     cluster.lose_soon()
     cluster.start(NODES, size="256MiB")
     cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    cluster.wait_until_settled()
     trainer.run("policy", "set", cluster.path("/data"), "replicas=2", "local_copy=never")
 
     mount = trainer.mount(cluster.path("/data"))

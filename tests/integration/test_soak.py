@@ -7,7 +7,7 @@ from bench.harness import labs
 from bench.report import Result, markdown
 from bench.soak import soak
 
-MINUTES = 0.65
+MINUTES = 0.5
 
 
 def test_a_soak_reads_right_and_grows_nothing() -> None:

@@ -28,7 +28,7 @@ from tests.integration.dataset import body
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
-KILLS = 50
+KILLS = 24
 LIMIT_S = 60.0
 SEED = random.SystemRandom().getrandbits(32)
 READER = Path(__file__).with_name("reader.py")
@@ -180,7 +180,7 @@ def mount(node: Node, source: Path) -> Iterator[Callable[..., Survivor]]:
 def test_the_client_is_killed_again_and_again(
     mount: Callable[..., Survivor], rng: random.Random, passthrough: str, kills: int
 ) -> None:
-    """50 times at random moments, under every kind of reader, while the cache is too small for
+    """Many times at random moments, under every kind of reader, while the cache is too small for
     them, so that files are cold, warm, evicted and fetched again all the time."""
     survivor = mount(*SMALL, "--passthrough", passthrough)
     survivor.start_readers(rng, (*KINDS, "open", "map"))

@@ -15,7 +15,7 @@ from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, read
 from worker.state.tiers import PROMOTE_USES
 
-DETECTED_S = 12.0  # within this the disk is found to hang
+DETECTED_S = 30.0  # within this the disk is found to hang
 
 
 @pytest.fixture

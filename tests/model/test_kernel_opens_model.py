@@ -36,7 +36,7 @@ from tests.services.kernel_mount import KernelMount
 
 MIB = 1 << 20
 SIZES = {"small": 110 << 10, "tiny": 5, "big": 9 * MIB + 4097, "other": 8 * MIB + 1}
-HISTORIES = int(os.environ.get("CACHEFS_TEST_HISTORIES", "25"))  # a second each
+HISTORIES = int(os.environ.get("CACHEFS_TEST_HISTORIES", "16"))  # a second each
 STEPS = 40
 CACHE_BYTES = 64 * MIB  # of which one history fills a third: most evict
 OP_S = 20.0  # of one operation while who serves is killed

@@ -129,8 +129,8 @@ class Cluster:
         self.workers: list[Machine] = []
 
     def lose_soon(self) -> None:
-        """Before `start`: a silent worker is lost after 4 s, for tests that wait for that."""
-        self.master.command += ["--lost-after", "4s"]
+        """Before `start`: a silent worker is lost after 5 s, for tests that wait for that."""
+        self.master.command += ["--lost-after", "5s"]
 
     def __enter__(self) -> Cluster:
         return self

@@ -15,7 +15,7 @@ import pytest
 from tests.simulator.history import run
 
 ROOT = Path(__file__).resolve().parents[2]
-HISTORIES = int(os.environ.get("CACHEFS_HISTORIES", "1600"))
+HISTORIES = int(os.environ.get("CACHEFS_HISTORIES", "1000"))
 FIRST = int(os.environ.get("CACHEFS_SEED", "1000"))
 PROCESSES = min(4, os.cpu_count() or 1)
 COUNTED = ("reads", "failed", "pages", "evicted", "promoted", "demoted", "given", "views")

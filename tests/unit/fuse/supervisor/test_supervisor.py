@@ -27,7 +27,7 @@ from cachefs.launcher.state import MountRecord, StateHome
 from tests.services.processes import is_running
 
 HERE = Path(__file__).parent
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Shell:
