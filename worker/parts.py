@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from cachefs.core.errors import Interrupted
 from cachefs.core.histogram import Histogram
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
@@ -271,7 +272,12 @@ class Parts:
 
     def _close_all(self) -> None:
         fds, self.closing = self.closing, []
-        self.disk.run(_close_each, fds)
+
+        def done(_: object, error: BaseException | None) -> None:
+            if isinstance(error, Interrupted):  # the threads have ended
+                _close_each(fds)
+
+        self.disk.submit(_close_each, fds, done=done)
 
     def close(self, fd: int) -> None:
         """Closes a descriptor that is not the last one of its file, at once where that waits for

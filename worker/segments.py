@@ -75,6 +75,7 @@ class Segments:
         self._order: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while somebody had them
+        self._frozen = False
 
     def __len__(self) -> int:
         return len(self._order)
@@ -226,7 +227,7 @@ class Segments:
                 self.drop(segment)
 
     def _let_go(self, segment: Segment) -> None:
-        if segment.fd >= 0 and not is_unused(segment.fd):
+        if self._frozen or (segment.fd >= 0 and not is_unused(segment.fd)):
             self._orphans.append(segment)
             return
         parts = self._parts
@@ -247,6 +248,11 @@ class Segments:
         orphans, self._orphans = self._orphans, []
         for segment in orphans:
             self._let_go(segment)
+
+    def freeze(self) -> None:
+        """From now on no descriptor is closed but by `close`: threads of fills that were given up
+        may still make a segment's file, and write to it."""
+        self._frozen = True
 
     def close(self) -> None:
         for segment in [*self._order.values(), *self._orphans]:

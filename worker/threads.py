@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+from cachefs.core.errors import Interrupted
+
 T = TypeVar("T")
 
 
@@ -89,6 +91,8 @@ class Threads:
         self._kept = 0
         self._waiting = 0
         self._running: set[_Call] = set()
+        self._lock = threading.Lock()  # what comes after the end of all is refused
+        self._closed = False
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
         """As `run`, for results that own something: `discard` (which closes descriptors) gets the
@@ -112,11 +116,15 @@ class Threads:
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
         """Runs the call in a thread, and then `done(result, None)` or `done(None, error)` in the
-        loop."""
-        self._calls.put(_Call(function, args, done))
+        loop. Once the threads were told to end, the error is Interrupted and nothing was run."""
         self._waiting += 1
-        if self._waiting > self._kept < self._most:
-            self._start()
+        with self._lock:
+            if not self._closed:
+                self._calls.put(_Call(function, args, done))
+                if self._waiting > self._kept < self._most:
+                    self._start()
+                return
+        self._loop.call_soon(self._ended, done, None, Interrupted("the worker is closing"))
 
     def _start(self) -> None:
         name = f"{self._name}-{len(self._threads)}"
@@ -135,16 +143,19 @@ class Threads:
         while self._kept > self._most:
             self._kept -= 1
             self._calls.put(None)
-        while self._waiting > self._kept < self._most:
-            self._start()
+        with self._lock:
+            while self._waiting > self._kept < self._most and not self._closed:
+                self._start()
 
     def close(self, wait_s: float) -> bool:
         """Runs what is queued, then ends the threads. Blocks; results are still delivered. False
         when some thread is still in its call after `wait_s`."""
         until = time.monotonic() + wait_s
-        threads = [*self._threads]
-        for _ in threads:
-            self._calls.put(None)
+        with self._lock:
+            self._closed = True
+            threads = [*self._threads]
+            for _ in threads:
+                self._calls.put(None)
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)

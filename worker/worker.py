@@ -462,6 +462,7 @@ class Worker:
         parts = self._parts
         self._filler.abort()
         self._catalog.freeze()
+        self._segments.freeze()
         await parts.tasks.close()
         self.housekeeping.write_touches()
         self.housekeeping.write_released()
@@ -482,9 +483,9 @@ class Worker:
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
         ended = parts.fetchers.close(wait_s) & parts.askers.close(wait_s)
         ended &= parts.loaders.close(wait_s)
+        ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
-        ended &= parts.disk.close(wait_s)
         if ended and committed:
             self._catalog.close()
             self._leftovers.close()

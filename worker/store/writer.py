@@ -4,11 +4,12 @@ A job waits up to `GATHER_S` for others to share its commit, unless somebody wai
 Jobs are applied in the order of submission. After the commit that holds a job its `after` runs in
 the writer thread (publishing), then `done` is called there with None; with the error when the
 commit failed, and `after` did not run. Callers bound what they submit: files in flight, batches of
-evictions.
+evictions. What comes after `close` is refused.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import queue
@@ -51,15 +52,21 @@ class Writer:
         self._submitted = itertools.count(1)
         self._newest, self._finished = 0, 0
         self._urgent = threading.Event()
+        self._lock = threading.Lock()  # nothing is queued behind the end
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
         self._thread.start()
 
     def submit(
         self, changes: Sequence[Change], done: Done, after: Callable[[], None] = _nothing
-    ) -> None:
-        """Never blocks."""
-        self._newest = next(self._submitted)
-        self._jobs.put(Job(changes, after, done))
+    ) -> bool:
+        """Never blocks. False, and nobody hears of it, when the writer was closed before."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._newest = next(self._submitted)
+            self._jobs.put(Job(changes, after, done))
+        return True
 
     @property
     def waiting(self) -> int:
@@ -67,7 +74,8 @@ class Writer:
         return max(0, self._newest - self._finished)
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Submits and waits for the commit; not for the event loop. Raises OSError."""
+        """Submits and waits for the commit; not for the event loop. Raises OSError: the commit's,
+        or ESHUTDOWN after `close`."""
         committed = threading.Event()
         failed: list[OSError] = []
 
@@ -76,7 +84,8 @@ class Writer:
                 failed.append(error)
             committed.set()
 
-        self.submit(changes, done)
+        if not self.submit(changes, done):
+            raise OSError(errno.ESHUTDOWN, "the index is closed")
         self._urgent.set()
         committed.wait()
         if failed:
@@ -85,7 +94,10 @@ class Writer:
     def close(self, wait_s: float | None = None) -> bool:
         """Commits what is queued and ends the thread; False when it is still at it after
         `wait_s`."""
-        self._jobs.put(None)
+        with self._lock:
+            if not self._closed:
+                self._jobs.put(None)
+            self._closed = True
         self._urgent.set()
         self._thread.join(wait_s)
         return not self._thread.is_alive()

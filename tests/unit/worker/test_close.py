@@ -1,4 +1,4 @@
-"""The end of a worker while a request to the origin does not end."""
+"""The end of a worker while something is under way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from cachefs.core.model import Fingerprint
-from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors, read, run
 from worker import worker as worker_module
+from worker.store.tier import Tier
+from worker.store.writer import Writer
 
 
 class StuckBody:
@@ -61,3 +63,59 @@ def test_a_cache_file_stays_open_while_a_thread_may_write_to_it(
     for fd in ours:
         os.close(fd)
     assert len(ours) == 1
+
+
+def test_a_drop_that_is_under_way_ends_before_the_index_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its second commit would be waited for for ever, in a thread that keeps the files open."""
+    rig = Rig(tmp_path, 64 * MIB)
+    rig.put(2, 5 * MIB)
+    monkeypatch.setattr(worker_module, "CLOSE_WAIT_S", 2.0)
+
+    async def main() -> None:
+        dropping, go_on = threading.Event(), threading.Event()
+        async with rig.worker() as worker:
+            await read(worker, 2)
+            parts = worker.inside.parts
+            unpublish, close_writer, close_disk = (
+                parts.tier.unpublish,
+                parts.writer.close,
+                parts.disk.close,
+            )
+
+            def unpublish_late(name: str) -> bool:
+                dropping.set()
+                assert go_on.wait(LIMIT_S)
+                return unpublish(name)
+
+            def close_writer_first(wait_s: float | None = None) -> bool:
+                closed = close_writer(wait_s)
+                go_on.set()
+                return closed
+
+            def close_disk_first(wait_s: float) -> bool:
+                go_on.set()
+                return close_disk(wait_s)
+
+            monkeypatch.setattr(parts.tier, "unpublish", unpublish_late)
+            monkeypatch.setattr(parts.writer, "close", close_writer_first)
+            monkeypatch.setattr(parts.disk, "close", close_disk_first)
+            freeing = asyncio.ensure_future(worker.free([rig.content(2)]))
+            assert await asyncio.to_thread(dropping.wait, LIMIT_S)
+            freeing.cancel()
+            await asyncio.wait([freeing])
+
+    run(main())
+    assert "requests in flight" not in caplog.text
+
+
+def test_who_writes_to_an_index_that_is_closed_does_not_wait(tmp_path: Path) -> None:
+    tier = Tier.take(str(tmp_path / "tier"))
+    writer = Writer(tier.index)
+    assert writer.close()
+    writer.submit([], lambda error: None)
+    with pytest.raises(OSError, match="closed"):
+        writer.write([])
+    assert writer.close()
+    tier.close()

@@ -1,11 +1,14 @@
-"""Threads of a loop: stuck ones do not count, and never are many told to end that none
-is left."""
+"""Threads of a loop: stuck ones do not count, never are many told to end that none is left, and
+what comes after the end is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
+import pytest
+
+from cachefs.core.errors import Interrupted
 from worker.threads import Threads, Wake
 
 
@@ -43,5 +46,20 @@ def test_a_stuck_thread_is_made_up_for() -> None:
         finally:
             go_on.set()
             assert pool.close(5.0)
+
+    asyncio.run(script())
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> None:
+    """Else it would wait for ever."""
+
+    async def script() -> None:
+        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        for _ in range(calls_before):
+            await pool.run(lambda: None)
+        assert pool.close(5.0)
+        with pytest.raises(Interrupted):
+            await asyncio.wait_for(pool.run(lambda: "done"), 5.0)
 
     asyncio.run(script())

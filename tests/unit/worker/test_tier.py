@@ -229,9 +229,10 @@ def test_a_publication_on_its_way_is_undone_before_its_record_goes(shelf: Shelf)
     def look() -> None:
         seen.append((name in os.listdir(tier.pub_fd), tier.index.get(key) is not None))
 
-    def watched_submit(*arguments: Any) -> None:
-        submit(*arguments)
+    def watched_submit(*arguments: Any) -> bool:
+        submitted = submit(*arguments)
         dropping.set()
+        return submitted
 
     def watched_write(changes: list[Change]) -> None:
         write(changes)
