@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.processes import is_running, wait_until
+from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
 
@@ -197,13 +198,20 @@ def test_the_server_dies_and_the_mount_goes_on(node: Node, bucket: Bucket) -> No
     node.umount(mounted)
 
 
-def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket) -> None:
+def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
     """Every byte right after it, and only pages that were under way fetched again."""
     size = 64 * MIB
     data = body(11, size)
     bucket.put("big", data)
     mounted = node.mount(bucket.url, *bucket.options)
     reader_done = threading.Event()
+    proxy.rate_bytes_per_s = 24 * MIB
+
+    def recorded() -> int:
+        """What a SIGKILL leaves of what came, once that is 40 MiB."""
+        cache = node.status(mounted)["cache"]
+        fetched = int(cache["origin_bytes"])
+        return fetched if fetched >= 40 * MIB and not cache["tiers"][0]["commits_waiting"] else 0
 
     def read() -> None:
         try:
@@ -214,9 +222,9 @@ def test_killed_in_the_middle_of_a_fill(node: Node, bucket: Bucket) -> None:
             reader_done.set()
 
     threading.Thread(target=read, daemon=True).start()
-    wait_until(lambda: node.status(mounted)["cache"]["origin_bytes"] >= 8 * MIB, "8 MiB filled")
-    fetched = node.status(mounted)["cache"]["origin_bytes"]
+    fetched = wait_until(recorded, "40 MiB are recorded")
     node.kill_all(mounted)
+    proxy.rate_bytes_per_s = None
     subprocess.run(["umount", "-l", str(mounted)], check=False)
     assert reader_done.wait(20)
     mounted = node.mount(bucket.url, *bucket.options)

@@ -56,7 +56,7 @@ def test_new_replaced_and_deleted_objects(node: Node, bucket: Bucket) -> None:
     bucket.delete("gone")
     wait_until(lambda: (mounted / "new").exists(), "the new object appears", 10)
     wait_until(lambda: not (mounted / "gone").exists(), "the deleted object goes", 10)
-    wait_until(lambda: (mounted / "a").read_bytes() == b"newer", "the new bytes come", 10)
+    wait_until(lambda: (mounted / "a").read_bytes() == b"newer", "the new bytes come")
     assert (mounted / "a").stat().st_ino != inode
     assert (mounted / "a").stat().st_size == 5
     assert sorted(os.listdir(mounted)) == ["a", "new"]
@@ -68,7 +68,7 @@ def test_same_length_replacement_is_seen(node: Node, bucket: Bucket) -> None:
     for text in (b"2222", b"3333"):
         assert len((mounted / "a").read_bytes()) == 4
         bucket.put("a", text)
-        wait_until(lambda t=text: (mounted / "a").read_bytes() == t, "the new bytes come", 10)
+        wait_until(lambda t=text: (mounted / "a").read_bytes() == t, "the new bytes come")
 
 
 def test_an_open_file_never_mixes_versions(node: Node, bucket: Bucket) -> None:
@@ -89,7 +89,7 @@ def test_an_open_file_never_mixes_versions(node: Node, bucket: Bucket) -> None:
                 break
             assert piece == old[offset : offset + MIB]
         assert ended in (None, errno.ESTALE, errno.EIO)  # EIO: the page cache's word for it
-    wait_until(lambda: _reads(mounted / "big", new), "the new version", 15)
+    wait_until(lambda: _reads(mounted / "big", new), "the new version")
 
 
 def test_changed_between_lookup_and_open(node: Node, bucket: Bucket) -> None:
@@ -154,7 +154,7 @@ def test_what_is_not_the_object_never_becomes_bytes(
     proxy.script(fault, method="GET", key="a", times=None)  # type: ignore[arg-type]
     assert read_error(mounted / "a") in (errno.EIO, errno.ESTALE)
     proxy.clear()
-    wait_until(lambda: _reads(mounted / "a", data), "the object reads again", 15)
+    wait_until(lambda: _reads(mounted / "a", data), "the object reads again")
 
 
 def _reads(path: Path, data: bytes) -> bool:

@@ -16,6 +16,7 @@ STEPS = 400
 FIRST = random.SystemRandom().randrange(1 << 32) if "JOB_HISTORIES" in os.environ else 7_000
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("part", range(4))
 def test_what_a_job_says_is_true_whatever_happens(part: int) -> None:
     for n in range(part, HISTORIES, 4):

@@ -48,6 +48,7 @@ def test_what_a_node_owns_takes_the_room_of_its_copies(tmp_path: Path) -> None:
     run(script())
 
 
+@pytest.mark.no_cover
 def test_a_permutation_hits_the_room_of_all_nodes(tmp_path: Path) -> None:
     """One reader, in another order each epoch: the nodes together hit as much as one with all their
     room would, copies of the reader's node notwithstanding."""

@@ -278,6 +278,7 @@ def histories() -> list[list[tuple[str, Any, Any]]]:
     ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("history", histories())
 def test_death_at_any_store_leaves_whole_slots_only(
     history: list[tuple[str, Any, Any]], monkeypatch: pytest.MonkeyPatch

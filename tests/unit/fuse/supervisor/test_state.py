@@ -579,6 +579,7 @@ class Machine(RuleBasedStateMachine):
         assert world.is_over
 
 
+@pytest.mark.no_cover
 def test_any_order_of_events() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Machine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None)
