@@ -186,7 +186,9 @@ def test_a_worker_that_hangs_is_read_around(
     cluster: Cluster, bucket: Bucket, tmp_path: Path
 ) -> None:
     """[S-cluster-worker-lost]"""
+    cluster.lose_soon()
     files = serve(cluster, bucket)
+    cluster.wait_until_settled()  # its blocks are asked of it
     mount = cluster.mount(0, "/data")
     cluster.workers[2].send(signal.SIGSTOP)
     try:

@@ -196,7 +196,7 @@ def test_umount_leaves_nothing(node: Node, bucket: Bucket) -> None:
     pids = [process["pid"] for process in node.processes(mounted)]
     node.ok("umount", mounted)
     assert not is_mounted(mounted)
-    assert not any(map(is_running, pids))
+    wait_until(lambda: not any(map(is_running, pids)), "all of its processes end")
     left = [path.name for path in node.state.rglob("*") if path.suffix in (".sock", ".json")]
     assert left == []
     assert "not a cachefs mount" in node.fails("umount", mounted)

@@ -257,7 +257,7 @@ def test_deaths_in_a_row_end_the_mount(mount: Callable[..., Mounted]) -> None:
 
 
 def test_a_stopped_client_is_replaced(mount: Callable[..., Mounted]) -> None:
-    mounted = mount("--heartbeat-timeout", "1s")
+    mounted = mount("--heartbeat-timeout", "2s")
     client = mounted.record.pid
     os.kill(client, signal.SIGSTOP)
     mounted.check()
@@ -267,7 +267,7 @@ def test_a_stopped_client_is_replaced(mount: Callable[..., Mounted]) -> None:
 
 def test_a_client_that_hangs_leaves_its_stacks_in_the_log(mount: Callable[..., Mounted]) -> None:
     """It waits for a lock that somebody holds: its loop does not run, so its heart stands still."""
-    mounted = mount("--heartbeat-timeout", "1s")
+    mounted = mount("--heartbeat-timeout", "2s")
     client, supervisor = mounted.pids
     log = next(mounted.node.state.glob("sources/*/log/client-*.log"))
     lock = os.open(mounted.node.state / "mounts", os.O_RDONLY | os.O_DIRECTORY)

@@ -236,7 +236,7 @@ def test_the_client_is_killed_while_it_takes_over(
 def test_a_client_that_hangs_is_replaced(
     mount: Callable[..., Survivor], rng: random.Random
 ) -> None:
-    survivor = mount("--heartbeat-timeout", "1s")
+    survivor = mount("--heartbeat-timeout", "2s")
     survivor.start_readers(rng)
     stopped = survivor.client
     survivor.kill_client(signal.SIGSTOP)
@@ -411,7 +411,7 @@ def end_server(pid: int) -> None:
 @pytest.mark.parametrize("role", ["client", "supervisor"])
 def test_a_hanging_mount_can_be_unmounted(mount: Callable[..., Survivor], role: str) -> None:
     """Whichever of the two does not answer; one that is stopped ends as soon as it may."""
-    survivor = mount("--heartbeat-timeout", "1s")
+    survivor = mount("--heartbeat-timeout", "2s")
     server, stopped = survivor.server, getattr(survivor, role)
     os.kill(stopped, signal.SIGSTOP)
     subprocess.run(["umount", survivor.path], check=True)
