@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unavailable
+from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
 from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule, shown
 from worker.catalog import Catalog
@@ -390,6 +390,8 @@ class Space:
         with self._catalog.removing(keys):
             try:
                 result = await parts.disk.run(call)
+            except Interrupted:  # the worker is closing
+                return
             except OSError as err:
                 self._catalog.disk_fault(err)
                 return

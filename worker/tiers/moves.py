@@ -144,7 +144,8 @@ class Moves:
         self.doubled(key, settled_later_s)
         try:
             record = await one.record(key)
-            await target.worker.fetch(content.namespace, content.ino)
+            with target.using() as worker:
+                await worker.fetch(content.namespace, content.ino)
             if record is not None and record.filled_s:
                 target.worker.expirer.moved(key, record.filled_s)
             await _hold_too(key, one, target)

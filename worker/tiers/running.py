@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +51,15 @@ class Running:
     def is_used(self) -> bool:
         """Has anybody a handle of it, or waits for one?"""
         return self.users > 0 or len(self.worker.inside.catalog) > 0
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Worker]:
+        """Its worker, which is not closed meanwhile."""
+        self.users += 1
+        try:
+            yield self.worker
+        finally:
+            self.users -= 1
 
     async def unless_left(self, work: Coroutine[Any, Any, object]) -> None:
         """Waits for something at its disk, as long as that answers. It goes on in any case."""

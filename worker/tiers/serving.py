@@ -46,14 +46,16 @@ class TiersServing:
     async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """See `PeerCache`."""
         one = await self._chosen(origin)
-        return await one.worker.serving.provide(origin, first, end, epoch)
+        with one.using() as worker:
+            return await worker.serving.provide(origin, first, end, epoch)
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
     ) -> int:
         """See `PeerCache`."""
         one = await self._chosen(await self._metadata(namespace).locate(ino))
-        return await one.worker.serving.bring(namespace, ino, first, end, peers_only=peers_only)
+        with one.using() as worker:
+            return await worker.serving.bring(namespace, ino, first, end, peers_only=peers_only)
 
     async def bits(self, key: bytes) -> int:
         """See `PeerCache`."""

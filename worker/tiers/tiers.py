@@ -111,8 +111,9 @@ class Tiers:
         key = origin.content.key
         asked = [await one.held(key, origin.size) for one in known]
         tier = choose([held for held in asked if held is not None])
-        found = next((one for one in known if one.tier == tier), None)
-        return found or self.placed(origin)
+        # Another may have taken its place meanwhile, and it was closed.
+        still = [one for one in known if one in self._keeper.running]
+        return next((one for one in still if one.tier == tier), None) or self.placed(origin)
 
     def placed(self, origin: Origin, *, for_load: bool = False) -> Running:
         """Where a content goes of which no tier has anything, or none that can take the rest."""
@@ -129,11 +130,8 @@ class Tiers:
         """See `Worker.open`."""
         origin = await self._metadata(namespace).locate(ino)
         one = await self.chosen(origin, past_tier=past_tier)
-        one.users += 1
-        try:
-            grant = await one.worker.open(namespace, ino, past_tier=past_tier)
-        finally:
-            one.users -= 1
+        with one.using() as worker:
+            grant = await worker.open(namespace, ino, past_tier=past_tier)
         if grant.complete:
             self._moves.used(origin.content.key, one)
         return self._numbered(one, grant)
@@ -170,11 +168,8 @@ class Tiers:
     async def opened_later(self, opening: Opening) -> Grant:
         """See `Worker.opened_later`."""
         one = self._keeper.numbered(opening.number)
-        one.users += 1
-        try:
-            return self._numbered(one, await one.worker.opened_later(opening))
-        finally:
-            one.users -= 1
+        with one.using() as worker:
+            return self._numbered(one, await worker.opened_later(opening))
 
     async def ensure(
         self, handle: int, offset: int, size: int, *, past_tier: bool = False
@@ -225,12 +220,14 @@ class Tiers:
         origin = await self._metadata(namespace).locate(ino)
         one = await self.chosen(origin)
         try:
-            return await one.worker.fetch(namespace, ino, on_bytes=on_bytes)
+            with one.using() as worker:
+                return await worker.fetch(namespace, ino, on_bytes=on_bytes)
         except (NoSpace, Unavailable):
             other = self._another(origin, one)
             if other is None:
                 raise
-        result = await other.worker.fetch(namespace, ino, on_bytes=on_bytes)
+        with other.using() as worker:
+            result = await worker.fetch(namespace, ino, on_bytes=on_bytes)
         self._moves.doubled(origin.content.key)
         return result
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.core.errors import BadConfig, InUse, ProtocolError
+from cachefs.core.errors import BadConfig, Interrupted, InUse, ProtocolError
 from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
-from tests.unit.worker.rig import MIB, NAMESPACE, run, until
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
-from worker.state.tiers import PROMOTE_USES
+from worker.state.tiers import PROMOTE_USES, Held
 from worker.store import filesystem
+from worker.tiers.keeper import NUMBERS
+from worker.tiers.running import Running
 from worker.tiers.tiers import Tiers
 
 SMALL = 110 << 10
@@ -298,6 +300,68 @@ def test_a_directory_that_is_gone_costs_a_refetch(tmp_path: Path, again: bool) -
             assert tiers.status()["origin_bytes"] == origin_bytes, "totals never fall"
             rows = tiers.status()["tiers"]
             assert [row["state"] for row in rows] == ["normal" if again else "offline", "normal"]
+
+    run(script())
+
+
+def test_a_tier_that_is_replaced_while_it_is_chosen_serves_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is closed by then: who read from it waited for ever."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 64 * MIB)
+        rig.put(2, 12 * MIB)
+        asked, go_on = asyncio.Event(), asyncio.Event()
+        held = Running.held
+
+        async def held_slowly(one: Running, key: bytes, size: int) -> Held | None:
+            answer = await held(one, key, size)
+            if one.tier == 1:
+                asked.set()
+                await go_on.wait()
+            return answer
+
+        async with rig.tiers() as tiers:
+            assert await read(tiers, 2) == (rig.data[2], 0)
+            keeper, old = tiers._keeper, tiers._keeper.running[0]
+            await until(lambda: not old.is_used)
+            monkeypatch.setattr(Running, "held", held_slowly)
+            monkeypatch.setattr(Running, "may_have", lambda one, key: True)
+            reading = asyncio.ensure_future(read(tiers, 2))
+            await asyncio.wait_for(asked.wait(), LIMIT_S)
+            shutil.rmtree(rig.directory(0))
+            leave(old)
+            await keeper.look()
+            await keeper.look()
+            assert not keeper._retired, "the old worker is closed"
+            go_on.set()
+            assert (await asyncio.wait_for(reading, 5.0))[0] == rig.data[2]
+
+    run(script())
+
+
+def test_who_has_a_file_open_in_a_tier_that_was_replaced_reads_on_or_is_told(
+    tmp_path: Path,
+) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 48 * MIB, 64 * MIB)
+        rig.put(2, 20 * MIB)
+        async with rig.tiers() as tiers:
+            keeper, old = tiers._keeper, tiers._keeper.running[0]
+            reader = await open_reader(tiers, 2)
+            assert reader.grant.tier == 0
+            shutil.rmtree(rig.directory(0))
+            leave(old)
+            await keeper.look()
+            assert await reader.at(8 * MIB, MIB) == rig.data[2][8 * MIB : 9 * MIB]
+            await keeper._end(old)  # as when there are too many of them
+            with pytest.raises(ProtocolError):
+                await reader.at(16 * MIB, MIB)
+            handle = reader.grant.handle // NUMBERS
+            with pytest.raises(Interrupted):  # one that had come as far as there
+                await asyncio.wait_for(old.worker.ensure(handle, 19 * MIB, 1), 5.0)
+            reader.close()
 
     run(script())
 
