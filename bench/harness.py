@@ -153,14 +153,16 @@ class Lab:
 
     def obstore(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
         """Plain GETs or a listing by obstore in threads; its CPU counts as the server's. What went
-        to a file is compared after the clock stopped. Raises BenchFailed on a wrong byte."""
+        to one file is compared after the clock stopped. Raises BenchFailed on a wrong byte."""
         spec = Spec(what=what, checksums=str(data.checksums), readers=readers, bucket=data.bucket)
         spec.destination = str(self.root / "obstore")
         (self.root / "obstore").unlink(missing_ok=True)
         spec.endpoint_url, spec.region = url, self.origin.region
         spec.access_key, spec.secret_key = self.origin.access_key, self.origin.secret_key
         done = self._run(spec, [])
-        if os.path.exists(spec.destination):
+        if os.path.isdir(spec.destination):
+            shutil.rmtree(spec.destination)
+        elif os.path.exists(spec.destination):
             expected = json.loads(data.checksums.read_text())[data.names[0]]
             if read_file(spec.destination, bytearray(MIB))[1] != expected:
                 raise BenchFailed("obstore wrote other bytes")

@@ -35,8 +35,8 @@ START_LIMIT_S = 60.0
 
 class Spec(msgspec.Struct):
     """`what`: files | random | opens (without checksums) | obstore_file | obstore_to_file |
-    obstore_files | obstore_list. Files below `root` (or keys of `bucket`) named in `checksums`;
-    `source` is the original that random reads compare with.
+    obstore_to_files | obstore_files | obstore_list. Files below `root` (or keys of `bucket`) named
+    in `checksums`; `source` is the original that random reads compare with.
     """
 
     what: str
@@ -58,7 +58,7 @@ class Spec(msgspec.Struct):
     access_key: str = ""
     secret_key: str = ""
     limit: int = 0
-    destination: str = ""  # obstore_to_file: where to
+    destination: str = ""  # obstore_to_file, obstore_to_files: where to
 
 
 class Done(msgspec.Struct):
@@ -295,6 +295,30 @@ def obstore_files(spec: Spec) -> tuple[float, Done]:
     return wall_s, add(parts)
 
 
+def obstore_to_files(spec: Spec) -> tuple[float, Done]:
+    """Every object, whole, by threads, each into a new file of its own."""
+    import obstore
+
+    store, names = bucket_of(spec), names_of(spec)
+    os.makedirs(spec.destination)
+    folder = os.open(spec.destination, os.O_DIRECTORY)
+
+    def fetch(place: int, name: str) -> Done:
+        body = obstore.get(store, name).bytes()
+        file = os.open(str(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        os.pwrite(file, body, 0)
+        os.close(file)
+        right = xxhash.xxh3_64_hexdigest(body) == names[name]
+        return Done(len(body), 1, [] if right else [name])
+
+    with ThreadPoolExecutor(spec.readers) as pool:
+        started = time.monotonic()
+        parts = list(pool.map(fetch, range(len(names)), names))
+        wall_s = time.monotonic() - started
+    os.close(folder)
+    return wall_s, add(parts)
+
+
 def obstore_list(spec: Spec) -> tuple[float, Done]:
     """A plain recursive listing of the bucket."""
     import obstore
@@ -310,7 +334,8 @@ def obstore_list(spec: Spec) -> tuple[float, Done]:
 def main(path: str) -> None:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=Spec)
     alone = {"obstore_file": obstore_file, "obstore_files": obstore_files}
-    alone |= {"obstore_to_file": obstore_to_file, "obstore_list": obstore_list}
+    alone |= {"obstore_to_file": obstore_to_file, "obstore_to_files": obstore_to_files}
+    alone |= {"obstore_list": obstore_list}
     wall_s, done = alone.get(spec.what, in_processes)(spec)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = sum(part.ru_utime + part.ru_stime for part in usage)
