@@ -101,7 +101,11 @@ class Provider:
         if entry.failed is not None:
             return
         for piece_first, piece_end in self._missing(entry, first, end, past=past):
-            self._filler.claim(entry, piece_first, piece_end, past=past)
+            # The reader waits for the first page only. Were the rest waited for as well, its room
+            # would be kept from others, and from that page, until somebody has read it.
+            self._filler.claim(
+                entry, piece_first, piece_end, past=past, background=piece_first > first
+            )
         if ahead > end:
             entry.ahead = (end, ahead)
             self._bring_ahead(entry)

@@ -23,6 +23,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import PAGE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, ensure, open_reader, read, run, until
+from worker import segments
 from worker.store.tier import Tier
 from worker.worker import Worker
 
@@ -369,6 +370,36 @@ def test_segments_that_are_held_are_not_taken(tmp_path: Path) -> None:
                     assert os.pread(thing.grant.fd, 2 * MIB, 0) == rig.data[n]
                 thing.close()
             assert await read(worker, 29) == rig.data[29]
+
+    run(script())
+
+
+def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that ask for more than they come for: what they have not read takes all the room."""
+    monkeypatch.setattr(segments, "FRESH_S", float("inf"))
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 16 * MIB, seed=4, origin_deadline_s=0.3)
+        for n in range(1, 10):
+            rig.put(n, 12 * MIB)
+        async with rig.worker() as worker:
+            await read(worker, 1)  # it fills the cache
+            readers = [await open_reader(worker, n) for n in range(2, 10)]
+            held = []
+            for reader in readers[:2]:
+                held.append((await ensure(worker, reader.grant.handle, 0, 8 * MIB))[1])
+                await until(lambda: worker.status()["fills_in_flight"] == 0)
+            parts = worker.inside.parts
+            assert parts.ledger.free_for_scratch < MIB, "there is no room"
+            for n, reader in enumerate(readers[2:4], 4):
+                assert await reader.at(0, 100) == rig.data[n][:100]
+            for reader in readers:
+                reader.close()
+            for fd in held:
+                assert fd is not None
+                os.close(fd)
 
     run(script())
 
