@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import AccessDenied
 from cachefs.core.jobs import Outcome, Task, TaskFile, TaskKind
+from cachefs.core.policies import Rule
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, open_reader, read, run, until
 from worker.loading.loader import Loader
 from worker.store.records import HELD_READ
@@ -236,11 +240,40 @@ def test_what_cannot_fit_stops_with_figures_and_evicts_nothing_that_is_protected
             assert room is not None
             assert room.pinned_bytes >= 20 * SIZE
             done = 100 - len(outcome.failures)
-            assert room.held_bytes >= (10 + done) * SIZE, "what this job brought is held"
+            brought_bytes = room.held_bytes + room.busy_bytes  # the last file may not be closed
+            assert brought_bytes >= (10 + done) * SIZE, "what this job brought is held"
             assert room.limit_bytes < 8 * MIB
             assert {one.code for one in outcome.failures} == {"no-space"}
             assert 0 < done < 70
             assert await master.check([*pinned, *held]) == []
+
+    run(script())
+
+
+def test_what_a_quota_refuses_fails_with_its_figures_and_the_rest_comes(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        quota_bytes = 5 * 102_400  # as they lie on disk
+        inos = [rig.put(ino, SIZE) for ino in range(1, 9)]
+        rule = Rule(quotas=((b"dir", quota_bytes),))
+        for ino in inos:
+            rig.space.origins[ino] = msgspec.structs.replace(rig.space.origins[ino], rule=rule)
+        others = [rig.put(ino, SIZE) for ino in range(11, 14)]
+        async with loading(rig) as (worker, master):
+            outcome = await master.do([*inos, *others])
+            assert outcome.room is None
+            assert {one.code for one in outcome.failures} == {"no-space"}
+            first = outcome.failures[0]
+            assert first.quota is not None
+            assert (first.quota.path, first.quota.quota_bytes) == (b"dir", quota_bytes)
+            assert first.quota.limit_bytes == quota_bytes
+            assert quota_bytes - 102_400 < first.quota.used_bytes <= quota_bytes
+            figures = "the quota of /dir has no room for it: .* KiB of 500 KiB are used; give"
+            assert re.match(figures, first.cause), first.cause
+            refused = {one.place for one in outcome.failures}
+            assert len(refused) == 3
+            assert refused < set(range(8)), "those without a quota come"
+            assert len(await master.check([*inos, *others])) == 3
 
     run(script())
 
