@@ -116,13 +116,24 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hold_read: bool = False
 
 
+class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A quota that refused a file. `limit_bytes`: the share of it of the worker that refused, of
+    which it uses `used_bytes`."""
+
+    path: bytes
+    quota_bytes: int
+    used_bytes: int
+    limit_bytes: int
+
+
 class FileFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a file of a task, by its place in it. `code` "missing": a check did not find it complete;
-    "no-space": see `Outcome.room`; else of the typed error."""
+    "no-space": see `Outcome.room`; else of the typed error. `quota`: the one that refused it."""
 
     place: int
     code: str
     cause: str
+    quota: FullQuota | None = None
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -16,7 +16,7 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
 from cachefs.core.jobs import FileFailure, Room, TaskKind
 from worker.config import Clocks
-from worker.loading.cache import MISSING, Load, Loaded, LoadingCache
+from worker.loading.cache import MISSING, Load, Loaded, LoadingCache, OverQuota
 from worker.parts import Tasks
 from worker.space import NoRoom
 from worker.state.holds import Hold
@@ -210,5 +210,7 @@ def _failure(place: int, error: CacheFSError | None) -> FileFailure | None:
     if error is None:
         return None
     origin_said = error.__cause__
+    if isinstance(error, OverQuota):
+        return FileFailure(place, error.code, error.one_line(), error.full)
     code = NotFound.code if isinstance(origin_said, NotFound) else error.code
     return FileFailure(place, code, error.cause)

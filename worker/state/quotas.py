@@ -77,6 +77,10 @@ class Charges:
                 return path
         return None
 
+    def use(self, path: bytes, quota_bytes: int) -> tuple[int, int]:
+        """Bytes that count against a quota on this node, and how many may."""
+        return self._used(path), self._quotas.limit_bytes(quota_bytes)
+
     def excess(self) -> dict[bytes, int]:
         """Of each quota that is exceeded, by how many bytes."""
         bounds = {bound for bounds, _ in self._of.values() for bound in bounds}

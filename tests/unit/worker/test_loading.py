@@ -259,7 +259,7 @@ def test_what_a_quota_refuses_fails_with_its_figures_and_the_rest_comes(tmp_path
         for ino in inos:
             rig.space.origins[ino] = msgspec.structs.replace(rig.space.origins[ino], rule=rule)
         others = [rig.put(ino, SIZE) for ino in range(11, 14)]
-        async with loading(rig) as (worker, master):
+        async with loading(rig) as (_worker, master):
             outcome = await master.do([*inos, *others])
             assert outcome.room is None
             assert {one.code for one in outcome.failures} == {"no-space"}
