@@ -98,9 +98,11 @@ class Runner:
 
     # ---- tasks -----------------------------------------------------------------------------------
 
-    def settle(self, pack: Pack, told: Outcome) -> None:
+    def settle(self, pack: Pack, told: Outcome, worker: str) -> None:
         """A worker told what became of a task."""
-        self._do(self.job.settle(pack, told, self._clocks.now()))
+        if told.room is not None:
+            self._check_room()  # that all of it is too much says more
+        self._do(self.job.settle(pack, told, self._clocks.now(), worker))
 
     def unowned(self, parts: Iterable[Part]) -> None:
         self.job.unowned(parts)
@@ -115,6 +117,8 @@ class Runner:
         caches = self._room()
         if caches is not None and self.job.runs:
             self.job.has_room(caches)
+        if self.job.runs:
+            self.job.keeps_to(self._ground.policies.effective(self.job.record.base).quotas)
 
     def tick(self) -> None:
         """About once a second."""

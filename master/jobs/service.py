@@ -135,9 +135,9 @@ class LoadJobs:
         did not see them, or when its time is over."""
         self.start()
         self._place()
-        self._settle(call)
         if call.capacity_bytes >= 0:
             self._caches[call.worker] = Caches(call.capacity_bytes, max(0, call.pinned_bytes))
+        self._settle(call)
         loop = asyncio.get_running_loop()
         until = loop.time() + max(0.0, min(call.wait_s, MAX_WAIT_S))
         worked = self._hand_out(call)
@@ -155,7 +155,7 @@ class LoadJobs:
         for pack, told in self._desk.settle(call, self._clocks.now()):
             runner = self._runners.get(pack.job)
             if runner is not None:
-                runner.settle(pack, told)
+                runner.settle(pack, told, call.worker)
 
     def _hand_out(self, call: Work) -> Worked:
         worked, unowned = self._desk.hand_out(call, self._clocks.now(), self._clocks.wall())
@@ -418,12 +418,12 @@ class LoadJobs:
 
     async def _go_on(self, job: Job, action: str) -> None:
         """Stops a job, or lets it run again; durable, then it happens."""
-        number, ran = job.record.job, job.runs
+        number, ran, round_ = job.record.job, job.runs, job.record.round
         if not ran and (old := self._runners.pop(number, None)) is not None:
             await old.close()
         job.control(action, self._clocks.now(), self._clocks.wall())
         await self._save(job)
-        if action == "retry":
+        if job.record.round != round_:
             self._forgotten[number] = job.record
         runner = self._runners.get(number)
         if job.runs and runner is None:

@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import BadConfig
+from cachefs.core.globs import select
 from cachefs.core.jobs import JobFailure, JobSpec, JobState
-from master.state.window import START, Position
+from master.state.window import START, Passed, Position
 
 PATHS_SHOWN: Final = 10
 MAX_UNFINISHED: Final = 64
@@ -68,6 +69,30 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_at_s: float = 0.0
     worked_s: float = 0.0
     also: tuple[Also, ...] = ()
+
+    def paths_left(self, watermark: Position) -> list[bytes]:
+        """All that is behind a watermark lies at or below these paths, one at least."""
+        is_known = not self.paths_open and self.path_count <= len(self.paths)
+        left = [select(path).base for path in self.paths[watermark.index :]] if is_known else []
+        return left or [self.base]
+
+    def after(self, passed: Passed) -> dict[str, object]:
+        """What changes when the watermark of the present pass passed something."""
+        failed = len(passed.failures)
+        values: dict[str, object] = {"files_failed": self.files_failed + failed}
+        if self.feeding_done:
+            return values | {
+                "checked": passed.position,
+                "files_verified": self.files_verified + passed.files_done,
+                "bytes_verified": self.bytes_verified + passed.bytes_done,
+                "files_done": max(0, self.files_done - failed),
+                "bytes_done": max(0, self.bytes_done - passed.failed_bytes),
+            }
+        return values | {
+            "fed": passed.position,
+            "files_done": self.files_done + passed.files_done,
+            "bytes_done": self.bytes_done + passed.bytes_done,
+        }
 
 
 class Write(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ goes out before `take` was made durable. Times are monotonic seconds, `wall_s` w
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -18,6 +17,7 @@ from cachefs.core.errors import BY_CODE, BadConfig, CacheFSError, InUse, NoSpace
 from cachefs.core.jobs import (
     HOLD_S,
     FileFailure,
+    FullQuota,
     JobFailure,
     JobShown,
     JobSpec,
@@ -32,8 +32,10 @@ from master.state.desk import Order, Pack
 from master.state.jobrecord import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
 from master.state.jobview import Ahead
 from master.state.jobwords import Caches
+from master.state.later import Later
 from master.state.pace import Pace
-from master.state.window import START, Part, Passed, Position, Slot, Window
+from master.state.refusals import Refusals
+from master.state.window import START, Part, Position, Slot, Window
 
 MAX_ATTEMPTS: Final = 3  # for one file, in one pass
 AGAIN_S: Final = 2.0  # before another try, times the tries so far
@@ -66,8 +68,8 @@ class Job:
         self._unwritten = 0  # files that the watermark passed
         self._durable = record
         self._failures: list[JobFailure] = []  # to be written
-        self._later: list[tuple[float, int, Part]] = []
-        self._later_count = 0
+        self._later = Later()
+        self._refusals = Refusals()
         self._pace: Pace | None = Pace(now, self._progress())
 
     # ---- what it is ------------------------------------------------------------------------------
@@ -136,6 +138,17 @@ class Job:
         message = jobwords.cannot_fit(record.bytes_needed, caches, is_all=record.counting_done)
         self._halt(JobState.FAILED, message, again=True)
 
+    def keeps_to(self, quotas: Iterable[tuple[bytes, int]]) -> None:
+        """Ends the job as soon as it is known that it is more than one of these, (path, bytes),
+        below which all of it lies."""
+        record = self._record
+        for path, quota_bytes in quotas:
+            if record.bytes_needed > quota_bytes and self.runs:
+                message = jobwords.beyond_quota(
+                    record.bytes_needed, path, quota_bytes, is_all=record.counting_done
+                )
+                self._halt(JobState.FAILED, message, again=True)
+
     def broke(self, why: str) -> None:
         """It cannot go on, for no reason of its own."""
         if self.runs:
@@ -157,24 +170,33 @@ class Job:
 
     # ---- tasks -----------------------------------------------------------------------------------
 
-    def settle(self, pack: Pack, told: Outcome, now: float) -> Effects:
+    def settle(self, pack: Pack, told: Outcome, now: float, worker: str = "") -> Effects:
         """What became of a task."""
         effects = Effects()
         self._set(bytes_fetched=self._record.bytes_fetched + max(0, told.fetched_bytes))
         failed = {failure.place: failure for failure in told.failures}
+        full = self._full_quota(told, now, worker)
         for place, part in enumerate(pack.parts):
             if part.is_void:
                 continue
             failure = failed.get(place)
             if failure is None:
                 effects.parts += self.window.part_done(part)
-            elif told.room is None or failure.code != NO_SPACE:
+            elif failure.code != NO_SPACE or (told.room is None and full is None):
                 self._part_failed(part, failure, now, effects)
-        if told.room is not None:
-            self._no_room(told.room)
+        if told.room is not None or full is not None:
+            self._no_room(told.room, full)
             return Effects()
         self._advance()
         return effects
+
+    def _full_quota(self, told: Outcome, now: float, worker: str) -> FullQuota | None:
+        """The quota for which nothing of what is left can come."""
+        refused = [failure.quota for failure in told.failures if failure.quota is not None]
+        for quota in refused:
+            self._refusals.note(worker, quota, now)
+        left = self._record.paths_left(self.watermark)
+        return self._refusals.full(now, left) if refused else None
 
     def unowned(self, parts: Iterable[Part]) -> None:
         """There are fewer workers than replicas are wanted: that is as good as it gets."""
@@ -192,9 +214,7 @@ class Job:
             slot.round += 1  # what others still do for it is void
             effects.look.append(slot)
         elif code in _TRY_AGAIN and part.tries < MAX_ATTEMPTS:
-            self._later_count += 1
-            due_s = now + AGAIN_S * part.tries
-            heapq.heappush(self._later, (due_s, self._later_count, part.again()))
+            self._later.put(now + AGAIN_S * part.tries, part.again())
         else:
             slot.attempts = max(slot.attempts, part.tries)
             self.window.fail(slot, code, failure.cause)
@@ -215,15 +235,10 @@ class Job:
 
     def tick(self, now: float) -> list[Part]:
         """Time passes; call it about once a second. Parts that are due for another try."""
-        due = []
-        while self._later and self._later[0][0] <= now:
-            part = heapq.heappop(self._later)[2]
-            if not part.is_void:
-                due.append(part)
         if self._pace is None:
             self._pace = Pace(now, self._progress())
         self._pace.note(now, self._progress())
-        return due
+        return self._later.due(now)
 
     # ---- operators -------------------------------------------------------------------------------
 
@@ -291,6 +306,8 @@ class Job:
             return
         if record.state is not JobState.STOPPED and not record.again:
             raise InUse(f"job {record.job} has ended", remedy="retry it")
+        if record.again and record.files_failed:
+            return self._retry(now)  # what was refused comes, too, where there is room now
         self._go_on(now)
 
     def _retry(self, now: float) -> None:
@@ -385,26 +402,9 @@ class Job:
             self._unwritten += passed.files_done + len(passed.failures)
             self._urgent |= self._unwritten >= WRITE_FILES
             self._failures += passed.failures
-            self._set(**self._passed(passed))
+            self._set(**self._record.after(passed))
             self._limit_failures()
         self._turn()
-
-    def _passed(self, passed: Passed) -> dict[str, object]:
-        record, failed = self._record, len(passed.failures)
-        values: dict[str, object] = {"files_failed": record.files_failed + failed}
-        if self.checks:
-            return values | {
-                "checked": passed.position,
-                "files_verified": record.files_verified + passed.files_done,
-                "bytes_verified": record.bytes_verified + passed.bytes_done,
-                "files_done": max(0, record.files_done - failed),
-                "bytes_done": max(0, record.bytes_done - passed.failed_bytes),
-            }
-        return values | {
-            "fed": passed.position,
-            "files_done": record.files_done + passed.files_done,
-            "bytes_done": record.bytes_done + passed.bytes_done,
-        }
 
     def _turn(self) -> None:
         """Is a pass over?"""
@@ -446,17 +446,20 @@ class Job:
         self.window = Window()
         self.pass_fed = False
         self._later.clear()
+        self._refusals.clear()
 
     def _limit_failures(self) -> None:
         if self.runs and self._record.files_failed >= MAX_FAILURES:
             self._halt(JobState.FAILED, jobwords.too_many(MAX_FAILURES))
 
-    def _no_room(self, room: Room) -> None:
+    def _no_room(self, room: Room | None, full: FullQuota | None) -> None:
         self._advance()
         if not self.runs:
             return
         left_bytes = max(0, self._record.bytes_found - self._record.bytes_done)
-        self._halt(JobState.FAILED, jobwords.no_room(left_bytes, room), again=True)
+        message = jobwords.no_room(left_bytes, room) if room is not None else ""
+        message = jobwords.quota_full(left_bytes, full) if full is not None else message
+        self._halt(JobState.FAILED, message, again=True)
 
     # ---- figures ---------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ from typing import Final
 
 import msgspec
 
-from cachefs.core.jobs import Room
+from cachefs.core.jobs import FullQuota, Room
+from cachefs.core.policies import shown
 from cachefs.core.units import format_size
 
+_LARGER: Final = "give a larger one: cachefs quota PATH SIZE"
 NO_OWNER: Final = (
     "waits: no worker owns blocks; start one: cachefs worker --master URL --tier ssd:DIR:SIZE"
 )
@@ -48,4 +50,23 @@ def cannot_fit(needed_bytes: int, caches: Caches, *, is_all: bool) -> str:
     return (
         f"stopped before it was loaded, it does not fit: it needs {at_least}"
         f"{format_size(needed_bytes)}, the caches hold {format_size(caches.capacity_bytes)}{pinned}"
+    )
+
+
+def beyond_quota(needed_bytes: int, path: bytes, quota_bytes: int, *, is_all: bool) -> str:
+    """What was counted so far is more than a quota."""
+    at_least = "" if is_all else "at least "
+    return (
+        f"stopped before it was loaded, it does not fit: it needs {at_least}"
+        f"{format_size(needed_bytes)}, the quota of {shown(path)} is {format_size(quota_bytes)};"
+        f" {_LARGER}"
+    )
+
+
+def quota_full(left_bytes: int, full: FullQuota) -> str:
+    """Nothing of what is left can be cached."""
+    return (
+        f"stopped before the rest was loaded, the quota of {shown(full.path)} is full:"
+        f" {format_size(full.used_bytes)} of {format_size(full.quota_bytes)} are used,"
+        f" {format_size(left_bytes)} to go; {_LARGER}"
     )

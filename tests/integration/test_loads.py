@@ -133,6 +133,35 @@ def test_what_cannot_fit_says_so_with_figures_and_evicts_nothing_that_is_kept(
     assert du(node, mounted / "kept")["cached_bytes"] == 8 * MIB
 
 
+def test_what_a_quota_refuses_says_which_and_how_much_of_it_is_used(
+    node: Node, bucket: Bucket
+) -> None:
+    """[S-load-quota] What is more than a quota ends before it is loaded; a quota that others have
+    filled ends what lies below it; where only some lies below it the rest is loaded."""
+    bucket.fill({f"set/old/{n}": body(n, MIB) for n in range(4)})
+    bucket.fill({f"set/new/{n}": body(50 + n, MIB) for n in range(6)})
+    bucket.fill({f"other/{n}": body(100 + n, MIB) for n in range(3)})
+    mounted = node.mount(bucket.url, *bucket.options, "--cache-size", "64MiB")
+    node.ok("quota", mounted / "set", "8MiB")
+    done = node.run("load", mounted / "set", "--wait")
+    assert done.returncode == 1
+    needs = "it needs (at least )?10 MiB, the quota of /set is 8 MiB; give"
+    assert re.search(needs, done.stdout), done
+    assert du(node, mounted / "set")["cached_bytes"] < 8 * MIB
+    node.ok("load", mounted / "set/old", "--wait")
+    done = node.run("load", mounted / "set/new", "--wait")
+    assert done.returncode == 1
+    full = "the quota of /set is full: 8 MiB of 8 MiB are used, .* to go; give a larger one"
+    assert re.search(full, done.stdout), done
+    done = node.run("load", mounted, "--wait")
+    assert "2 of 13 files could not be loaded" in done.stdout, done
+    assert done.stderr.count("the quota of /set has no room for it: 8 MiB of 8 MiB are used") == 2
+    assert du(node, mounted / "other")["cached_bytes"] == 3 * MIB
+    node.ok("quota", mounted / "set", "10MiB")
+    job = node.ok("jobs", "resume", "3", mounted, "--wait")
+    assert job.startswith("OK, loaded 6 of 6 files"), job
+
+
 def test_of_two_loads_the_urgent_one_does_not_wait_for_the_slow_one(
     node: Node, bucket: Bucket, proxy: FaultProxy
 ) -> None:

@@ -13,6 +13,7 @@ from cachefs.core.errors import NotFound
 from cachefs.core.jobs import (
     LEASE_S,
     FileFailure,
+    FullQuota,
     JobSpec,
     JobState,
     Outcome,
@@ -49,6 +50,7 @@ class Worker:
 
     id: str
     limit: int = 1 << 60
+    quota: int = 0  # of its blocks, its share of what all may have; 0: none
     cache: set[Key] = field(default_factory=set)
     run: str = ""
     seen: int = 0
@@ -76,6 +78,12 @@ class World:
         if self.dice.random() < 0.1:
             for worker in self.workers.values():
                 worker.limit = self.dice.randint(0, 3)
+        self.share = self.dice.randint(1, 3) if self.dice.random() < 0.15 else 0
+        for worker in self.workers.values():
+            worker.quota = self.share
+        self.quota = self.share * len(self.workers)
+        self.refused: set[bytes] = set()  # by a quota, at some time
+        self.failed_before: set[bytes] = set()  # in a round that is over
         self.durable: tuple[bytes, list[bytes]] = (b"", [])
         self.loaded: set[bytes] = set()  # paths that some worker brought, or found complete
         self.seen_whole: dict[bytes, set[tuple[int, int]]] = {}  # in the second pass
@@ -194,6 +202,9 @@ class World:
         if self.dice.random() < 0.1:
             self.job.not_written(write)
             return
+        if write.record.round != decode_record(self.durable[0]).round:
+            self.failed_before |= {*self.failed}
+            self.failed = []
         paths = [failure.path for failure in write.failures]
         self.failed += paths
         self.durable = (encode_record(write.record), list(self.failed))
@@ -208,7 +219,8 @@ class World:
         assert len(self.failed) == len(set(self.failed)) == record.files_failed
         passed = [path for path in self.known if path <= record.fed.path and path not in self.gone]
         for path in passed:
-            assert path in self.loaded or path in self.failed, f"{path!r} was never loaded"
+            known = path in self.loaded or path in self.failed or path in self.failed_before
+            assert known, f"{path!r} was never loaded"
         assert record.files_done >= 0
 
     # ---- operators -------------------------------------------------------------------------------
@@ -261,7 +273,7 @@ class World:
 
     def answer(self, call: Work) -> Worked:
         for pack, told in self.desk.settle(call, self.now):
-            self.hand(self.job.settle(pack, told, self.now))
+            self.hand(self.job.settle(pack, told, self.now, call.worker))
         worked, unowned = self.desk.hand_out(call, self.now, self.now)
         for _, part in unowned:
             self.job.unowned([part])
@@ -288,13 +300,20 @@ class World:
                 if not code and len(worker.cache | keys) > worker.limit:
                     room, code = Room(worker.limit, 1, 0, 0), "no-space"
                     self.lost_room = True
-                if code:
-                    failures.append(FileFailure(place, code, code))
+                full = None if code else self.full_quota(worker, keys)
+                if code or full is not None:
+                    self.refused |= {origin.path} if full is not None else set()
+                    failures.append(FileFailure(place, code or "no-space", code, full))
                     continue
                 worker.cache |= keys
             self.loaded.add(origin.path)
             self.seen_whole.setdefault(origin.path, set()).update(keys)
         worker.outcomes.append(Outcome(task.number, 1, failures, room))
+
+    def full_quota(self, worker: Worker, keys: set[Key]) -> FullQuota | None:
+        if not worker.quota or len(worker.cache | keys) <= worker.quota:
+            return None
+        return FullQuota(b"", self.quota, len(worker.cache), worker.quota)
 
     @staticmethod
     def keys(origin: Origin, block: int) -> set[Key]:
@@ -334,7 +353,7 @@ class World:
             self.place()
         elif kind == 4:
             name = f"x{dice.randrange(99)}"
-            self.workers.setdefault(name, Worker(name, worker.limit))
+            self.workers.setdefault(name, Worker(name, worker.limit, self.share))
             self.place()
         elif kind == 5 and worker.cache:
             worker.cache.remove(dice.choice(sorted(worker.cache)))
@@ -393,12 +412,13 @@ class World:
     def check_end(self, record: JobRecord) -> None:
         assert record.state.has_ended, f"it is {record.state} after all that time"
         if record.again:
-            assert self.lost_room, "there was room"
+            assert self.lost_room or self.refused, "there was room"
             return
         for path in self.failed:
             file = self.files.get(path)
             blameless = file is not None and not file.forbidden and path not in self.gone
-            assert not blameless or path in self.flaky, f"{path!r} could be loaded"
+            excused = path in self.flaky or path in self.refused
+            assert not blameless or excused, f"{path!r} could be loaded"
         assert record.files_found == record.files_done + record.files_failed
         assert record.files_done == record.files_verified
         assert (record.state is JobState.SUCCEEDED) == (record.files_failed == 0)

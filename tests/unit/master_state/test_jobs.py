@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cachefs.core.errors import InUse, NotFound
-from cachefs.core.jobs import FileFailure, JobSpec, JobState, Outcome, Room
+from cachefs.core.jobs import FileFailure, FullQuota, JobSpec, JobState, Outcome, Room
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import BLOCK_BYTES
 from master.state import jobs
@@ -172,11 +172,56 @@ def test_no_room_ends_the_job_where_it_is_and_it_can_go_on() -> None:
     assert again.runs
 
 
-def test_a_quota_of_a_path_is_a_failure_of_the_file() -> None:
+def refuse(job: Job, *parts: Part, used: int, path: bytes = b"a") -> None:
+    """A quota of 1,000 refuses these."""
+    pack = Pack(1, load=True)
+    for part in parts:
+        pack.add(part)
+    quota = FullQuota(path, 1000, used, 1000)
+    failures = [FileFailure(n, "no-space", "full", quota) for n in range(len(parts))]
+    job.settle(pack, Outcome(1, 0, failures), NOW, "w")
+
+
+def test_a_file_that_is_too_large_for_what_a_quota_leaves_fails_alone() -> None:
     job = new()
-    tell(job, *fed(job, 1), code="no-space")
+    refuse(job, *fed(job, 1), used=600)
     assert job.runs
     assert job.record.files_failed == 1
+
+
+def test_a_full_quota_below_which_only_some_lies_costs_the_files_that_it_refuses() -> None:
+    job = new()
+    refuse(job, *fed(job, 1), used=1000, path=b"a/b")
+    assert job.runs
+    assert job.record.files_failed == 1
+
+
+def test_a_full_quota_above_all_that_is_left_ends_the_job_which_can_go_on() -> None:
+    job = new()
+    one, two, three = fed(job, 1, 2, 3)
+    refuse(job, one, used=600)
+    tell(job, two)
+    refuse(job, three, used=990)
+    record = write(job).record
+    assert (record.state, record.files_done, record.files_failed) == (JobState.FAILED, 1, 1)
+    assert "the quota of /a is full: 990 B of 1000 B are used, 20 B to go; give" in record.message
+    assert job.watermark == Position(0, b"f2")
+    job.control("resume", NOW, 0.0)
+    assert (job.record.state, job.record.files_failed) == (JobState.LOADING, 0), "all once more"
+    (again,) = fed(job, 3)
+    refuse(job, again, used=500)
+    assert job.runs, "what was said before means nothing"
+
+
+def test_more_than_a_quota_ends_before_it_is_loaded() -> None:
+    job = new()
+    job.counted(Position(0, b"f"), 1, 600, 1200, matched=True)
+    job.keeps_to([(b"", 1300), (b"a", 1200)])
+    assert job.runs
+    job.keeps_to([(b"", 1300), (b"a", 1199)])
+    why = "does not fit: it needs at least 1.17 KiB, the quota of /a is 1.17 KiB; give a larger"
+    assert why in job.record.message
+    assert job.record.again
 
 
 def test_what_cannot_fit_ends_before_it_is_loaded() -> None:
