@@ -57,8 +57,8 @@ class Instant:
     async def room(self) -> Room:
         return Room(CAPACITY_BYTES, 0, 0, 0)
 
-    def capacity(self) -> tuple[int, int]:
-        return CAPACITY_BYTES, 0
+    def capacity(self) -> int:
+        return CAPACITY_BYTES
 
 
 @dataclass

@@ -349,8 +349,7 @@ class Work(Message, frozen=True):
     another run has no tasks, those that it had are handed out again. `seen`: the greatest task
     number that it got in this run, 0: none; later ones were lost on the way, and come again with
     the same numbers (-1: not said). One question at a time: a later one ends an earlier one's wait.
-    `capacity_bytes`: all that its cache may hold, `pinned_bytes`: what of it must stay, as far as
-    the worker knows (-1: not said)."""
+    `capacity_bytes`: all that its cache may hold (-1: not said)."""
 
     worker: str
     run: str
@@ -359,7 +358,6 @@ class Work(Message, frozen=True):
     wait_s: float = 0.0
     seen: int = -1
     capacity_bytes: int = -1
-    pinned_bytes: int = -1
 
 
 class Worked(Message, frozen=True):

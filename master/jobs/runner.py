@@ -18,7 +18,6 @@ from master.jobs.feeder import Feeder
 from master.jobs.ground import Ground
 from master.state.desk import Desk, Pack
 from master.state.jobs import Effects, Job
-from master.state.jobwords import Caches
 from master.state.window import Part, Slot
 from master.store import jobs as table
 
@@ -38,7 +37,7 @@ class Clocks:
 
 class Runner:
     """One job in this run of the master. `handed`: called when parts were added to the desk, or are
-    no longer wanted; `room`: all that may be cached, as far as known."""
+    no longer wanted; `room`: bytes that may be cached in all, if known."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class Runner:
         desk: Desk,
         clocks: Clocks,
         handed: Callable[[], None],
-        room: Callable[[], Caches | None],
+        room: Callable[[], int | None],
     ) -> None:
         self.job = job
         self._ground = ground
@@ -114,9 +113,9 @@ class Runner:
         self._do(Effects())
 
     def _check_room(self) -> None:
-        caches = self._room()
-        if caches is not None and self.job.runs:
-            self.job.has_room(caches)
+        capacity_bytes = self._room()
+        if capacity_bytes is not None and self.job.runs:
+            self.job.has_room(capacity_bytes)
         if self.job.runs:
             self.job.keeps_to(self._ground.policies.effective(self.job.record.base).quotas)
 

@@ -42,7 +42,7 @@ from master.state.jobrecord import (
     JobRecord,
 )
 from master.state.jobs import Job
-from master.state.jobwords import NO_OWNER, Caches
+from master.state.jobwords import NO_OWNER
 from master.state.window import Part
 from master.store import jobs as table
 from master.store.base import Writer
@@ -68,7 +68,7 @@ class LoadJobs:
         self._forgotten: dict[int, JobRecord] = {}
         self._view: Callable[[], View | None] = lambda: None
         self._version: tuple[int, int] = (-1, -1)  # of the view that the desk has
-        self._caches: dict[str, Caches] = {}
+        self._caches: dict[str, int] = {}  # what each worker may hold, in bytes
         self._changing = asyncio.Lock()
         self._ticks: asyncio.Task[None] | None = None
         self._closed = False
@@ -121,9 +121,7 @@ class LoadJobs:
     def _run(self, job: Job) -> None:
         number = job.record.job
         self._caches.clear()  # workers say it again, as it is now
-        runner = Runner(
-            self._ground, job, self._desk, self._clocks, self._polls.wake, lambda: self._room(job)
-        )
+        runner = Runner(self._ground, job, self._desk, self._clocks, self._polls.wake, self._room)
         self._runners[number] = runner
         runner.start()
         self._polls.wake()
@@ -136,7 +134,7 @@ class LoadJobs:
         self.start()
         self._place()
         if call.capacity_bytes >= 0:
-            self._caches[call.worker] = Caches(call.capacity_bytes, max(0, call.pinned_bytes))
+            self._caches[call.worker] = call.capacity_bytes
         self._settle(call)
         loop = asyncio.get_running_loop()
         until = loop.time() + max(0.0, min(call.wait_s, MAX_WAIT_S))
@@ -185,22 +183,13 @@ class LoadJobs:
             self._unowned(self._desk.place(placement, names))
             self._polls.wake()
 
-    def _room(self, job: Job) -> Caches | None:
-        """All that may be cached; None while not all workers have said it."""
-        caches = [*self._caches.values()]
+    def _room(self) -> int | None:
+        """Bytes that may be cached in all; None while not all workers have said it."""
         view = self._view()
         owners = 1 if view is None else sum(member.weight > 0 for member in view.members)
-        if not caches or len(caches) < owners:
+        if not self._caches or len(self._caches) < owners:
             return None
-        pinned = sum(one.pinned_bytes for one in caches)
-        if pinned and self._is_pinned(job.record.base):
-            pinned = 0  # what is pinned may be what the job wants
-        return Caches(sum(one.capacity_bytes for one in caches), pinned)
-
-    def _is_pinned(self, base: bytes) -> bool:
-        """Is something pinned at, above or below a path?"""
-        policies = self._ground.policies
-        return policies.is_pinned(base) or any(one.pin for _, one in policies.below(base))
+        return sum(self._caches.values())
 
     # ---- time ------------------------------------------------------------------------------------
 

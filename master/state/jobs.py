@@ -31,7 +31,6 @@ from master.state import jobview, jobwords
 from master.state.desk import Order, Pack
 from master.state.jobrecord import MAX_ALSO, MAX_FAILURES, PATHS_SHOWN, Also, JobRecord, Write
 from master.state.jobview import Ahead
-from master.state.jobwords import Caches
 from master.state.later import Later
 from master.state.pace import Pace
 from master.state.refusals import Refusals
@@ -130,12 +129,14 @@ class Job:
         self._set(counting_done=True)
         self._turn()
 
-    def has_room(self, caches: Caches) -> None:
-        """Ends the job as soon as it is known that it cannot fit."""
+    def has_room(self, capacity_bytes: int) -> None:
+        """Ends the job as soon as it is known that it is more than all caches hold."""
         record = self._record
-        if record.bytes_needed <= caches.capacity_bytes - caches.pinned_bytes:
+        if record.bytes_needed <= capacity_bytes:
             return
-        message = jobwords.cannot_fit(record.bytes_needed, caches, is_all=record.counting_done)
+        message = jobwords.cannot_fit(
+            record.bytes_needed, capacity_bytes, is_all=record.counting_done
+        )
         self._halt(JobState.FAILED, message, again=True)
 
     def keeps_to(self, quotas: Iterable[tuple[bytes, int]]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from cachefs.core.jobs import FullQuota, Room
 from cachefs.core.policies import shown
 from cachefs.core.units import format_size
@@ -14,13 +12,6 @@ _LARGER: Final = "give a larger one: cachefs quota PATH SIZE"
 NO_OWNER: Final = (
     "waits: no worker owns blocks; start one: cachefs worker --master URL --tier ssd:DIR:SIZE"
 )
-
-
-class Caches(msgspec.Struct, frozen=True):
-    """All that may be cached, and what of it must stay, beside what the job wants."""
-
-    capacity_bytes: int
-    pinned_bytes: int = 0
 
 
 def failed(failures: int, found: int) -> str:
@@ -41,15 +32,12 @@ def no_room(left_bytes: int, room: Room) -> str:
     )
 
 
-def cannot_fit(needed_bytes: int, caches: Caches, *, is_all: bool) -> str:
+def cannot_fit(needed_bytes: int, capacity_bytes: int, *, is_all: bool) -> str:
     """What was counted so far is more than all caches hold."""
     at_least = "" if is_all else "at least "
-    pinned = (
-        f", of which {format_size(caches.pinned_bytes)} is pinned" if caches.pinned_bytes else ""
-    )
     return (
         f"stopped before it was loaded, it does not fit: it needs {at_least}"
-        f"{format_size(needed_bytes)}, the caches hold {format_size(caches.capacity_bytes)}{pinned}"
+        f"{format_size(needed_bytes)}, the caches hold {format_size(capacity_bytes)}"
     )
 
 

@@ -35,9 +35,7 @@ class TaskWorker:
         """Until it is cancelled; does a task when the gate is open."""
         outcomes: list[Outcome] = []
         while True:
-            call = Work(
-                self.name, self._run, outcomes, 1 << 30, WAIT_S, self._seen, self.capacity, 0
-            )
+            call = Work(self.name, self._run, outcomes, 1 << 30, WAIT_S, self._seen, self.capacity)
             worked = await ask(call)
             if worked.run != self._run:
                 self._run, self._seen = worked.run, 0

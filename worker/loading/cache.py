@@ -83,8 +83,8 @@ class LoadingCache(Protocol):
     async def room(self) -> Room:
         """Why something does not fit."""
 
-    def capacity(self) -> tuple[int, int]:
-        """(bytes that it may hold in all, those of them that must stay as far as is known)."""
+    def capacity(self) -> int:
+        """Bytes that it may hold in all."""
 
 
 def pages_of(size_bytes: int, block: int) -> PageRange:

@@ -132,8 +132,7 @@ class Loader:
         except CacheFSError as err:
             log.debug("no work from the master: %s", err.one_line())
             event = Unanswered()
-        capacity = self._cache.capacity()
-        self._state.capacity_bytes, self._state.pinned_bytes = capacity
+        self._state.capacity_bytes = self._cache.capacity()
         self._hear(event)
 
     # ---- loads ----

@@ -75,11 +75,11 @@ class TierLoading:
         """See `LoadingCache`."""
         return await room(self._inside)
 
-    def capacity(self) -> tuple[int, int]:
+    def capacity(self) -> int:
         """See `LoadingCache`."""
         ledger = self._parts.ledger
         kept_bytes = ledger.headroom_bytes + ledger.scratch_floor_bytes + ledger.overhead_bytes
-        return max(0, ledger.limit_bytes - kept_bytes), -1
+        return max(0, ledger.limit_bytes - kept_bytes)
 
     # ---- in one request ----
 

@@ -141,7 +141,6 @@ class Loading:
 
     def __init__(self, worker: str, *, requests: int = REQUESTS) -> None:
         self.capacity_bytes = -1  # what the next question says of the cache
-        self.pinned_bytes = -1
         self.wake_at_s = 0.0
         self._worker = worker
         self._requests = requests
@@ -395,7 +394,6 @@ class Loading:
             wait_s,
             self._seen,
             self.capacity_bytes,
-            self.pinned_bytes,
         )
 
     def _room_bytes(self) -> int:

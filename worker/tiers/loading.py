@@ -91,6 +91,6 @@ class TiersLoading:
             sum(one.busy_bytes for one in rooms),
         )
 
-    def capacity(self) -> tuple[int, int]:
+    def capacity(self) -> int:
         """See `LoadingCache`."""
-        return sum(one.worker.loading.capacity()[0] for one in self._keeper.in_service()), -1
+        return sum(one.worker.loading.capacity() for one in self._keeper.in_service())

@@ -12,7 +12,6 @@ from master.state import jobs
 from master.state.desk import Pack
 from master.state.jobrecord import JobRecord, Write, decode_record, encode_record
 from master.state.jobs import AGAIN_S, MAX_ATTEMPTS, WRITE_S, Effects, Job
-from master.state.jobwords import Caches
 from master.state.window import Part, Position
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -227,9 +226,9 @@ def test_more_than_a_quota_ends_before_it_is_loaded() -> None:
 def test_what_cannot_fit_ends_before_it_is_loaded() -> None:
     job = new()
     job.counted(Position(0, b"f"), 1, 600, 1200, matched=True)
-    job.has_room(Caches(1300, 100))
+    job.has_room(1200)
     assert job.runs
-    job.has_room(Caches(1300, 101))
+    job.has_room(1199)
     assert job.record.message.startswith("stopped before it was loaded, it does not fit: it needs")
     assert job.record.again
 

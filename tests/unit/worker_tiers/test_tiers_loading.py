@@ -49,7 +49,7 @@ def test_loads_fill_the_fast_tier_then_the_slow_one_and_then_are_refused(tmp_pat
             assert len(rig.in_tier(1)) > 40
             room = await tiers.loading.room()
             assert room.held_bytes >= refused * SIZE
-            assert room.limit_bytes <= tiers.loading.capacity()[0] + MIB
+            assert room.limit_bytes <= tiers.loading.capacity() + MIB
 
     run(script())
 
