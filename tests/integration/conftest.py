@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import signal
@@ -18,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from cachefs.cli.status import ask_of
+from cachefs.core.errors import CacheFSError
+from cachefs.launcher.state import StateHome
 from tests.services.cluster import Cluster, Machine
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
@@ -110,19 +112,35 @@ class Node:
         return any(is_mounted(path) for path in self.mountpoints)
 
     def status(self, mountpoint: Path) -> dict[str, Any]:
-        tree: dict[str, Any] = json.loads(self.ok("status", mountpoint, "--json"))
-        return tree
+        """As `cachefs status` says it, asked from here: a process each time would take a CPU of
+        its own, and most tests ask again and again."""
+        try:
+            return ask_of(str(mountpoint), StateHome(str(self.state)))
+        except CacheFSError as err:
+            raise AssertionError(f"status of {mountpoint}: {err.one_line()}{self.logs()}") from err
 
     def processes(self, mountpoint: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.status(mountpoint)["processes"]
         self.pids |= {process["pid"] for process in found}
         return found
 
+    def wait_until_recorded(self, mountpoint: Path) -> None:
+        """Until a SIGKILL would cost no cached byte: readers have what they read before the index
+        has it."""
+
+        def recorded() -> bool:
+            cache = self.status(mountpoint)["cache"]
+            waiting = sum(tier["commits_waiting"] for tier in cache["tiers"])
+            return not (cache["fills_in_flight"] or waiting)
+
+        wait_until(recorded, "everything that was filled is recorded")
+
     def kill_all(self, mountpoint: Path) -> None:
-        """SIGKILL to every process of the mount at once."""
+        """SIGKILL to every process of the mount, so that none sees another die."""
         pids = [process["pid"] for process in self.processes(mountpoint)]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "killed processes end")
 
     def logs(self) -> str:

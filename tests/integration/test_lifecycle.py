@@ -50,6 +50,7 @@ def test_killed_everywhere_and_mounted_again(node: Node, bucket: Bucket) -> None
     bucket.fill(files)
     mounted = node.mount(bucket.url, *bucket.options)
     assert digests(mounted) == expected(files)
+    node.wait_until_recorded(mounted)
     node.kill_all(mounted)
     mounted = node.mount(bucket.url, *bucket.options)  # clears its own dead mount
     assert digests(mounted) == expected(files)

@@ -50,6 +50,7 @@ def test_what_is_pinned_stays_whatever_else_is_read(
     assert sorted(cached(node, mounted / "kept")) == sizes
     assert node.status(mounted)["cache"]["evicted_files"]["space"] > 0
     server = next(p["pid"] for p in node.processes(mounted) if p["role"] == "server")
+    node.wait_until_recorded(mounted)
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not is_running(server), "the server ends")
     read_all(mounted / "other")
