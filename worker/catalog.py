@@ -366,9 +366,10 @@ class Catalog:
             entry.hold, entry.hold_when_whole = entry.hold_when_whole, None
         hold = entry.hold
         flags = HELD_READ if hold is not None and hold.though_read else 0
+        now_s = parts.wall_s()
         record = FileRecord(
             entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
-            parts.wall_s(), flags, parts.wall_s(), hold.recorded_s if hold is not None else 0,
+            now_s, flags, now_s, hold.recorded_s if hold is not None else 0,
         )  # fmt: skip
         parts.filled(entry.key)
         if entry.origin.rule.owners > 1:

@@ -171,20 +171,20 @@ class Expirer:
         sizes: dict[bytes, int] | None = None,
     ) -> bool:
         """Asks what is said of these, filled then. False: there was no answer."""
-        contents = [ContentId.parse(key.hex()) for key in filled]
-        for start in range(0, len(contents), ASKED_AT_ONCE):
-            part = contents[start : start + ASKED_AT_ONCE]
+        keys = [*filled]
+        for start in range(0, len(keys), ASKED_AT_ONCE):
+            part = keys[start : start + ASKED_AT_ONCE]
             try:
-                rules = await self._rules(namespace, part)
+                rules = await self._rules(namespace, [ContentId.of_key(key) for key in part])
             except (CacheFSError, TimeoutError) as err:
                 log.debug("no policies from the master: %s", err)
                 return False
             now_s = self._parts.clocks.wall()
-            for content, rule in zip(part, rules, strict=True):
-                self._heed(content.key, rule)
+            for key, rule in zip(part, rules, strict=True):
+                self._heed(key, rule)
                 ttl_s = -1.0 if rule.pinned else rule.ttl_s
-                self._expiry.put(content.key, filled[content.key], ttl_s, now_s)
-            await self._charge([one.key for one in part], rules, sizes or {})
+                self._expiry.put(key, filled[key], ttl_s, now_s)
+            await self._charge(part, rules, sizes or {})
         return True
 
     def _heed(self, key: bytes, rule: Rule) -> None:
@@ -273,7 +273,7 @@ class Expirer:
     async def _permitted(self, keys: Sequence[bytes]) -> list[bytes]:
         allowed: list[bytes] = []
         for namespace, some in _by_namespace(dict.fromkeys(keys, 0.0)).items():
-            contents = [ContentId.parse(key.hex()) for key in some]
+            contents = [ContentId.of_key(key) for key in some]
             try:
                 asked = self._parts.metadata(namespace).permit_eviction(contents)
                 permission = await self._parts.within(asked, ANSWER_S)

@@ -101,10 +101,14 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @classmethod
     def parse(cls, name: str) -> ContentId:
         """The inverse of `name`. Raises ValueError for anything else."""
-        raw = bytes.fromhex(name)
-        if len(raw) != _CONTENT.size:
-            raise ValueError(f"not a content id: {len(raw)} bytes instead of {_CONTENT.size}")
-        namespace, ino, version, nonce = _CONTENT.unpack(raw)
+        return cls.of_key(bytes.fromhex(name))
+
+    @classmethod
+    def of_key(cls, key: bytes) -> ContentId:
+        """The inverse of `key`. Raises ValueError for anything else."""
+        if len(key) != _CONTENT.size:
+            raise ValueError(f"not a content id: {len(key)} bytes instead of {_CONTENT.size}")
+        namespace, ino, version, nonce = _CONTENT.unpack(key)
         return cls(NamespaceId(namespace), ino, version, nonce)
 
 

@@ -71,7 +71,8 @@ class Ledger:
 
     @property
     def free_for_files(self) -> int:
-        return self._free_bytes - max(0, self.scratch_floor_bytes - self.scratch_bytes)
+        kept_bytes = self.scratch_floor_bytes - self.scratch_bytes
+        return self._free_bytes - kept_bytes if kept_bytes > 0 else self._free_bytes
 
     @property
     def free_for_scratch(self) -> int:

@@ -9,6 +9,7 @@ count from the end of their period on; `recent_…` are those of the last one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -26,7 +27,12 @@ FIELDS: Final = (*OPENS, "origin_bytes", "peer_bytes")
 def label_of(origin: Origin) -> str:
     """A source, and the first directory of a file's path in it."""
     first, slash, _ = origin.path.partition(b"/")
-    return f"{url_of(origin)}/{first.decode('utf-8', 'backslashreplace') if slash else ''}"
+    return _label(origin.ufs, first if slash else b"")
+
+
+@functools.lru_cache(maxsize=1024)
+def _label(ufs: str, first: bytes) -> str:
+    return f"{ufs.partition('|')[0]}/{first.decode('utf-8', 'backslashreplace')}"
 
 
 def url_of(origin: Origin) -> str:

@@ -118,6 +118,8 @@ class Tiers:
     def placed(self, origin: Origin, *, for_load: bool = False) -> Running:
         """Where a content goes of which no tier has anything, or none that can take the rest."""
         running = self._keeper.running
+        if len(running) == 1 and origin.size <= SMALL_FILE_BYTES:
+            return running[0]
         rooms = [one.room(origin, for_load=for_load) for one in running]
         one = running[place(origin.size, rooms)]
         if origin.size > SMALL_FILE_BYTES:
