@@ -25,7 +25,7 @@ from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
-from cachefs.launcher import gil_home
+from cachefs.launcher import collecting, gil_home
 from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
@@ -325,6 +325,7 @@ async def _serve(
             admin_site(spec.admin_socket, lambda: Admin(sources.masters, worker, server.status)),
         ):
             log.info("serving %s, cache %s", spec.source.url, spec.cache_dir)
+            collecting.settle()
             ready.say(Started(os.getpid(), warning=warning))
             await server.serve()
     finally:

@@ -26,6 +26,7 @@ from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
+from cachefs.launcher import collecting
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
@@ -76,6 +77,7 @@ class Process:
                 shown = "127.0.0.1" if host in ANYWHERE else host
                 url = f"{scheme}://{join_address(shown, port)}"
                 log.info("serving %s at %s", spec.store_dir, url)
+                collecting.settle()
                 ready.say(Started(os.getpid(), url=url))
                 checking = asyncio.ensure_future(self._check(master))
                 await stop.wait()

@@ -37,7 +37,7 @@ from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
-from cachefs.launcher import gil_home, worker_id
+from cachefs.launcher import collecting, gil_home, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
@@ -285,6 +285,7 @@ class Node:
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
         log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
+        collecting.settle()
         ready.say(Started(os.getpid(), url=url))
         beside = [
             asyncio.ensure_future(_stop_when(stop, server)),
