@@ -8,9 +8,10 @@ being filled) is not looked at; what a client has open is found out by the kerne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
@@ -379,6 +380,7 @@ class Space:
         return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
+        """Cancelled: it goes on, and what went is accounted for."""
         if not keys:
             return
         parts = self._parts
@@ -387,7 +389,19 @@ class Space:
         call = functools.partial(
             evict, parts.tier, parts.writer, names, need_bytes, lambda: monotonic() < until_s
         )
-        with self._catalog.removing(keys):
+        fence = contextlib.ExitStack()
+        fence.enter_context(self._catalog.removing(keys))
+        await asyncio.shield(parts.tasks.start(self._evict_fenced(keys, call, reason, fence)))
+
+    async def _evict_fenced(
+        self,
+        keys: list[bytes],
+        call: Callable[[], Evicted],
+        reason: str,
+        fence: contextlib.ExitStack,
+    ) -> None:
+        parts = self._parts
+        with fence:
             try:
                 result = await parts.disk.run(call)
             except Interrupted:  # the worker is closing

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,19 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import PAGE_BYTES
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, ensure, open_reader, read, run, until
-from worker import segments
+from tests.unit.worker.rig import (
+    LIMIT_S,
+    MIB,
+    NAMESPACE,
+    Rig,
+    ensure,
+    open_reader,
+    read,
+    run,
+    until,
+)
+from worker import segments, space
+from worker.store.removal import evict
 from worker.store.tier import Tier
 from worker.worker import Worker
 
@@ -400,6 +412,45 @@ def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
             for fd in held:
                 assert fd is not None
                 os.close(fd)
+
+    run(script())
+
+
+def test_an_eviction_that_nobody_waits_for_any_more_is_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread goes on; what it evicted took room of the cache for ever."""
+    evicting, go_on = threading.Event(), threading.Event()
+
+    def evict_late(*arguments: Any) -> Any:
+        evicting.set()
+        assert go_on.wait(LIMIT_S)
+        return evict(*arguments)
+
+    monkeypatch.setattr(space, "evict", evict_late)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 32 * MIB, admission="always")
+        for n in range(1, 9):
+            rig.put(n, 3 * MIB)
+        async with rig.worker() as worker:
+            for n in range(1, 7):
+                await read(worker, n)
+            parts = worker.inside.parts
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            rig.put(9, 8 * MIB)
+            fetching = asyncio.ensure_future(worker.fetch(NAMESPACE, 9))
+            assert await asyncio.to_thread(evicting.wait, LIMIT_S)
+            fetching.cancel()
+            await asyncio.wait([fetching])
+            go_on.set()
+            await until(lambda: parts.counters.evicted_files["space"] > 0)
+            await asyncio.to_thread(parts.writer.write, [])
+            records = dict(parts.tier.index.scan(b"", 100))
+            assert set(parts.order.keys()) == set(records)
+            kept_bytes = sum(record.allocated_bytes for record in records.values())
+            assert parts.ledger.cached_bytes == kept_bytes
+            assert parts.ledger.reserved_bytes == 0
 
     run(script())
 

@@ -247,6 +247,8 @@ class Keeper:
 
     async def _end(self, one: Running) -> None:
         await self._until_unread([one])
+        if one.is_used and len(self._retired) <= MOST_RETIRED:
+            return  # by somebody who came meanwhile
         self._retired.remove(one)
         await one.worker.close()
         self._past = counted(self._past, one.worker.status())

@@ -90,7 +90,7 @@ class Moves:
     def source_of(self, key: bytes) -> Running | None:
         """Where a content is to be read that is on the move."""
         one = self._sources.get(key)
-        return one if one is not None and one.in_service else None
+        return one if one in self._keeper.in_service() else None
 
     # ---- up ----
 
