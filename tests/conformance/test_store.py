@@ -25,7 +25,7 @@ from master.store.transaction import Transaction, initialise, transact
 
 NAMESPACE = NamespaceId(b"n" * 16)
 NOW = 1_700_000_000.0
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(params=["lmdb", "memory"])

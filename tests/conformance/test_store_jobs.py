@@ -17,7 +17,7 @@ from master.store.base import Store, Table
 from master.store.lmdb_store import LmdbStore
 from master.store.memory_store import MemoryStore
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 LONG = b"d" * 200 + b"/" + b"e" * 200 + b"/" + b"f" * 200  # longer than a key may be
 
 

@@ -17,7 +17,7 @@ from cachefs.core.specs import ClientSpec, Started, SupervisorSpec
 from cachefs.launcher.state import StateHome
 from tests.unit.fuse.fake_node import FakeNode
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 KERNEL = "kernel"  # the kernel reads complete files by itself
 CACHED = "kernel without passthrough"
 PYFUSE3 = "pyfuse3"

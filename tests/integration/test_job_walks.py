@@ -16,7 +16,7 @@ from master.jobs import walk
 from master.jobs.walk import Fresh, Known, OrderedWalk, Source
 from master.namespace import Master
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SEEDS = range(300, 306)
 
 

@@ -38,7 +38,7 @@ from master.state.health import PROBE_EVERY_S
 from master.store import transaction
 
 UFS = UfsSpec("s3://bucket/prefix")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

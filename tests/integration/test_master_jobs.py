@@ -24,7 +24,7 @@ from master.store import jobs as table
 from tests.integration.job_worker import TaskWorker
 
 UFS = UfsSpec("s3://bucket/prefix")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -154,7 +154,7 @@ class Hasty:
     """A clock on which the waits before another try are short."""
 
     def __call__(self) -> float:
-        return asyncio.get_running_loop().time() * 50
+        return asyncio.get_running_loop().time() * 20
 
 
 def test_a_file_that_changed_is_loaded_as_it_is_now(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from master.server.walks import Walks
 from tests.services.http_master import Cluster, cluster, run, worker
 from tests.services.metrics_page import documented, exported
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 TOKENS = """
 operators-token-1
 reading-everything read-only name=reader
@@ -546,7 +546,7 @@ def test_stopping_answers_those_who_wait(tmp_path: Path) -> None:
             began = time.monotonic()
             await it.server.stop()
             await asyncio.gather(poll, view, return_exceptions=True)
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 15.0
 
     run(work())
 

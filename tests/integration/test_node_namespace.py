@@ -32,7 +32,7 @@ from worker.cluster import stream
 from worker.cluster.master_client import MasterClient, MasterUnreachable
 from worker.cluster.namespace import DEGRADED_VALID_S, RemoteNamespace
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 TOKEN = "a-token-of-the-cluster"  # noqa: S105
 
 

@@ -24,7 +24,7 @@ from master.server.admin.at import Peers
 from master.server.app import MasterServer
 
 T = TypeVar("T", bound=m.Message)
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Cluster:

@@ -37,7 +37,7 @@ def descriptors() -> set[str]:
     return found
 
 
-def assert_no_more_descriptors(before: set[str], limit_s: float = 5.0) -> None:
+def assert_no_more_descriptors(before: set[str], limit_s: float = 20.0) -> None:
     """Threads of a fake node may still be closing what they sent."""
     pause = threading.Event()
     deadline = time.monotonic() + limit_s

@@ -19,7 +19,7 @@ from master.store.memory_store import MemoryStore
 from master.store.records import name_of
 from master.store.snapshot import Names
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 INTERVAL_S = 3600.0
 SOURCE = UfsSpec("s3://bucket/prefix")
 ABOVE_ALL = b"\xff" * 300

@@ -25,7 +25,7 @@ from worker.worker import Clocks, Grant, Worker, WorkerConfig
 
 NAMESPACE = NamespaceId(b"n" * 16)
 MIB = 1 << 20
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Namespace:

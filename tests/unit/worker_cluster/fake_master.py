@@ -17,7 +17,7 @@ from worker.cluster.master_client import MasterUnreachable
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SOURCE = UfsSpec("s3://bucket/data")
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 encode = msgspec.msgpack.Encoder().encode
 
 

@@ -21,7 +21,7 @@ from worker.store.holdings import merge_holdings
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SIZE = 2 * PAGE_BYTES + 9
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 ALL = 0b111
 
 

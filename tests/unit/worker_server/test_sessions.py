@@ -21,7 +21,7 @@ from worker.cache import TierView
 from worker.server.server import NodeServer
 
 NAMESPACE = NamespaceId(b"n" * 16)
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class FakeWorker:
