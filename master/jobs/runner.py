@@ -37,7 +37,8 @@ class Clocks:
 
 class Runner:
     """One job in this run of the master. `handed`: called when parts were added to the desk, or are
-    no longer wanted; `room`: bytes that may be cached in all, if known."""
+    no longer wanted; `room`: bytes that may be cached in all, if known; `owners`: workers that
+    own blocks."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Runner:
         clocks: Clocks,
         handed: Callable[[], None],
         room: Callable[[], int | None],
+        owners: Callable[[], int],
     ) -> None:
         self.job = job
         self._ground = ground
@@ -54,6 +56,7 @@ class Runner:
         self._clocks = clocks
         self._handed = handed
         self._room = room
+        self._owners = owners
         self._stirred = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -115,9 +118,10 @@ class Runner:
     def _check_room(self) -> None:
         capacity_bytes = self._room()
         if capacity_bytes is not None and self.job.runs:
-            self.job.has_room(capacity_bytes)
+            self.job.has_room(capacity_bytes, self._owners())
         if self.job.runs:
-            self.job.keeps_to(self._ground.policies.effective(self.job.record.base).quotas)
+            quotas = self._ground.policies.effective(self.job.record.base).quotas
+            self.job.keeps_to(quotas, self._owners())
 
     def tick(self) -> None:
         """About once a second."""

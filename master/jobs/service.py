@@ -121,7 +121,8 @@ class LoadJobs:
     def _run(self, job: Job) -> None:
         number = job.record.job
         self._caches.clear()  # workers say it again, as it is now
-        runner = Runner(self._ground, job, self._desk, self._clocks, self._polls.wake, self._room)
+        ground, desk, wake = self._ground, self._desk, self._polls.wake
+        runner = Runner(ground, job, desk, self._clocks, wake, self._room, self._owners)
         self._runners[number] = runner
         runner.start()
         self._polls.wake()
@@ -185,11 +186,14 @@ class LoadJobs:
 
     def _room(self) -> int | None:
         """Bytes that may be cached in all; None while not all workers have said it."""
-        view = self._view()
-        owners = 1 if view is None else sum(member.weight > 0 for member in view.members)
-        if not self._caches or len(self._caches) < owners:
+        if not self._caches or len(self._caches) < self._owners():
             return None
         return sum(self._caches.values())
+
+    def _owners(self) -> int:
+        """Workers that own blocks."""
+        view = self._view()
+        return 1 if view is None else sum(member.weight > 0 for member in view.members)
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -369,9 +373,7 @@ class LoadJobs:
 
     def _shown(self, job: Job) -> JobShown:
         """As it is now, and what it waits for."""
-        view = self._view()
-        has_owners = view is None or any(member.weight > 0 for member in view.members)
-        return job.shown(self._clocks.now(), waits_for="" if has_owners else NO_OWNER)
+        return job.shown(self._clocks.now(), waits_for="" if self._owners() else NO_OWNER)
 
     async def jobs(
         self, before: int, limit: int, sees: Callable[[bytes], bool] = lambda base: True

@@ -129,26 +129,28 @@ class Job:
         self._set(counting_done=True)
         self._turn()
 
-    def has_room(self, capacity_bytes: int) -> None:
-        """Ends the job as soon as it is known that it is more than all caches hold."""
-        record = self._record
-        if record.bytes_needed <= capacity_bytes:
+    def has_room(self, capacity_bytes: int, owners: int) -> None:
+        """Ends the job as soon as it is known that it is more than all caches hold, of so many
+        workers that own blocks."""
+        needed_bytes = self._needed_bytes(owners)
+        if needed_bytes <= capacity_bytes:
             return
-        message = jobwords.cannot_fit(
-            record.bytes_needed, capacity_bytes, is_all=record.counting_done
-        )
+        is_all = self._record.counting_done
+        message = jobwords.cannot_fit(needed_bytes, capacity_bytes, is_all=is_all)
         self._halt(JobState.FAILED, message, again=True)
 
-    def keeps_to(self, quotas: Iterable[tuple[bytes, int]]) -> None:
+    def keeps_to(self, quotas: Iterable[tuple[bytes, int]], owners: int) -> None:
         """Ends the job as soon as it is known that it is more than one of these, (path, bytes),
         below which all of it lies."""
-        record = self._record
+        needed_bytes, is_all = self._needed_bytes(owners), self._record.counting_done
         for path, quota_bytes in quotas:
-            if record.bytes_needed > quota_bytes and self.runs:
-                message = jobwords.beyond_quota(
-                    record.bytes_needed, path, quota_bytes, is_all=record.counting_done
-                )
+            if needed_bytes > quota_bytes and self.runs:
+                message = jobwords.beyond_quota(needed_bytes, path, quota_bytes, is_all=is_all)
                 self._halt(JobState.FAILED, message, again=True)
+
+    def _needed_bytes(self, owners: int) -> int:
+        """In caches, with replicas: no more of them than there are workers."""
+        return min(self._record.bytes_needed, self._record.bytes_found * max(1, owners))
 
     def broke(self, why: str) -> None:
         """It cannot go on, for no reason of its own."""

@@ -215,9 +215,9 @@ def test_a_full_quota_above_all_that_is_left_ends_the_job_which_can_go_on() -> N
 def test_more_than_a_quota_ends_before_it_is_loaded() -> None:
     job = new()
     job.counted(Position(0, b"f"), 1, 600, 1200, matched=True)
-    job.keeps_to([(b"", 1300), (b"a", 1200)])
+    job.keeps_to([(b"", 1300), (b"a", 1200)], owners=2)
     assert job.runs
-    job.keeps_to([(b"", 1300), (b"a", 1199)])
+    job.keeps_to([(b"", 1300), (b"a", 1199)], owners=2)
     why = "does not fit: it needs at least 1.17 KiB, the quota of /a is 1.17 KiB; give a larger"
     assert why in job.record.message
     assert job.record.again
@@ -226,9 +226,10 @@ def test_more_than_a_quota_ends_before_it_is_loaded() -> None:
 def test_what_cannot_fit_ends_before_it_is_loaded() -> None:
     job = new()
     job.counted(Position(0, b"f"), 1, 600, 1200, matched=True)
-    job.has_room(1200)
+    job.has_room(1200, owners=2)
+    job.has_room(600, owners=1)  # which has one copy, whatever is asked
     assert job.runs
-    job.has_room(1199)
+    job.has_room(1199, owners=2)
     assert job.record.message.startswith("stopped before it was loaded, it does not fit: it needs")
     assert job.record.again
 
