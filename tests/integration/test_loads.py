@@ -196,6 +196,22 @@ def test_a_load_keeps_to_its_bandwidth(node: Node, bucket: Bucket) -> None:
     assert time.monotonic() - started >= (total - at_once) / rate
 
 
+def test_the_same_long_list_again_updates_the_job_that_runs(
+    node: Node, bucket: Bucket, tmp_path: Path
+) -> None:
+    put_many(bucket, MANY, FILE_BYTES)
+    mounted = node.mount(bucket.url, *bucket.options)
+    names = [str(mounted / f"train/n{n % 20:02d}/{n:05d}.bin") for n in range(MANY)]
+    for file, listed in (("one", names), ("two", names[::-1])):
+        (tmp_path / file).write_text("\n".join(listed))
+    said = node.ok("load", "--files-from", tmp_path / "one", "--bandwidth", "10KiB/s")
+    assert said.startswith("OK, job 1 is started"), said
+    said = node.ok("load", "--files-from", tmp_path / "two", "--wait")
+    assert said.startswith(f"OK, loaded {MANY:,} of {MANY:,} files"), said
+    (job,) = json.loads(node.ok("jobs", "ls", mounted, "--json"))
+    assert (job["job"], job["settings"]["bandwidth_bytes_s"]) == (1, 0)
+
+
 def test_a_sync_takes_over_what_changed_and_says_it(node: Node, bucket: Bucket) -> None:
     """[S-sync-now] `cachefs sync` sees what changed at the origin at once, whatever is fresh; a dry
     run says it and changes nothing."""
