@@ -340,7 +340,7 @@ class Filler:
     # ---- past the cache ----
 
     async def _into_segment(self, piece: Piece, first: int) -> int:
-        """Brings pages from `first` on; returns the first that is still to come."""
+        """Brings pages from `first` on; returns the first that is still to be brought."""
         entry, parts = piece.entry, self._parts
         wait_s = parts.config.origin_deadline_s
         if piece.background or piece.whole:
@@ -362,7 +362,9 @@ class Filler:
             return segment.ready_end
         finally:
             self._segments.filled(segment)
-        return segment.end
+        # Where room was short, who waits for the rest asks for it: else the last page waits for as
+        # many rooms as there are pages before it.
+        return piece.end
 
     async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
         entry = piece.entry

@@ -416,6 +416,32 @@ def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
     run(script())
 
 
+def test_a_fill_for_which_room_is_short_brings_what_fits_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its last page does not wait for the room of all pages before it."""
+    monkeypatch.setattr(segments.Segments, "piece_pages", lambda self, readers: 8)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 16 * MIB, seed=4, origin_deadline_s=1000.0)
+        rig.put(1, 12 * MIB)
+        rig.put(2, 12 * MIB)
+        async with rig.worker() as worker:
+            await read(worker, 1)  # it fills the cache
+            reader = await open_reader(worker, 2)
+            found, fd = await ensure(worker, reader.grant.handle, 0, 8 * MIB)
+            assert 0 < found.end < 8 * MIB
+            assert fd is not None
+            await until(lambda: worker.status()["fills_in_flight"] == 0)
+            last = asyncio.ensure_future(reader.at(7 * MIB, 10))
+            await until(lambda: worker.status()["fills_in_flight"] == 1)
+            os.close(fd)
+            assert await last == rig.data[2][7 * MIB : 7 * MIB + 10]
+            reader.close()
+
+    run(script())
+
+
 def test_an_eviction_that_nobody_waits_for_any_more_is_accounted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +548,8 @@ def test_without_a_permission_nothing_goes(tmp_path: Path, fault: str) -> None:
         async with rig.worker() as worker:
             for n in range(1, 31):
                 assert await read(worker, n) == rig.data[n], "reads go past the cache"
+                if n == 10:  # from here on there is something that might go
+                    await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             assert worker.status()["evicted_files"].get("space", 0) == 0
             assert await worker.cached_bytes(rig.content(1)) == 2 * MIB
             assert rig.space.asked
