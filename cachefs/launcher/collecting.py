@@ -1,15 +1,16 @@
 """How a server collects cyclic garbage: seldom, and not what it had at its start.
 
 A full collection stops the event loop for as long as it takes to look at all objects, nearly all of
-which are there for good: modules, classes, functions. Measured with `gc.callbacks` in one process
-that ran the syncs of `bench/syncs.py` five times over, of 10,000 names each:
+which are there for good: modules, classes, functions. Measured with `gc.callbacks` on a busy
+machine of two cores, one master, 40 syncs (as in `bench/syncs.py`) of 4,000 names each:
 
-    as Python has it            682 collections, 5 full, the longest 14 ms;  RssAnon 35 MB, flat
-    frozen, (10000, 20, 100)      3 collections, none full after `settle`;   RssAnon 47 MB, flat
+                               collections    full, the longest    stall of the loop    RssAnon
+    as Python has it                   374             3, 30 ms                63 ms   19-35 MB
+    frozen, (10000, 20, 100)             0                    0                13 ms   19-35 MB
 
-With three other processes on the two cores full ones took up to 79 ms, and the longest stall of the
-loop fell from 79 to 27 ms. A first threshold of 50,000 keeps more garbage (RssAnon 68 MB and
-growing after the same) for nothing.
+Beside three processes that only compute, full ones took up to 79 ms. A first threshold of 50,000
+did no better, and where there is garbage in cycles (ten masters, one after the other, given up)
+kept more of it: 68 MB instead of 47; as Python has it, 35.
 """
 
 from __future__ import annotations
