@@ -163,7 +163,8 @@ def test_a_byte_flipped_in_a_peers_copy_is_found_and_mended(tmp_path: Path, comp
             await until(lambda: owner.worker.status()["fills_in_flight"] == 0)
             flip(owner, cluster.rig.name(1), 3 * MIB + 5)
             assert await read(reader.worker, 1) == cluster.rig.data[1]
-            assert sum(node.source.status()["wrong_pages"] for node in cluster.nodes) == 1
+            # A slow machine may have asked for it twice before its owner heard of the first.
+            assert sum(node.source.status()["wrong_pages"] for node in cluster.nodes) in (1, 2)
             assert owner.worker.status()["bad_pages"] == 1
             assert await read(owner.worker, 1) == cluster.rig.data[1], "the owner kept it"
 
