@@ -471,6 +471,8 @@ class Worker:
             closed = await asyncio.wait_for(closer.run(self._close_all), CLOSE_LIMIT_S)
         except TimeoutError:
             closed = False
+        finally:
+            closer.close(0.0)
         if not closed:
             # A thread in a request may still write to a descriptor: those stay open until the
             # process ends, so that none of them comes to mean another file.

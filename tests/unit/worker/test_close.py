@@ -119,3 +119,20 @@ def test_who_writes_to_an_index_that_is_closed_does_not_wait(tmp_path: Path) -> 
         writer.write([])
     assert writer.close()
     tier.close()
+
+
+def test_a_worker_that_is_closed_leaves_no_thread(tmp_path: Path) -> None:
+    """A process closes and opens tiers as they are lost and come back."""
+    rig = Rig(tmp_path, 64 * MIB)
+    rig.put(2, 5000)
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        async with rig.worker() as worker:
+            await read(worker, 2)
+
+    run(main())
+    left = set(threading.enumerate()) - before
+    for thread in left:
+        thread.join(LIMIT_S)
+    assert not [thread.name for thread in left if thread.is_alive()]
