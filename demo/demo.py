@@ -81,6 +81,18 @@ class Demo:
         pids = (p["pid"] for p in self.status()["processes"] if p["role"] == role)
         return next((pid for pid in pids if is_running(pid)), 0)
 
+    def client_after(self, killed: list[int]) -> int:
+        """The client that follows these."""
+        found = 0
+
+        def has_come() -> bool:
+            nonlocal found
+            found = self.pid_of("client")
+            return found not in (0, *killed)
+
+        expect(wait_until(has_come, END_LIMIT_S), "no other client came")
+        return found
+
     def kill_the_client(self) -> None:
         """kill -9 of the process behind the mount, again and again, under readers that must not
         notice."""
@@ -88,10 +100,9 @@ class Demo:
         killed: list[int] = []
         with survival.reading():
             for _ in range(KILLS):
-                wait_until(lambda: self.pid_of("client") not in (0, *killed), END_LIMIT_S)
-                killed.append(self.pid_of("client"))
+                killed.append(self.client_after(killed))
                 self.box.kill(killed[-1:])
-            wait_until(lambda: self.pid_of("client") not in (0, *killed), END_LIMIT_S)
+            self.client_after(killed)
         say(
             f"\n$ kill -9 {' '.join(map(str, killed))}   # the client, {KILLS} times, under readers"
         )

@@ -31,9 +31,9 @@ def _roomy_folder() -> str:
 def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
     """Asks every 20 ms; the last answer."""
     end = time.monotonic() + limit_s
-    while not holds() and time.monotonic() < end:
+    while not (held := holds()) and time.monotonic() < end:
         time.sleep(0.02)
-    return holds()
+    return held
 
 
 def is_running(pid: int) -> bool:
