@@ -262,6 +262,8 @@ class Parts:
         meanwhile. Raises OSError."""
         if in_memory or self.tier.reopens_at_once:
             return reopen(fd)
+        if not self.health.in_service:
+            raise no_answer()  # before there is a descriptor that nobody would close
         return await self.ask_disk(_reopen_and_close, os.dup(fd), discard=os.close)
 
     def close_later(self, fd: int) -> None:

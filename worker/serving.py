@@ -20,7 +20,7 @@ from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.fill import Filler
-from worker.parts import Parts
+from worker.parts import Parts, no_answer
 from worker.provide import FETCH_PIECES, Provider
 from worker.segments import Segment, Segments
 from worker.source import Purpose
@@ -150,6 +150,8 @@ class Serving:
         if len(known) == pages[1] - pages[0]:
             return Pages(fd, 0, pages[0], length, known)
         try:
+            if not self._parts.health.in_service:
+                raise no_answer()  # before there is a descriptor that nobody would close
             sums = await self._parts.ask_disk(
                 _checksums, self._parts.tier, os.dup(fd), key, size_bytes, pages
             )
