@@ -28,7 +28,7 @@ from tests.integration.dataset import body
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
-KILLS = 24
+KILLS = 50
 LIMIT_S = 60.0
 SEED = random.SystemRandom().getrandbits(32)
 READER = Path(__file__).with_name("reader.py")
