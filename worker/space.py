@@ -157,25 +157,36 @@ class Space:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
             await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
-        verdict = self._judge(size_bytes, entry)
-        if verdict not in (Verdict.ADMIT, Verdict.REFUSE):
+        has_tried = False
+        for may_take_copies in (True, False):  # too few copies are no reason not to look further
+            verdict = self._judge(size_bytes, entry, may_take_copies=may_take_copies)
+            if verdict in (Verdict.ADMIT, Verdict.REFUSE):
+                break
             if self._parts.clocks.monotonic() < self._nothing_until_s:
                 return self._refuse()
-            from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
-            idle_s = self._parts.config.idle_after_s if from_idle else None
-            from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
-            await self._make_room(size_bytes, idle_s, only_copies=from_copies)
+            await self._make_room_by(verdict, size_bytes)
+            has_tried = True
+            if verdict is not Verdict.MAKE_ROOM_FROM_COPIES:
+                break
         if self._take(size_bytes, entry):
             return True
-        if verdict is not Verdict.REFUSE:
+        if has_tried:
             self._nothing_until_s = self._parts.clocks.monotonic() + PAUSE_S
         return self._refuse()
+
+    async def _make_room_by(self, verdict: Verdict, size_bytes: int) -> None:
+        from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
+        idle_s = self._parts.config.idle_after_s if from_idle else None
+        from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
+        await self._make_room(size_bytes, idle_s, only_copies=from_copies)
 
     def _refuse(self) -> bool:
         self._parts.counters.refused += 1
         return False
 
-    def _judge(self, size_bytes: int, entry: Wanted | None) -> Verdict:
+    def _judge(
+        self, size_bytes: int, entry: Wanted | None, *, may_take_copies: bool = True
+    ) -> Verdict:
         ledger, config = self._parts.ledger, self._parts.config
         now_s = self._parts.clocks.wall()
         if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
@@ -190,7 +201,9 @@ class Space:
             oldest_use_s=self._oldest_use_s,
             idle_after_s=config.idle_after_s,
             now_s=now_s,
-            takes_copies=lambda: entry is not None and self._takes_copies(entry),
+            takes_copies=lambda: (
+                may_take_copies and entry is not None and self._takes_copies(entry)
+            ),
         )
 
     def _admission(self, wanted: Wanted | None) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cachefs.core.policies import Rule
-from tests.unit.worker.rig import MIB, read, run
+from tests.unit.worker.rig import MIB, open_reader, read, run
 from tests.unit.worker_peers.nodes import Cluster, Node
 
 FILE_BYTES = 256 << 10
@@ -44,6 +44,29 @@ def test_what_a_node_owns_takes_the_room_of_its_copies(tmp_path: Path) -> None:
             for ino in own[:100]:
                 await read(other.worker, ino)
             assert cluster.body_bytes == before
+
+    run(script())
+
+
+def test_copies_that_cannot_go_do_not_keep_idle_data_from_going(tmp_path: Path) -> None:
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 2, limit_bytes=LIMIT_BYTES, idle_after_s=100.0)
+        async with cluster.running() as (node, other):
+            inos = [cluster.rig.put(n, FILE_BYTES) for n in range(1, 400)]
+            own = [ino for ino in inos if cluster.owner(ino) is node]
+            copy = next(ino for ino in inos if cluster.owner(ino) is other)
+            reader = await open_reader(node.worker, copy)
+            left = iter(own)
+            while room(node) >= FILE_BYTES:
+                await read(node.worker, next(left))
+            assert node.worker._parts.order.copy_count == 1
+            cluster.rig.wall_s += 1000.0
+            again = [next(left) for _ in range(20)]
+            for ino in again:
+                await read(node.worker, ino)
+            assert await cached(cluster, node, again) == len(again)
+            assert await cached(cluster, node, [copy]) == 1
+            reader.close()
 
     run(script())
 
