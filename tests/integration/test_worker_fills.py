@@ -410,8 +410,8 @@ def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
             for reader in readers:
                 reader.close()
             for fd in held:
-                assert fd is not None
-                os.close(fd)
+                if fd is not None:  # of a segment
+                    os.close(fd)
 
     run(script())
 
