@@ -180,8 +180,7 @@ class Filler:
         parts, now = self._parts, self._parts.clocks.monotonic()
         took_s = now - piece.started_s
         parts.counters.fill_s.observe(took_s)
-        if not parts.slowest.are_slower(took_s, now):
-            parts.slowest.note(took_s, lambda: _path_of(piece.entry), piece.size_bytes, now)
+        parts.slowest.note(took_s, lambda: _path_of(piece.entry), piece.size_bytes, now)
 
     def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
         if piece.background:

@@ -347,7 +347,7 @@ class Space:
         """Those that may go, in order, and until when (monotonic)."""
         by_namespace: dict[NamespaceId, list[ContentId]] = {}
         for key in keys:
-            content = ContentId.parse(key.hex())
+            content = ContentId.of_key(key)
             by_namespace.setdefault(content.namespace, []).append(content)
         allowed: set[str] = set()
         until_s = float("inf")

@@ -105,7 +105,7 @@ class _Local:
         self._worker = worker
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
-        contents = [ContentId.parse(key.hex()) for key in call.contents]
+        contents = [ContentId.of_key(key) for key in call.contents]
         if isinstance(call, c.Drop):
             freed = await self._worker.free(contents)
             return c.Dropped(freed.files, freed.bytes, freed.busy_files)

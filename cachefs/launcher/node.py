@@ -185,7 +185,7 @@ class Node:
         return share_of(self._ring.view.members, self.id)
 
     def _is_owned(self, key: bytes, size: int, replicas: int) -> bool:
-        ino, blocks = ContentId.parse(key.hex()).ino, range(block_count(size))
+        ino, blocks = ContentId.of_key(key).ino, range(block_count(size))
         return any(self._ring.owns(ino, block, replicas) for block in blocks)
 
     def _came(self, key: bytes, size_bytes: int, replicas: int) -> None:

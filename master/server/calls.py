@@ -404,7 +404,7 @@ def _bounded(items: Sequence[object]) -> None:
 
 def _content(key: bytes) -> ContentId:
     try:
-        return ContentId.parse(key.hex())
+        return ContentId.of_key(key)
     except ValueError as err:
         raise ProtocolError(str(err)) from err
 

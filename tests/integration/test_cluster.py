@@ -10,7 +10,6 @@ import json
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digests, expected, images
 from tests.services.cluster import Cluster, Machine
-from tests.services.metrics_page import documented, exported
+from tests.services.metrics_page import documented, exported, page_of
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
@@ -312,8 +311,7 @@ def test_every_process_answers_prometheus(cluster: Cluster, bucket: Bucket) -> N
     mount = cluster.mount(0, "/data")
     (mount / "big0.bin").read_bytes()
     for machine, prefix in ((cluster.workers[0], "cachefs_worker_"), (cluster.master, "cachefs_m")):
-        with urllib.request.urlopen(f"{machine.url}/metrics", timeout=10) as reply:
-            text = reply.read().decode()
+        text = page_of(machine.url)
         assert {name for name, _, _ in exported(text, prefix)} == {
             name for name, _, _ in documented(prefix)
         }

@@ -25,12 +25,16 @@ def documented(prefix: str) -> Described:
     }
 
 
-def exposed(url: str) -> dict[str, float]:
-    """What a process says at /metrics now, by name; over all labels, added. Raises OSError."""
+def page_of(url: str) -> str:
+    """What a process says at /metrics now. Raises OSError."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
-        text = reply.read().decode()
+        return str(reply.read().decode())
+
+
+def exposed(url: str) -> dict[str, float]:
+    """The same by name; over all labels, added. Raises OSError."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(page_of(url)):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found

@@ -280,7 +280,7 @@ class Migration:
         return frozenset(key for key, is_gone in zip(keys, gone, strict=True) if is_gone)
 
     async def _is_outdated(self, key: bytes) -> bool:
-        content = ContentId.parse(key.hex())
+        content = ContentId.of_key(key)
         try:
             located = self._locate(content.namespace, content.ino)
             return (await self._within(CALL_S, located)).content != content
@@ -324,7 +324,7 @@ class Migration:
         self._tell(Brought(bring, size_bytes, failure))
 
     async def _brought_bytes(self, bring: Bring) -> int:
-        content = ContentId.parse(bring.key.hex())
+        content = ContentId.of_key(bring.key)
         origin = await self._locate(content.namespace, content.ino)
         if origin.content != content:
             raise Stale("the file has other contents now")

@@ -55,7 +55,7 @@ async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
     """Those that the master does not let go."""
     by_namespace: dict[NamespaceId, list[ContentId]] = {}
     for key in sizes:
-        content = ContentId.parse(key.hex())
+        content = ContentId.of_key(key)
         by_namespace.setdefault(content.namespace, []).append(content)
     found: Sizes = {}
     for namespace, contents in by_namespace.items():

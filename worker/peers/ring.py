@@ -64,7 +64,7 @@ class Ring:
 
     def owns_content(self, key: bytes, block: int = 0, replicas: int = 1) -> bool:
         """The same by a content's key."""
-        return self.owns(ContentId.parse(key.hex()).ino, block, replicas)
+        return self.owns(ContentId.of_key(key).ino, block, replicas)
 
     def waits(self, ino: int, block: int) -> int | None:
         """Does a reader here wait for another owner to bring it? The epoch by which it does."""

@@ -434,7 +434,7 @@ def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
 
 def _content(key: bytes) -> ContentId:
     try:
-        return ContentId.parse(key.hex())
+        return ContentId.of_key(key)
     except ValueError as err:
         raise ProtocolError(str(err)) from err
 

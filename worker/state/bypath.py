@@ -27,12 +27,12 @@ FIELDS: Final = (*OPENS, "origin_bytes", "peer_bytes")
 def label_of(origin: Origin) -> str:
     """A source, and the first directory of a file's path in it."""
     first, slash, _ = origin.path.partition(b"/")
-    return _label(origin.ufs, first if slash else b"")
+    return _label(url_of(origin), first if slash else b"")
 
 
 @functools.lru_cache(maxsize=1024)
-def _label(ufs: str, first: bytes) -> str:
-    return f"{ufs.partition('|')[0]}/{first.decode('utf-8', 'backslashreplace')}"
+def _label(url: str, first: bytes) -> str:
+    return f"{url}/{first.decode('utf-8', 'backslashreplace')}"
 
 
 def url_of(origin: Origin) -> str:

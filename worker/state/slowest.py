@@ -18,18 +18,13 @@ class Slowest:
 
     def note(self, took_s: float, path: Callable[[], str], size_bytes: int, now: float) -> None:
         """A fill of `size_bytes` of a file has ended. `path` is asked for what is kept only."""
-        if self.are_slower(took_s, now):
-            return
         if len(self._heap) >= KEPT:
+            if took_s <= self._heap[0][0] and self._heap[0][1] > now - WINDOW_S:
+                return
             self._forget(now)
         heapq.heappush(self._heap, (took_s, now, path(), size_bytes))
         if len(self._heap) > KEPT:
             heapq.heappop(self._heap)
-
-    def are_slower(self, took_s: float, now: float) -> bool:
-        """Are all that are kept slower than that, so that it need not be noted?"""
-        heap = self._heap
-        return len(heap) >= KEPT and took_s <= heap[0][0] and heap[0][1] > now - WINDOW_S
 
     def rows(self, now: float) -> dict[str, dict[str, float]]:
         """By path, the slowest first: seconds that a fill took, its bytes, how long ago it was."""

@@ -10,7 +10,6 @@ evictions. What comes after `close` is refused.
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import queue
 import threading
@@ -49,8 +48,7 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
         self.at_disk = 0  # odd while a commit is under way, another number each time
-        self._submitted = itertools.count(1)
-        self._newest, self._finished = 0, 0
+        self._submitted = self._finished = 0
         self._urgent = threading.Event()
         self._lock = threading.Lock()  # nothing is queued behind the end
         self._closed = False
@@ -64,14 +62,14 @@ class Writer:
         with self._lock:
             if self._closed:
                 return False
-            self._newest = next(self._submitted)
+            self._submitted += 1
             self._jobs.put(Job(changes, after, done))
         return True
 
     @property
     def waiting(self) -> int:
         """Jobs whose commit has not ended: what a SIGKILL now may cost."""
-        return max(0, self._newest - self._finished)
+        return self._submitted - self._finished
 
     def write(self, changes: Sequence[Change]) -> None:
         """Submits and waits for the commit; not for the event loop. Raises OSError: the commit's,

@@ -110,7 +110,7 @@ class Moves:
 
     async def _origin(self, key: bytes) -> Origin | None:
         """None where the namespace is not attached, or the file has other contents."""
-        content = ContentId.parse(key.hex())
+        content = ContentId.of_key(key)
         try:
             origin = await self._metadata(content.namespace).locate(content.ino)
         except CacheFSError:
