@@ -25,7 +25,7 @@ from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
-from cachefs.launcher import collecting, gil_home
+from cachefs.launcher import allocator, collecting, gil_home
 from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
@@ -341,6 +341,7 @@ async def _serve(
 def main() -> int:
     """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
+    allocator.settle()
     ready = ReadyPipe()
     try:
         directory = StateHome(Path(spec.home)).source_dir(spec.source) / "log"

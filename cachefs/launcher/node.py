@@ -37,7 +37,7 @@ from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
-from cachefs.launcher import collecting, gil_home, worker_id
+from cachefs.launcher import allocator, collecting, gil_home, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
@@ -396,6 +396,7 @@ def _with_port(url: str, port: int) -> str:
 def main() -> int:
     """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
+    allocator.settle()
     ready = ReadyPipe()
     try:
         log_dir = private_dir(node_dir(spec) / LOG_NAME)
