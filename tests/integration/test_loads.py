@@ -28,6 +28,7 @@ from tests.services.proxy import FaultProxy, hang, status
 from worker.state.loading import REQUESTS
 
 MIB = 1 << 20
+HELD = "train/n07/00007.bin"  # a file of many that a test holds back
 
 
 def kill_server(node: Node, mounted: Path) -> None:
@@ -52,6 +53,8 @@ def test_a_load_goes_on_over_deaths_of_the_server_and_brings_every_byte_about_on
     node.allowed_log += ["the connection to the server is lost"]
     total = put_many(bucket, MANY, FILE_BYTES)
     mounted = node.mount(bucket.url, *bucket.options, "--cache-size", "256MiB")
+    let_go = threading.Event()  # before that the job cannot end
+    proxy.script(hang(let_go), method="GET", key=HELD, times=None)
     with waiting(node.environment, "load", "--wait", mounted / "train") as load:
         for part in (0.2, 0.5):
             proxy.wait_until(lambda seen, part=part: seen.object_bytes > part * total, 30)
@@ -66,6 +69,7 @@ def test_a_load_goes_on_over_deaths_of_the_server_and_brings_every_byte_about_on
     kill_server(node, mounted)
     (shown,) = json.loads(node.ok("jobs", "--json"))
     assert (shown["state"], shown["files_done"] < MANY) == ("stopped", True), "it stays stopped"
+    let_go.set()
     said = node.ok("jobs", "resume", "1", "--wait")
     assert said.startswith(f"OK, loaded {MANY:,} of {MANY:,} files"), said
     fetched = proxy.counters().object_bytes

@@ -45,6 +45,7 @@ def cpu_s(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.alone
 def test_help_is_quick() -> None:
     """The best of three: what the command costs, not what else the machine does."""
     command = [os.path.join(os.path.dirname(sys.executable), "cachefs"), "--help"]
