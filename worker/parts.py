@@ -215,9 +215,10 @@ class Parts:
 
     # ---- the tier's disk ----
 
-    def leave_tier(self) -> None:
-        """The disk hangs: who waits for it by `ask_disk` or `unless_left` waits no longer."""
-        self.health.left()
+    def leave_tier(self, cause: str) -> None:
+        """The disk hangs, or the like: who waits for it by `ask_disk` or `unless_left` waits no
+        longer."""
+        self.health.left(cause)
         self.left.set_result(None)
 
     def return_to_tier(self) -> None:

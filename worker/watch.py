@@ -18,6 +18,8 @@ from worker.threads import Threads
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
+HANGS: Final = "the disk does not answer"
+BROKEN: Final = "the index cannot be written"
 
 
 class TierWatch:
@@ -58,10 +60,22 @@ class TierWatch:
         if parts.health.broken != self._broken:
             self._broken = parts.health.broken
             self._watch.suspect()
-        match self._watch.look([*parts.disk.calls(), *parts.outside, *commits], writes, now):
+        calls = [*parts.disk.calls(), *parts.outside, *commits]
+        broken = parts.writer.broken is not None
+        match self._watch.look(calls, writes, now, for_good=broken):
             case Act.PROBE:
                 self._prober.submit(parts.tier.probe, done=self._probed)
+            case Act.LEAVE if broken:
+                log.error(
+                    "the cache's index cannot be written: the cache is out of service, reads go "
+                    "past it; it is used again once the worker is started again"
+                )
+                self._leave("index", BROKEN)
             case Act.LEAVE:
+                log.error(
+                    "the cache disk does not answer: the cache is out of service, reads go past "
+                    "it; it is used again once it answers"
+                )
                 self._leave()
             case Act.RETURN:
                 self._return()
@@ -74,14 +88,10 @@ class TierWatch:
         self._watch.probed(self._parts.clocks.monotonic(), answered=answered)
         self._soon.set()
 
-    def _leave(self) -> None:
+    def _leave(self, kind: str = "hang", cause: str = HANGS) -> None:
         parts = self._parts
-        log.error(
-            "the cache disk does not answer: the cache is out of service, reads go past it; "
-            "it is used again once it answers"
-        )
-        parts.counters.errors["hang"] += 1
-        parts.leave_tier()
+        parts.counters.errors[kind] += 1
+        parts.leave_tier(cause)
         stuck = self._filler.leave_tier()
         for threads in (parts.fetchers, parts.askers, parts.loaders):
             threads.count_out(stuck)

@@ -3,7 +3,8 @@
 A disk that is full or answers errors takes no fills until some seconds later, when one is tried
 again; what is cached is still read. An error calls for probes: a disk that answers none of them
 rightly is offline (its directory may be gone), as is one that does not answer at all: nothing of it
-is touched, reads go past it, until a probe of it comes back right.
+is touched, reads go past it, until a probe of it comes back right. A tier whose index cannot be
+written any more is offline until the worker is started again.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class Health:
         news, self._degraded, self.cause = self._degraded, False, ""
         return news
 
-    def left(self) -> None:
+    def left(self, cause: str = "the disk does not answer") -> None:
         """The disk does not answer, or not rightly."""
         self.in_service = False
         self.faults += 1
-        self.cause = "the disk does not answer"
+        self.cause = cause
 
     def returned(self) -> None:
         """It answers again: it is written to at once."""
@@ -118,9 +119,19 @@ class Watch:
         self._suspected |= not answered
         self._next_probe_s = now_s + PROBE_PAUSE_S
 
-    def look(self, calls: Collection[Hashable], writes: Collection[Hashable], now_s: float) -> Act:
+    def look(
+        self,
+        calls: Collection[Hashable],
+        writes: Collection[Hashable],
+        now_s: float,
+        *,
+        for_good: bool = False,
+    ) -> Act:
         """`calls`: everything under way at the disk, `writes` those of them that nothing but a
-        hanging disk makes slow. Each is named by something that no later call has."""
+        hanging disk makes slow. Each is named by something that no later call has. `for_good`: the
+        tier must not be used any more, however its disk answers."""
+        if for_good:
+            return self._leave() if self.in_service else Act.NOTHING
         self._forgive(now_s)
         self._since = {call: self._since.get(call, now_s) for call in (*calls, *writes)}
         stuck = any(now_s - self._since[call] >= STUCK_S for call in writes)

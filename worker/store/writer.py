@@ -5,12 +5,17 @@ Jobs are applied in the order of submission. After the commit that holds a job i
 the writer thread (publishing), then `done` is called there with None; with the error when the
 commit failed, and `after` did not run. Callers bound what they submit: files in flight, batches of
 evictions. What comes after `close` is refused.
+
+An error that nobody expected ends the thread: the index may be other than it seems. Everything that
+waits, and all that comes, gets `IndexBroken` then, until the tier is taken again.
 """
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +34,13 @@ GATHER_S: Final = 0.01
 Done = Callable[[OSError | None], None]
 
 
+class IndexBroken(OSError):
+    """The writer has ended by an error of its own; `__cause__` is that."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EIO, "the writer of the index has failed")
+
+
 def _nothing() -> None:
     pass
 
@@ -41,7 +53,7 @@ class Job:
 
 
 class Writer:
-    """One thread over one index. `close` commits what is queued."""
+    """One thread over one index. `close` commits what is queued. `broken`: it writes no more."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -50,6 +62,8 @@ class Writer:
         self.at_disk = 0  # odd while a commit is under way, another number each time
         self._submitted = self._finished = 0
         self._urgent = threading.Event()
+        self._batch: collections.deque[Job] = collections.deque()  # whose ends are not told yet
+        self.broken: IndexBroken | None = None
         self._lock = threading.Lock()  # nothing is queued behind the end
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
@@ -58,12 +72,17 @@ class Writer:
     def submit(
         self, changes: Sequence[Change], done: Done, after: Callable[[], None] = _nothing
     ) -> bool:
-        """Never blocks. False, and nobody hears of it, when the writer was closed before."""
+        """Never blocks. False, and nobody hears of it, when the writer was closed before; `done`
+        is called here when it is broken."""
         with self._lock:
             if self._closed:
                 return False
-            self._submitted += 1
-            self._jobs.put(Job(changes, after, done))
+            broken = self.broken
+            if broken is None:
+                self._submitted += 1
+                self._jobs.put(Job(changes, after, done))
+        if broken is not None:
+            done(broken)
         return True
 
     @property
@@ -73,7 +92,7 @@ class Writer:
 
     def write(self, changes: Sequence[Change]) -> None:
         """Submits and waits for the commit; not for the event loop. Raises OSError: the commit's,
-        or ESHUTDOWN after `close`."""
+        IndexBroken, or ESHUTDOWN after `close`."""
         committed = threading.Event()
         failed: list[OSError] = []
 
@@ -101,46 +120,74 @@ class Writer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as err:  # noqa: BLE001 -- told to all who wait, and to the tier's watch
+            self._break(err)
+
+    def _work(self) -> None:
         while (first := self._jobs.get()) is not None:
             self._urgent.wait(GATHER_S)
             self._urgent.clear()
-            jobs, ended = self._gather(first)
-            self._commit(jobs)
+            self._batch.append(first)
+            ended = self._gather(MOST_JOBS)
+            self._commit()
             if ended:
                 return
 
-    def _gather(self, first: Job) -> tuple[list[Job], bool]:
-        jobs = [first]
-        while len(jobs) < MOST_JOBS:
+    def _gather(self, most: float) -> bool:
+        """Queued jobs join the batch; True: the last ones have."""
+        while len(self._batch) < most:
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 break
             if job is None:
-                return jobs, True
-            jobs.append(job)
-        return jobs, False
+                return True
+            self._batch.append(job)
+        return False
 
-    def _commit(self, jobs: list[Job]) -> None:
+    def _commit(self) -> None:
         error = None
         self.at_disk += 1
         try:
-            changes = [change for job in jobs for change in job.changes]
+            changes = [change for job in self._batch for change in job.changes]
             if changes:
                 self._index.write(changes)
                 self.commits += 1
         except (lmdb.Error, OSError) as err:
             error = err if isinstance(err, OSError) else OSError(5, f"index: {err}")
             error.__cause__ = err if error is not err else None
-        for job in jobs:
-            self._finish(job, error)
+        while self._batch:
+            if error is None:
+                self._publish(self._batch[0])
+            self._tell(error)
         self.at_disk += 1
 
-    def _finish(self, job: Job, error: OSError | None) -> None:
-        if error is None:
-            try:
-                job.after()
-            except OSError as err:  # the file is recorded: its next open publishes it
-                log.warning("a file could not be published: %s", err.strerror)
-        job.done(error)
+    def _publish(self, job: Job) -> None:
+        try:
+            job.after()
+        except OSError as err:  # the file is recorded: its next open publishes it
+            log.warning("a file could not be published: %s", err.strerror)
+
+    def _tell(self, error: OSError | None) -> None:
+        """The end of the first job of the batch."""
+        job = self._batch.popleft()
         self._finished += 1
+        job.done(error)
+
+    def _break(self, cause: BaseException) -> None:
+        broken = IndexBroken()
+        broken.__cause__ = cause
+        log.error(
+            "the writer of the index has failed, it writes no more: %r", cause, exc_info=cause
+        )
+        with self._lock:
+            self.broken = broken
+            self._gather(math.inf)
+        while self._batch:
+            try:
+                self._tell(broken)
+            except BaseException:  # the others must hear of it too
+                log.exception("who waited for a commit cannot be told")
+        self.at_disk += self.at_disk & 1

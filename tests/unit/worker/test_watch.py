@@ -188,3 +188,12 @@ def test_states_of_a_tier(degraded: bool) -> None:
     assert health.state(1000.0) == "normal"
     assert health.writable(1000.0)
     assert health.cause == ""
+
+
+def test_what_is_left_for_good_does_not_come_back() -> None:
+    watch = Watch()
+    acts = [watch.look([], [], 100.0 + n, for_good=True) for n in range(100)]
+    assert acts == [Act.LEAVE] + [Act.NOTHING] * 99
+    assert not watch.in_service
+    watch.probed(200.0, answered=True)
+    assert watch.look([], [], 200.0, for_good=True) is Act.NOTHING
