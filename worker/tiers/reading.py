@@ -25,7 +25,7 @@ class GivenUp(OSError):
 class _Call(Generic[T]):
     """Whoever comes second of its end and its giving up discards the result."""
 
-    def __init__(self, function: Callable[[], T], discard: Callable[[T], None]) -> None:
+    def __init__(self, function: Callable[[], T], discard: Callable[[T | None], None]) -> None:
         self.done = threading.Event()
         self._function = function
         self._discard = discard
@@ -42,8 +42,8 @@ class _Call(Generic[T]):
             self._error = err
         with self._lock:
             self.done.set()
-            if self._given_up and self._error is None:
-                self._discard(self._result)
+            if self._given_up:
+                self._discard(self._result if self._error is None else None)
 
     def result(self) -> T:
         """After it was waited for. Raises its error; GivenUp when there is no result yet."""
@@ -66,31 +66,37 @@ class DiskReader:
         self._lock = threading.Lock()
         self._closed = False
 
-    def call(self, parts: Parts, function: Callable[[], T], discard: Callable[[T], None]) -> T:
+    def call(
+        self, parts: Parts, function: Callable[[], T], discard: Callable[[T | None], None]
+    ) -> T:
         """The result of a blocking call to that tier's disk. From any thread. Raises what it
-        raises, GivenUp after `CALL_S`: `discard` gets the result, should there be one at last. The
-        tier stays open while the call is in its `outside`."""
+        raises, GivenUp after `CALL_S`: `discard` is called once, when nothing uses any more what
+        the call was given, with the result, or None where it failed or never began. The tier stays
+        open while the call is in its `outside`."""
         call = _Call(function, discard)
         parts.outside.add(call)
         try:
             if parts.tier.in_memory and not self._closed:
                 return function()
-            self._begin(call)
+            if not self._begin(call):
+                discard(None)
+                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
             call.done.wait(CALL_S)
             return call.result()
         finally:
             parts.outside.discard(call)
 
-    def _begin(self, call: _Call[Any]) -> None:
+    def _begin(self, call: _Call[Any]) -> bool:
         with self._lock:  # behind what ends the threads, nobody would take it
             if self._closed:
-                raise GivenUp(errno.ESHUTDOWN, "the worker is closing")
+                return False
             if len(self._threads) < MOST_THREADS and not self._idle.acquire(blocking=False):
                 name = f"tier-read-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
             self._calls.put(call)
+        return True
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -6,6 +6,7 @@ that is wrong, or cannot be read in time, comes from the next source, as does wh
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -135,7 +136,7 @@ class _Body(TierBody):
         fd = self._fd
         fill = functools.partial(_fill, fd, part, page * PAGE_BYTES)
         try:
-            self._source.reader.call(self._parts, fill, lambda _: os.close(fd))
+            self._source.reader.call(self._parts, fill, lambda _: _close(fd))
         except GivenUp:
             self._fd = -1  # it is closed when the disk answers
             return False
@@ -180,7 +181,12 @@ def _look(tier: Tier, key: bytes, file_bytes: int, first: int, end: int) -> _Fou
 
 def _discard(found: _Found | None) -> None:
     if found is not None:
-        os.close(found.fd)
+        _close(found.fd)
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of a disk that fails: it is closed all the same
+        os.close(fd)
 
 
 def _fill(fd: int, buffer: memoryview, offset: int) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from worker.source import Purpose
 from worker.tiers import reading
+from worker.tiers import source as source_module
 from worker.tiers.reading import MOST_THREADS, DiskReader, GivenUp
 
 LIMIT_S = 20.0
@@ -57,7 +62,7 @@ def test_a_disk_that_hangs_is_given_up_and_its_results_are_discarded(
     reader, parts = DiskReader(), tier()
     right, answers = hanging(lambda: "late")
     wrong, answers_wrongly = hanging(fail)
-    discarded: list[str] = []
+    discarded: list[str | None] = []
     for _ in range(MOST_THREADS + 2):
         with pytest.raises(GivenUp):
             reader.call(parts, right, discarded.append)
@@ -71,7 +76,7 @@ def test_a_disk_that_hangs_is_given_up_and_its_results_are_discarded(
     for thread in reader._threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
-    assert discarded == ["late"] * (MOST_THREADS + 2)
+    assert sorted(discarded, key=str) == [None] + ["late"] * (MOST_THREADS + 2)
 
 
 def test_what_is_under_way_can_be_seen() -> None:
@@ -97,9 +102,11 @@ def test_what_is_under_way_can_be_seen() -> None:
 def test_nothing_begins_after_the_end() -> None:
     reader, parts = DiskReader(), tier(in_memory=True)
     reader.close()
+    discarded: list[int | None] = []
     with pytest.raises(GivenUp):
-        reader.call(parts, fail, ignore)
+        reader.call(parts, fail, discarded.append)
     assert parts.outside == set()
+    assert discarded == [None], "what the call would have used is let go"
 
 
 def test_a_call_that_meets_the_end_is_refused_at_once() -> None:
@@ -117,3 +124,31 @@ def test_a_call_that_meets_the_end_is_refused_at_once() -> None:
     with pytest.raises(GivenUp, match="closing"):
         reader.call(parts, lambda: 2, ignore)
     assert parts.outside == set()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_page_that_is_given_up_and_fails_later_keeps_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """The file is closed when nothing reads from it any more, and what is wanted comes from the
+    next source; also where the reader ends before."""
+    monkeypatch.setattr(reading, "CALL_S", 0.05)
+    wait, answers = hanging(fail)
+    monkeypatch.setattr(source_module, "_fill", lambda *_: wait())
+    (tmp_path / "file").write_bytes(b"x" * 10)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    reader, parts = DiskReader(), tier()
+    parts.tier.path = "/tier"
+    if closes:
+        reader.close()
+    source: Any = SimpleNamespace(reader=reader, then=SimpleNamespace(read=lambda *_: [b"y" * 10]))
+    origin = Origin(ContentId(NamespaceId(b"n" * 16), 1, 0, 1), "u", b"p", "e", 10, 0)
+    found = source_module._Found(fd, [0])
+    body = source_module._Body(source, parts, origin, 0, 10, found, Purpose.READ)
+    assert list(body) == [b"y" * 10]
+    answers()
+    reader.close()
+    for thread in reader._threads:
+        thread.join(LIMIT_S)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
