@@ -1,4 +1,5 @@
-"""The S3 connector: bytes by obstore, listings and HEAD by requests signed with botocore.
+"""The S3 connector: bytes by obstore (large ones over plain HTTP by our own sockets, `Direct`),
+listings and HEAD by requests signed with botocore.
 
 Directories exist by the keys below them. mtime has whole seconds in every answer, so that the
 fingerprints of a listing and of a HEAD agree; the etag stands without its quotes.
@@ -7,7 +8,7 @@ fingerprints of a listing and of a HEAD agree; the etag stands without its quote
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ from connectors import keys
 from connectors.base import Body, Capabilities, Entry, Page
 from connectors.pages import Pages
 from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
+from connectors.s3_direct import Direct
 from connectors.s3_errors import from_obstore, refuses_certificate
 from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from obstore import GetResult
 
 PAGE_KEYS: Final = 1000
+DIRECT_BYTES: Final = CHUNK_BYTES  # a read of so much is worth a request of our own, see `Direct`
 BODY_LIMIT_S: Final = 3600.0  # one body; a stalled one ends after SILENCE_LIMIT_S
 CREDENTIALS_TTL: Final = timedelta(minutes=5)  # obstore asks botocore's chain again after this
 _LAST_CHAR: Final = "\U0010ffff"
@@ -63,6 +66,7 @@ class S3Connector:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._http = S3Http(bucket, options or S3Options())
+        self._direct = Direct(self._http)
         self._lock = threading.Lock()
         self._store: S3Store | None = None
         # A certificate that signs itself as a CA is in many bundles; obstore's TLS refuses it.
@@ -75,6 +79,7 @@ class S3Connector:
     def close(self) -> None:
         with self._lock:
             self._store = None
+        self._direct.close()
         self._http.close()
 
     # Names.
@@ -177,6 +182,10 @@ class S3Connector:
         if not size:
             self._compare(self._head(key), version, path)
             return EmptyBody()
+        if size >= DIRECT_BYTES:
+            body = self._read_direct(key, path, offset, size, version)
+            if body is not None:
+                return body
         reply = self._get(key, path, offset, size, version)
         if reply is None:
             return self._read_http(key, path, offset, size, version)
@@ -242,26 +251,62 @@ class S3Connector:
         if not same:
             raise Stale("the object is another version now", path=self._shown(path))
 
+    def _read_direct(
+        self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
+    ) -> Body | None:
+        """None: another client knows how to."""
+        try:
+            if not self._direct.serves():
+                return None
+            reply = self._direct.get(key, _conditions(offset, size, version))
+        except CredentialsMissing:
+            with self._lock:
+                self._store = None
+            raise
+        if reply is None:
+            return None
+        try:
+            self._compare_range(reply.headers, path, offset, size, version)
+            if reply.length_bytes != size:
+                cause = f"a body of {reply.length_bytes} bytes instead of {size}"
+                raise BadBody(cause, path=self._shown(path))
+        except CacheFSError:
+            reply.close()
+            raise
+        return reply.body(self._shown(path))
+
     def _read_http(
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> Body:
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        if version.etag:
-            headers["If-Match"] = f'"{version.etag}"'
+        headers = _conditions(offset, size, version)
         reply = self._http.request("GET", key, headers=headers)
-        content_range = reply.headers.get("content-range", "")
-        expected = f"bytes {offset}-{offset + size - 1}/{version.size}"
         try:
-            etag = clean_etag(reply.headers.get("etag", ""))
-            total = content_range.rpartition("/")[2]
-            if etag != version.etag or total != str(version.size):
-                raise Stale("the object is another version now", path=self._shown(path))
-            if content_range != expected:
-                raise OriginError("the server ignores ranges", path=self._shown(path))
+            self._compare_range(reply.headers, path, offset, size, version)
         except CacheFSError:
             reply.close()
             raise
         return HttpBody(reply, size, self._shown(path))
+
+    def _compare_range(
+        self,
+        headers: Mapping[str, str],
+        path: bytes,
+        offset: int,
+        size: int,
+        version: Fingerprint,
+    ) -> None:
+        """Raises unless they are those of what was asked for."""
+        content_range = headers.get("content-range", "")
+        if not content_range:
+            raise OriginError("the server ignores ranges", path=self._shown(path))
+        etag = clean_etag(headers.get("etag", ""))
+        total = content_range.rpartition("/")[2]
+        if total != str(version.size):
+            raise Stale("the object is another version now", path=self._shown(path))
+        mtime_ns = version.mtime_ns if version.etag else _modified_ns(headers)
+        self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
+        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+            raise BadBody("the reply carried another range", path=self._shown(path))
 
     def _objects(self) -> S3Store:
         with self._lock:
@@ -307,6 +352,23 @@ class S3Connector:
             "token": found.token,
             "expires_at": datetime.now(UTC) + CREDENTIALS_TTL,
         }
+
+
+def _conditions(offset: int, size: int, version: Fingerprint) -> dict[str, str]:
+    """The headers of a ranged request for one version."""
+    headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+    if version.etag:
+        headers["If-Match"] = f'"{version.etag}"'
+    return headers
+
+
+def _modified_ns(headers: Mapping[str, str]) -> int:
+    """-1: it does not say, or not how."""
+    try:
+        modified = parsedate_to_datetime(headers.get("last-modified", ""))
+    except ValueError:
+        return -1
+    return int(modified.timestamp()) * 10**9
 
 
 def _start_after(after: bytes) -> str:

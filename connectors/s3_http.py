@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 from botocore.auth import S3SigV4Auth
@@ -97,7 +97,23 @@ class S3Http:
     ) -> Reply:
         """One request for the bucket (key "") or a key. Raises the typed errors for a reply that
         is not 2xx; the caller reads or closes the reply."""
-        endpoint, session = self._open()
+        _, session = self._open()
+        path = f"s3://{self.bucket}/{key}"
+        response = _send(session, self.signed(method, key, query, headers), path)
+        if not 200 <= response.status_code < 300:
+            content = Reply(response, path).content()
+            self.refused(response.status_code, response.headers, content, path)
+        return Reply(response, path)
+
+    def signed(
+        self,
+        method: str,
+        key: str = "",
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AWSRequest:
+        """The request with its signature, if it gets one; what `request` sends."""
+        endpoint = self.endpoint()
         url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
         if query:
             pairs = sorted(query.items())
@@ -108,22 +124,21 @@ class S3Http:
         if self.options.requester_pays:
             request.headers["x-amz-request-payer"] = "requester"
         self._sign(request, endpoint.region)
-        path = f"s3://{self.bucket}/{key}"
-        response = _send(session, request, path)
-        if not 200 <= response.status_code < 300:
-            self._refused(response, path)
-        return Reply(response, path)
+        return request
 
     def _sign(self, request: AWSRequest, region: str) -> None:
         keys = self.credentials.current()
         if keys is not None:
             S3SigV4Auth(_Frozen(keys), "s3", region).add_auth(request)
 
-    def _refused(self, response: Any, path: str) -> None:
-        headers = response.headers
+    def refused(
+        self, status: int, headers: Mapping[str, str], content: bytes, path: str
+    ) -> NoReturn:
+        """Raises what a reply that is not 2xx means. Credentials that were refused are looked for
+        again at the next request."""
         failure = parse_failure(
-            response.status_code,
-            Reply(response, path).content(),
+            status,
+            content,
             headers.get("x-amz-request-id", "").split(",")[0],
             headers.get("x-amz-bucket-region", ""),
         )

@@ -25,6 +25,13 @@ DATA = bytes(range(256)) * 12_000  # 3 MB
 VERSION = Fingerprint(Kind.FILE, len(DATA), 1_795_253_534 * 10**9, "e1")
 
 
+@pytest.fixture(params=["by sockets", "by clients"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads: our own sockets, or obstore and, for some names, urllib3."""
+    if request.param == "by clients":
+        monkeypatch.setattr("connectors.s3.DIRECT_BYTES", 1 << 40)
+
+
 def connector(server: ScriptedS3, prefix: str = "", **options: str) -> S3Connector:
     options = {"region": "us-east-1", **options}
     anonymous = options.pop("anonymous", "") == "true"
@@ -233,6 +240,7 @@ def test_a_reply_that_stalls(
 ) -> None:
     monkeypatch.setattr("connectors.s3.SILENCE_LIMIT_S", 0.2)
     monkeypatch.setattr("connectors.s3_http.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.s3_direct.SILENCE_LIMIT_S", 0.2)
 
     def script(request: Request) -> Answer:
         if after is None:
