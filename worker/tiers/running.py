@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -76,7 +76,7 @@ class Running:
         """False: it has nothing of that content, surely."""
         return not self.worker.inside.catalog.is_absent(key)
 
-    async def held(self, key: bytes, size: int) -> Held | None:
+    async def held(self, key: bytes, size: int, *, for_load: bool = False) -> Held | None:
         """What its index says; None for nothing, or where its disk does not say."""
         try:
             record: FileRecord | None = await self.parts.ask_disk(self.parts.tier.index.get, key)
@@ -86,7 +86,7 @@ class Running:
         if record is None:
             return None
         missing_bytes = max(0, allocation(size) - record.allocated_bytes)
-        takes_more = self.worker.inside.space.may_fit(missing_bytes, _Wanted(key, size))
+        takes_more = self._makes_room(_Wanted(key, size), for_load=for_load)(missing_bytes)
         return Held(self.tier, record.complete, record.allocated_bytes, takes_more)
 
     async def record(self, key: bytes) -> FileRecord | None:
@@ -109,17 +109,17 @@ class Running:
         and what is loaded that of everything that may go at all."""
         parts, ledger = self.parts, self.parts.ledger
         wanted = _Wanted(origin.content.key, origin.size) if origin is not None else None
-        space = self.worker.inside.space
-        makes_room = functools.partial(space.may_fit, entry=wanted)
-        if for_load:
-            makes_room = functools.partial(space.may_fit_load)
         return Room(
             in_service=parts.health.in_service,
             writable=parts.health.writable(parts.clocks.monotonic()),
             limit_bytes=ledger.limit_bytes - ledger.headroom_bytes - ledger.scratch_floor_bytes,
             free_bytes=ledger.free_for_files - self._promised_bytes(),
-            makes_room=makes_room,
+            makes_room=self._makes_room(wanted, for_load=for_load),
         )
+
+    def _makes_room(self, wanted: _Wanted | None, *, for_load: bool) -> Callable[[int], bool]:
+        space = self.worker.inside.space
+        return space.may_fit_load if for_load else functools.partial(space.may_fit, entry=wanted)
 
     def promise(self, key: bytes, size: int) -> None:
         """A large content comes here: its room is kept from others of which nothing is here yet."""

@@ -101,19 +101,22 @@ class Tiers:
         if past_tier and known:
             return known[0]
         if known and (len(known) > 1 or not self._takes_more(known[0])):
-            return await self._chosen_by_index(origin, known)
+            return await self._chosen_by_index(origin, known, for_load=for_load)
         return known[0] if known else self.placed(origin, for_load=for_load)
 
     def _takes_more(self, one: Running) -> bool:
         return one.parts.order_known and one.worker.inside.space.may_fit(SMALL_FILE_BYTES)
 
-    async def _chosen_by_index(self, origin: Origin, known: Sequence[Running]) -> Running:
+    async def _chosen_by_index(
+        self, origin: Origin, known: Sequence[Running], *, for_load: bool
+    ) -> Running:
         key = origin.content.key
-        asked = [await one.held(key, origin.size) for one in known]
+        asked = [await one.held(key, origin.size, for_load=for_load) for one in known]
         tier = choose([held for held in asked if held is not None])
         # Another may have taken its place meanwhile, and it was closed.
         still = [one for one in known if one in self._keeper.running]
-        return next((one for one in still if one.tier == tier), None) or self.placed(origin)
+        chosen = next((one for one in still if one.tier == tier), None)
+        return chosen or self.placed(origin, for_load=for_load)
 
     def placed(self, origin: Origin, *, for_load: bool = False) -> Running:
         """Where a content goes of which no tier has anything, or none that can take the rest."""

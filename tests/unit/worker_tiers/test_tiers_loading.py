@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import TaskFile
-from tests.unit.worker.rig import MIB, run, until
-from tests.unit.worker_tiers.rig import TiersRig, read
+from tests.unit.worker.rig import MIB, NAMESPACE, run, until
+from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
 from worker.loading.cache import Load, Loaded
 from worker.space import NoRoom
 from worker.state.holds import Hold
@@ -82,5 +82,28 @@ def test_a_read_in_any_tier_ends_the_hold(tmp_path: Path) -> None:
             for ino in range(1, 61):
                 assert (await read(tiers, ino))[0] == rig.data[ino]
             await until(lambda: not any(t.parts.order.held_count for t in tiers._keeper.running))
+
+    run(script())
+
+
+def test_a_load_goes_on_where_its_file_was_begun_and_makes_room_there(tmp_path: Path) -> None:
+    """Reads replace nothing in a full tier, loads do: what is there of the file needs not move."""
+
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 64 * MIB, 400 * MIB)
+        begun, other = rig.put(1, 40 * MIB), rig.put(2, 30 * MIB)
+        async with rig.tiers() as tiers:
+            reader = await open_reader(tiers, begun)
+            await reader.at(0, 8 * MIB)
+            reader.close()
+            await until(lambda: tiers.status()["fills_in_flight"] == 0)
+            first = tiers._keeper.running[0]
+            first.promised.clear()
+            await tiers.fetch(NAMESPACE, other)
+            assert rig.in_tier(0) == {other}
+            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
+            origin = rig.space.origins[begun]
+            assert (await tiers.chosen(origin)).tier == 1, "a read makes no room"
+            assert (await tiers.chosen(origin, for_load=True)).tier == 0
 
     run(script())
