@@ -316,8 +316,10 @@ def test_a_tier_that_is_replaced_while_it_is_chosen_serves_nobody(
         asked, go_on = asyncio.Event(), asyncio.Event()
         held = Running.held
 
-        async def held_slowly(one: Running, key: bytes, size: int) -> Held | None:
-            answer = await held(one, key, size)
+        async def held_slowly(
+            one: Running, key: bytes, size: int, *, for_load: bool = False
+        ) -> Held | None:
+            answer = await held(one, key, size, for_load=for_load)
             if one.tier == 1:
                 asked.set()
                 await go_on.wait()
