@@ -101,7 +101,7 @@ def test_a_load_goes_on_where_its_file_was_begun_and_makes_room_there(tmp_path: 
             first.promised.clear()
             await tiers.fetch(NAMESPACE, other)
             assert rig.in_tier(0) == {other}
-            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
+            first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 16 * MIB
             origin = rig.space.origins[begun]
             assert (await tiers.chosen(origin)).tier == 1, "a read makes no room"
             assert (await tiers.chosen(origin, for_load=True)).tier == 0
