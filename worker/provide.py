@@ -9,10 +9,10 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES
-from cachefs.core.policies import shown
 from worker.catalog import Catalog
 from worker.entry import Entry, Handle
 from worker.fill import Filler
+from worker.overquota import OverQuota
 from worker.parts import Parts, no_answer
 from worker.segments import Segments
 from worker.source import NotHere, Purpose
@@ -331,8 +331,7 @@ class Provider:
     def _no_room(self, entry: Entry, need_bytes: int) -> NoSpace:
         full = self._space.full_quota(need_bytes, entry)
         if full is not None:
-            cause = f"the quota of {shown(full)} is used up"
-            return NoSpace(cause, remedy="give a larger one: cachefs quota")
+            return OverQuota(full)
         cause = "the cache has no room for the file"
         return NoSpace(cause, remedy="give a larger --cache-size")
 

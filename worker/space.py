@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
+from cachefs.core.jobs import FullQuota
 from cachefs.core.model import ContentId, NamespaceId
-from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule, shown
+from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
+from worker.overquota import Named, OverQuota
 from worker.parts import Parts
 from worker.state.admission import Verdict, judge
 from worker.state.eviction import MOST_SKIPPED, NEVER_S
@@ -67,6 +69,7 @@ class Space:
         self._nothing_for_loads_until_s = float("-inf")
         self._released_at_s = float("-inf")
         self._unanswered = 0  # questions for permission
+        self._named_quotas = Named()
         self.order_loaded = asyncio.Event()
 
     async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
@@ -74,6 +77,9 @@ class Space:
         go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
+        full = self.full_quota(size_bytes, entry)
+        if full is not None:
+            return self._refuse_for(full)
         verdict = self._judge(size_bytes, entry)
         if verdict is Verdict.ADMIT:
             return self._take(size_bytes, entry)
@@ -93,13 +99,13 @@ class Space:
 
     async def reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
         """As `reserve`, whatever admission says: everything may go for it that nobody protects,
-        holds or uses. Raises NoRoom, NoSpace for a quota, and Unavailable where the disk is
-        degraded or the master does not say what may go. Cancelled: nothing is reserved."""
+        holds or uses. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the
+        master does not say what may go. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             raise Unavailable("the cache disk takes nothing for now")
         full = self.full_quota(size_bytes, entry)
         if full is not None:
-            raise NoSpace(f"the quota of {shown(full)} is used up")
+            raise OverQuota(full)
         if self._take(size_bytes, entry):
             return
         async with self._one_at_a_time:
@@ -122,10 +128,14 @@ class Space:
         self._refuse()
         raise NoRoom("nothing more can go for it")
 
-    def full_quota(self, size_bytes: int, entry: Wanted | None) -> bytes | None:
-        """The path whose quota refuses so much more of a content; None: no quota does."""
-        bounds = self._rule(entry).quotas
-        return self._parts.charges.refuses(bounds, size_bytes) if bounds else None
+    def full_quota(self, size_bytes: int, entry: Wanted | None) -> FullQuota | None:
+        """The quota that refuses so much more of a content; None: no quota does."""
+        bounds, charges = self._rule(entry).quotas, self._parts.charges
+        path = charges.refuses(bounds, size_bytes) if bounds else None
+        if path is None:
+            return None
+        quota_bytes = dict(bounds)[path]
+        return FullQuota(path, quota_bytes, *charges.use(path, quota_bytes))
 
     def _take(self, size_bytes: int, entry: Wanted | None) -> bool:
         if not self._parts.ledger.reserve(size_bytes):
@@ -179,6 +189,11 @@ class Space:
         idle_s = self._parts.config.idle_after_s if from_idle else None
         from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
         await self._make_room(size_bytes, idle_s, only_copies=from_copies)
+
+    def _refuse_for(self, full: FullQuota) -> bool:
+        if self._named_quotas.is_news(full, self._parts.clocks.monotonic()):
+            log.info("a file is not cached: %s", OverQuota(full).one_line())
+        return self._refuse()
 
     def _refuse(self) -> bool:
         self._parts.counters.refused += 1

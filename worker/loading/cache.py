@@ -7,12 +7,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from cachefs.core.errors import CacheFSError, NoSpace
-from cachefs.core.jobs import FullQuota, Room, TaskFile
+from cachefs.core.errors import CacheFSError
+from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.placement import BLOCK_BYTES
-from cachefs.core.policies import shown
-from cachefs.core.units import format_size
 from worker.state.holds import Hold
 from worker.state.pages import BLOCK_PAGES, PageRange, page_count
 
@@ -25,20 +23,6 @@ class Missing(CacheFSError):
     """A file that was being loaded was dropped meanwhile, or went otherwise."""
 
     code = MISSING
-
-
-class OverQuota(NoSpace):
-    """A quota refuses a file."""
-
-    def __init__(self, full: FullQuota) -> None:
-        share = f", this worker's share of {format_size(full.quota_bytes)}"
-        super().__init__(
-            f"the quota of {shown(full.path)} has no room for it: {format_size(full.used_bytes)}"
-            f" of {format_size(full.limit_bytes)} are used"
-            f"{share if full.limit_bytes < full.quota_bytes else ''}",
-            remedy="give a larger one: cachefs quota PATH SIZE",
-        )
-        self.full = full
 
 
 class Loaded(NamedTuple):

@@ -16,7 +16,8 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
 from cachefs.core.jobs import FileFailure, Room, TaskKind
 from worker.config import Clocks
-from worker.loading.cache import MISSING, Load, Loaded, LoadingCache, OverQuota
+from worker.loading.cache import MISSING, Load, Loaded, LoadingCache
+from worker.overquota import OverQuota
 from worker.parts import Tasks
 from worker.space import NoRoom
 from worker.state.holds import Hold

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Unavailable
-from cachefs.core.jobs import FullQuota, Room, TaskFile
+from cachefs.core.jobs import Room, TaskFile
 from worker.entry import Entry
 from worker.fill import Filler
 from worker.inside import Inside
-from worker.loading.cache import Load, Loaded, Missing, OverQuota
+from worker.loading.cache import Load, Loaded, Missing
 from worker.loading.figures import room
 from worker.loading.looking import Checks
 from worker.parts import no_answer
@@ -212,21 +212,12 @@ class TierLoading:
         if entry.failed is not None or entry.detached or not self._parts.health.in_service:
             raise self._lost(entry)
 
-    def _check_quotas(self, size_bytes: int, entry: Entry) -> None:
-        """Raises OverQuota."""
-        path = self._space.full_quota(size_bytes, entry)
-        if path is not None:
-            quota_bytes = dict(entry.origin.rule.quotas)[path]
-            used = self._parts.charges.use(path, quota_bytes)
-            raise OverQuota(FullQuota(path, quota_bytes, *used))
-
     async def _bring(self, entry: Entry, block: _Block) -> None:
         """Once through all that is missing; what others are bringing is waited for."""
         first, end = block.load.pages
         missing = [*entry.pages.missing(first, end, entry.inflight_bits)]
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
         if need_bytes:
-            self._check_quotas(need_bytes, entry)
             await self._space.reserve_for_load(need_bytes, entry)
         block.room_bytes = need_bytes
         try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cachefs.core.errors import NoSpace
+from cachefs.core.jobs import FullQuota
 from cachefs.core.policies import Rule
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run
 from tests.unit.worker.test_expiry import Ruled
+from worker.overquota import AGAIN_S, MOST_KNOWN, Named, OverQuota
 from worker.worker import Worker
 
 SIZE = 2 * MIB
@@ -62,9 +64,14 @@ class Quoted(Ruled):
         self.policy_version += 1
 
 
-def test_a_quota_is_kept(tmp_path: Path) -> None:
-    """Fills beyond it are refused, and read all the same; a lower one frees what was used least; it
-    is known again after a restart."""
+FULL = "the quota of /dir has no room for it: 10 MiB of 10 MiB are used; give a larger one"
+
+
+def test_a_quota_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fills beyond it are refused, and read all the same; which quota it is, is said once in a
+    while, with figures; a lower one frees what was used least; it is known again after a
+    restart."""
+    caplog.set_level(logging.INFO)
 
     async def script() -> None:
         rig = Rig(tmp_path, 64 * MIB)
@@ -77,8 +84,13 @@ def test_a_quota_is_kept(tmp_path: Path) -> None:
                 rig.wall_s += 1
                 assert await read(worker, ino) == rig.data[ino]
             assert await cached(worker, rig, *range(1, 11)) == [True] * 5 + [False] * 5
-            with pytest.raises(NoSpace, match="the quota of /dir is used up"):
+            assert caplog.text.count(FULL) == 1, "five files were refused"
+            with pytest.raises(OverQuota) as refused:
                 await worker.fetch(NAMESPACE, 9)
+            assert refused.value.one_line().startswith(FULL)
+            assert refused.value.full == FullQuota(
+                b"dir", 10 * MIB + 4096, 10 * MIB, 10 * MIB + 4096
+            )
             await worker.expirer.tick()
             assert worker.status()["quota_used_bytes"] == {"/dir": 5 * SIZE}
             await worker.free([rig.content(1)])
@@ -86,7 +98,7 @@ def test_a_quota_is_kept(tmp_path: Path) -> None:
             worker.used([rig.name(2)], 0)
         async with rig.worker() as worker:
             await worker.expirer.tick()
-            with pytest.raises(NoSpace):
+            with pytest.raises(OverQuota):
                 await worker.fetch(NAMESPACE, 10)
             space.put_all(3 * SIZE)
             await worker.expirer.tick()
@@ -101,3 +113,15 @@ def test_a_quota_is_kept(tmp_path: Path) -> None:
             assert worker.status()["quota_used_bytes"] == {}
 
     run(script())
+
+
+def test_a_full_quota_is_named_once_in_a_while() -> None:
+    named = Named()
+    full = FullQuota(b"a", 10, 9, 10)
+    assert named.is_news(full, 1.0)
+    assert not named.is_news(full, AGAIN_S)
+    assert named.is_news(FullQuota(b"b", 10, 9, 10), AGAIN_S), "of another nothing was said"
+    assert named.is_news(full, 1.0 + AGAIN_S)
+    for n in range(3 * MOST_KNOWN):
+        assert named.is_news(FullQuota(b"%d" % n, 10, 9, 10), 100.0)
+        assert len(named._at_s) <= MOST_KNOWN
