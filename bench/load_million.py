@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench import machine
@@ -23,9 +23,10 @@ from bench.report import Result
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobShown, JobSpec, JobState, Room, TaskFile
+from cachefs.core.model import Origin
 from worker.cluster.master_client import MasterClient
 from worker.cluster.member import Membership
-from worker.loading.cache import Load, Loaded
+from worker.loading.cache import Load, Loaded, Outlook
 from worker.loading.loader import Loader
 
 FILES = 1000  # of one directory
@@ -46,6 +47,9 @@ class Instant:
     def load(self, load: Load) -> None:
         self.loads += 1
         load.ended(Loaded(load.origin.size, None))
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        return Outlook.HERE
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         self.checks += len(files)

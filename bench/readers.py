@@ -44,6 +44,7 @@ class Spec(msgspec.Struct):
     checksums: str = ""
     readers: int = 1
     shared: bool = False
+    shuffled: bool = False  # files: in a random order (`seed`), in place of that of their names
     forget: bool = False  # files: the kernel keeps no page of what was read
     chunk_bytes: int = MIB
     source: str = ""
@@ -100,6 +101,8 @@ def plan_of(spec: Spec) -> Plan:
     """What all readers together read: files, or places (each page once, in random order)."""
     names = list(names_of(spec).items())
     if spec.what != "random":
+        if spec.shuffled:
+            random.Random(spec.seed).shuffle(names)
         return names
     if spec.places:
         return spec.places

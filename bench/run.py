@@ -27,6 +27,7 @@ NODE = (
     "warm_opens",
     "cold_sequential_300",
     "cold_small_latency",
+    "files_ahead",
     "cold_random",
     "find_million",
     "kill_pause",

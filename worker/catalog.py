@@ -72,15 +72,15 @@ class Catalog:
 
     # ---- coming ----
 
-    def open_absent(self, origin: Origin, key: bytes) -> Entry | None:
-        """As `open`, for a content of which nothing is cached, but perhaps being fetched; None for
-        any other, and where a look at the disk has to tell."""
+    def open_nowait(self, origin: Origin, key: bytes) -> Entry | None:
+        """As `open`, for a content that is live, or of which nothing is cached; None where a look
+        at the disk has to tell."""
         entry = self._live.get(key)
         if entry is None:
             if not self.is_absent(key):
                 return None
             entry = self._live[key] = Entry(origin, key)
-        elif entry.complete or entry.looking is not None or key in self._fences:
+        elif entry.looking is not None or key in self._fences:
             return None
         entry.users += 1
         return entry

@@ -32,7 +32,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         status = self._status()
         cache = status["cache"]
-        yield from _reads(cache, status["passthrough_bytes"])
+        yield from _reads(cache, status["passthrough_bytes"], status["ahead_files"])
         yield from _fills(cache)
         yield from _evictions(cache)
         yield from _tiers(cache["tiers"])
@@ -41,7 +41,7 @@ class NodeCollector(Collector):
             yield from _cluster(status)
 
 
-def _reads(cache: Mapping[str, Any], passthrough_bytes: int) -> Iterator[Metric]:
+def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -> Iterator[Metric]:
     text = (
         "Bytes by where they came from: files given to the kernel whole (passthrough), reads of "
         "cached bytes (local), other workers, origins."
@@ -52,6 +52,8 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int) -> Iterator[Metric]
     reads.add_metric(["peer"], cache["peer_bytes"])
     reads.add_metric(["origin"], cache["origin_bytes"])
     yield reads
+    text = "Small files that were brought before they were opened."
+    yield CounterMetricFamily("cachefs_worker_ahead_files", text, ahead_files)
     for name, text in (
         ("hits", "Opens of files that were complete."),
         ("misses", "Opens of files that were not."),

@@ -1,4 +1,4 @@
-"""The open of a small file of which nothing is cached: waits for its pages without a task.
+"""The open of a small file that is fetched for it, or was just now: waits without a task.
 
 Owned by the loop. An opening holds its entry until its result was taken or it was cancelled.
 """
@@ -26,7 +26,10 @@ class Opening:
         self.number = 0  # of the worker among those of a node, see `worker.tiers`
         self.error: CacheFSError | None = None
         self.whole = True  # False: there is no room to have all of it at once
-        self._wait()
+        if entry.inflight:
+            self._wait()
+        else:
+            asyncio.get_running_loop().call_soon(self._wait)
 
     def cancel(self) -> None:
         """Nobody waits any more; the fill goes on. Idempotent, and nothing after the result was

@@ -177,15 +177,18 @@ class Worker:
     def open_soon(
         self, namespace: NamespaceId, ino: int, ready: Callable[[Opening], None]
     ) -> Opening | None:
-        """As `open`, for a small file of which nothing is cached: `ready` is called, in the loop
-        and not before this returns, once `opened` has a result. None: call `open`. Raises what the
-        namespace answers."""
+        """As `open`, for a small file of which nothing is cached, or that is just being fetched, or
+        was a moment ago: `ready` is called, in the loop and not before this returns, once `opened`
+        has a result. None: call `open`. Raises what the namespace answers."""
         origin = self._parts.metadata(namespace).locate_nowait(ino)
         if origin is None or not 0 < origin.size <= SMALL_FILE_BYTES:
             return None
-        entry = self._catalog.open_absent(origin, origin.content.key)
+        entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
             return None
+        if entry.complete:
+            self._hit(origin, entry.key)
+            return Opening(self._catalog, entry, ready)
         self._provider.claim_small(entry)
         if not entry.inflight:
             self._catalog.leave(entry)

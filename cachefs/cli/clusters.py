@@ -110,6 +110,7 @@ def cache_settings(chosen: Config) -> dict[str, Any]:
         "admission": chosen.text("admission"),
         "eviction": chosen.text("eviction"),
         "idle_after_s": chosen.seconds("idle_after"),
+        "files_ahead": chosen.integer("files_ahead"),
         "origin_deadline_s": chosen.seconds("origin_deadline"),
         "log_level": chosen.text("log_level"),
     }

@@ -30,6 +30,7 @@ from cachefs.core.units import format_duration, format_size
 PAGE: Final = 100
 _Command = Callable[..., Any]
 _HEAD: Final = ["JOB", "STATE", "FILES", "BYTES", "FAILED", "TIME", "LEFT", "PATHS"]
+_WHY_INDENT: Final = " " * 5
 _WHERE: Final = "[MOUNTPOINT|cachefs://MASTER]"
 
 
@@ -114,10 +115,17 @@ def jobs_of(place: Place) -> Iterator[JobShown]:
 
 
 def table(place: Place, rows: Sequence[JobShown]) -> list[str]:
-    """Aligned lines below a head; none where there is no job."""
+    """Aligned lines below a head, what a job waits for or why it ended below its own; none where
+    there is no job."""
     if not rows:
         return []
-    return output.columns([_HEAD, *(_row(place, job) for job in rows)], right=(0, 4, 5, 6))
+    head, *lines = output.columns([_HEAD, *(_row(place, job) for job in rows)], right=(0, 4, 5, 6))
+    under = [[f"{_WHY_INDENT}{_why(job)}: {job.message}"] if job.message else [] for job in rows]
+    return [head, *(text for line, why in zip(lines, under, strict=True) for text in (line, *why))]
+
+
+def _why(job: JobShown) -> str:
+    return "now" if runs(job) else "why"
 
 
 def _row(place: Place, job: JobShown) -> list[str]:
@@ -201,7 +209,7 @@ def told(place: Place, job: JobShown) -> list[str]:
     rows += [("bytes", f"{sizes(job)}, {format_size(job.bytes_fetched)} from the origin")]
     rows += [("rate", _rate(job))] if job.state is JobState.LOADING else []
     rows += [("time", f"{format_duration(round(job.elapsed_s, 1))}, {_since(job)}")]
-    rows += [("now" if runs(job) else "why", job.message)] if job.message else []
+    rows += [(_why(job), job.message)] if job.message else []
     head = f"job {job.job}: {job.state.value}"
     return [head, *(f"  {name:<9} {text}" for name, text in rows)]
 

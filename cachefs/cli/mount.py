@@ -173,6 +173,7 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
         admission=chosen.text("admission"),
         eviction=chosen.text("eviction"),
         idle_after_s=chosen.seconds("idle_after"),
+        files_ahead=chosen.integer("files_ahead"),
         origin_deadline_s=chosen.seconds("origin_deadline"),
         log_level=chosen.text("log_level"),
         log_to_stderr=foreground,

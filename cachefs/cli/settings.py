@@ -52,6 +52,7 @@ _METAVARS: Mapping[Type, str] = {
     Type.SIZE: "SIZE",
     Type.DURATION: "DURATION",
     Type.ID: "N",
+    Type.COUNT: "N",
     Type.MODE: "MODE",
 }
 

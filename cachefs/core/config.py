@@ -267,6 +267,13 @@ def _id(setting: Setting, raw: Any) -> int:
     return int(text)
 
 
+def _count(setting: Setting, raw: Any) -> int:
+    text = str(raw).strip()
+    if isinstance(raw, bool) or not re.fullmatch(r"[0-9]{1,9}", text):
+        raise BadConfig(f"{raw!r} is not a count", remedy="write a number such as 100, or 0")
+    return int(_at_least(setting, int(text)))
+
+
 def _mode(setting: Setting, raw: Any) -> int:
     # A TOML number is refused: 644 and 0o644 look alike to a person and differ.
     if not isinstance(raw, str) or not re.fullmatch(r"(0o?)?[0-7]{1,3}", raw.strip()):
@@ -289,6 +296,7 @@ _PARSERS: Final[Mapping[Type, Callable[[Setting, Any], Scalar]]] = {
     Type.DURATION: _duration,
     Type.SWITCH: _switch,
     Type.ID: _id,
+    Type.COUNT: _count,
     Type.MODE: _mode,
     Type.CHOICE: _choice,
     Type.LIST: _list,

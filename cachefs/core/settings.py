@@ -26,6 +26,7 @@ class Type(enum.Enum):
     DURATION = "duration"  # float, seconds
     SWITCH = "yes or no"  # bool; None = decided at mount time
     ID = "number"  # int; -1 = not set
+    COUNT = "count"  # int
     MODE = "octal mode"  # int, permission bits
     CHOICE = "choice"  # str, one of `choices`
     LIST = "list"  # str, joined by ";"; a flag that may be given again, a list in TOML
@@ -212,6 +213,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.DURATION,
         3600.0,
         "Age from which unused data makes room for new data, whatever the admission.",
+        commands=_CACHES,
+    ),
+    Setting(
+        "files_ahead",
+        Type.COUNT,
+        256,
+        "How many small files of a directory are brought before they are opened, once files are"
+        " opened in the order of their names; 0: none.",
         commands=_CACHES,
     ),
     Setting(

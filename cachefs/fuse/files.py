@@ -19,7 +19,7 @@ from cachefs.fuse.published import Published, Way
 
 log = logging.getLogger(__name__)
 
-MAX_USES: Final = 1000  # reported at once
+MAX_USES: Final = 64  # reported at once: the server follows who reads files in order
 
 Bytes = bytes | memoryview
 

@@ -310,7 +310,7 @@ async def _serve(
     pointer: Pointer,
     warning: str,
 ) -> None:
-    server = NodeServer(worker, sources)
+    server = NodeServer(worker, sources, files_ahead=spec.files_ahead)
     server.more_status = sources.more_status
     server.listen(socket_path)
     loop = asyncio.get_running_loop()

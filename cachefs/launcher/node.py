@@ -117,7 +117,12 @@ class Node:
             stack.push_async_callback(self._sources.close)
             await self._sources.open()
             await self._start_cache(stack)
-            self._server = NodeServer(self._cache, self._sources, stays=self._spec.stays)
+            self._server = NodeServer(
+                self._cache,
+                self._sources,
+                stays=self._spec.stays,
+                files_ahead=self._spec.files_ahead,
+            )
             self._server.more_status = self._more_status
             url = await self._start_peers(stack)
             await self._join(stack, url)

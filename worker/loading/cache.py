@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -50,12 +51,24 @@ class Load(NamedTuple):
         return pages_of(self.origin.size, self.block)
 
 
+class Outlook(enum.Enum):
+    """What comes of bringing a file ahead."""
+
+    BEGUN = enum.auto()
+    HERE = enum.auto()  # some or all of it is cached, or somebody brings it
+    REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
+
+
 class LoadingCache(Protocol):
     """All methods belong to one event loop."""
 
     def load(self, load: Load) -> None:
         """Makes it complete, durable and held. Its error may be NoRoom (see `room`), OverQuota,
         Missing, Stale, and what the origin answers."""
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        """Begins to bring a small file that is likely to be opened soon, as a fill would. `ended`
+        is called in the loop, and only after BEGUN: with whether all of it is here."""
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         """The places of those that are not complete. Raises OSError when the disk does not say."""

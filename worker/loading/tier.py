@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.jobs import Room, TaskFile
+from cachefs.core.model import Origin
 from worker.entry import Entry
 from worker.fill import Filler
 from worker.inside import Inside
-from worker.loading.cache import Load, Loaded, Missing
+from worker.loading.cache import Load, Loaded, Missing, Outlook
 from worker.loading.figures import room
 from worker.loading.looking import Checks
 from worker.parts import no_answer
@@ -54,7 +55,7 @@ class TierLoading:
         first, end = load.pages
         key = origin.content.key
         if first == 0 and end - first <= PIECE_PAGES:
-            entry = self._catalog.open_absent(origin, key)
+            entry = self._catalog.open_nowait(origin, key)
             if entry is not None:
                 if end == entry.page_count and self._begin_at_once(entry, load):
                     return
@@ -62,6 +63,40 @@ class TierLoading:
         if not self._catalog.is_live(key) and not self._catalog.is_absent(key):
             return self._look_soon(load)
         self._parts.tasks.start(self._load(load))
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        """See `LoadingCache`."""
+        if self._parts.memory.under_pressure:
+            return Outlook.REFUSED
+        entry = self._catalog.open_nowait(origin, origin.content.key)
+        if entry is None:
+            return Outlook.HERE
+        outlook = self._outlook(entry)
+        if outlook is not Outlook.BEGUN:
+            self._catalog.leave(entry)
+            return outlook
+        self._filler.claim(
+            entry,
+            0,
+            entry.page_count,
+            background=True,
+            cache_only=True,
+            ended=functools.partial(self._came_ahead, ended),
+        )
+        return outlook
+
+    def _outlook(self, entry: Entry) -> Outlook:
+        if entry.pages.bits or entry.inflight or entry.failed is not None:
+            return Outlook.HERE
+        may_fit = not entry.detached and self._space.may_fit(allocation(entry.size), entry)
+        return Outlook.BEGUN if may_fit else Outlook.REFUSED
+
+    def _came_ahead(
+        self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
+    ) -> None:
+        is_here = error is None and piece.entry.pages.complete
+        self._catalog.leave(piece.entry)
+        ended(is_here)
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         """See `LoadingCache`."""

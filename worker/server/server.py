@@ -22,7 +22,9 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
+from worker.ahead import Ahead
 from worker.server.session import Session
+from worker.state.filesahead import MOST_FILES
 
 if TYPE_CHECKING:
     from worker.cache import Cache
@@ -47,8 +49,17 @@ class Sources(Protocol):
 class NodeServer:
     """Sessions on one listening socket."""
 
-    def __init__(self, worker: Cache, sources: Sources, *, stays: bool = False) -> None:
+    def __init__(
+        self,
+        worker: Cache,
+        sources: Sources,
+        *,
+        stays: bool = False,
+        files_ahead: int = MOST_FILES,
+    ) -> None:
+        """`files_ahead`: see `worker.state.filesahead`."""
         self.worker = worker
+        self.ahead = Ahead(worker.loading, sources.service, files_ahead)
         self._stays = stays
         self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
         self._sources = sources
@@ -96,12 +107,14 @@ class NodeServer:
             self._listener = None
 
     async def drain(self, deadline_s: float) -> None:
-        """Gives FUSE sessions time to unmount, then ends every session."""
+        """Gives FUSE sessions time to unmount, then ends every session, and what is done for
+        them."""
         deadline = time.monotonic() + deadline_s
         while self._mounts() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         for session in [*self._sessions]:
             session.close()
+        await self.ahead.close()
 
     # ---- called by sessions ----
 
@@ -138,6 +151,7 @@ class NodeServer:
             "sources": self._sources.status(),
             "cache": self.worker.status(),
             "passthrough_bytes": self.passthrough_bytes,
+            "ahead_files": self.ahead.files,
             **self.more_status(),
         }
 

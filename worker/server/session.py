@@ -166,6 +166,7 @@ class Session:
     def _used(self, id: int, body: m.Used) -> None:
         self.server.passthrough_bytes += body.passthrough_bytes
         self.server.worker.used(body.names, body.hit_bytes)
+        self.server.ahead.used(body.names)
 
     def _leaving(self, id: int, body: m.Leaving) -> None:
         self.is_followed = False
@@ -197,6 +198,7 @@ class Session:
         if opening is None:
             return False
         self._openings[id] = opening
+        self.server.ahead.opened(opening.entry.origin)
         return True
 
     def _ready(self, id: int, body: m.Open, opening: Opening) -> None:

@@ -58,7 +58,8 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        return PROCESS_BYTES + sum(self.parts().values())
+        caches = self.metadata_bytes + self.segments_bytes + self.tiers_bytes
+        return PROCESS_BYTES + caches + self.buffers_bytes + self.windows_bytes
 
     @property
     def free_bytes(self) -> int:

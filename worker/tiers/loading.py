@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
-from worker.loading.cache import Load, Loaded
+from worker.loading.cache import Load, Loaded, Outlook
 from worker.space import NoRoom
 from worker.tiers.keeper import Keeper
 from worker.tiers.moves import Moves
@@ -42,6 +42,13 @@ class TiersLoading:
             self._keeper.tasks.start(self._load(load))
         else:
             self._into(self._chooser.placed(load.origin, for_load=True), load)
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        """See `LoadingCache`."""
+        running, key = self._keeper.in_service(), origin.content.key
+        if len(running) > 1 and any(one.may_have(key) for one in running):
+            return Outlook.HERE
+        return self._chooser.placed(origin).worker.loading.bring_ahead(origin, ended)
 
     async def _load(self, load: Load) -> None:
         self._into(await self._chooser.chosen(load.origin, for_load=True), load)

@@ -28,6 +28,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec, nodeid
 from cachefs.fuse import pread
 from cachefs.fuse.attributes import Defaults, blocks, kernel_time
+from cachefs.fuse.files import MAX_USES
 from cachefs.fuse.handles import MAX_SEGMENTS
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
@@ -291,12 +292,12 @@ def test_a_warm_open_needs_no_message(node: FakeNode, run: Callable[[Test], None
 def test_uses_are_reported_in_batches(node: FakeNode, run: Callable[[Test], None]) -> None:
     async def test(vfs: Vfs) -> None:
         ino = await look(vfs, "d/warm")
-        for _ in range(1000):
+        for _ in range(MAX_USES):
             fh = vfs.open_nowait(ino, os.O_RDONLY)
             assert fh is not MUST_WAIT
             vfs.release(fh)
         await trio.to_thread.run_sync(node.wait_asked, m.Used)
-        assert [len(used.names) for used in node.asked(m.Used)] == [1000]  # type: ignore[attr-defined]
+        assert [len(used.names) for used in node.asked(m.Used)] == [MAX_USES]  # type: ignore[attr-defined]
 
     run(test)
 

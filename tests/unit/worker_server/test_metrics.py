@@ -26,7 +26,13 @@ def status_tree() -> dict[str, Any]:
     }  # fmt: skip
     mount = {"mountpoint": "/mnt", "counters": {"reads": 11}}
     loading = {"files_in_hand": 7}
-    return {"cache": cache, "passthrough_bytes": 600, "mounts": [mount, {}], "loading": loading}
+    return {
+        "cache": cache,
+        "passthrough_bytes": 600,
+        "ahead_files": 3,
+        "mounts": [mount, {}],
+        "loading": loading,
+    }
 
 
 def cluster_tree() -> dict[str, Any]:
@@ -66,6 +72,7 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_tier_state", path="/c", state="normal") == 0
     assert value("worker_memory_bytes", kind="limit") == 1000
     assert value("worker_loading_files") == 7
+    assert value("worker_ahead_files_total") == 3
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
 
 

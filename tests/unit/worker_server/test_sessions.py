@@ -35,6 +35,7 @@ class FakeWorker:
         self.opening = asyncio.Event()
         self.cancelled = 0
         self.views = [TierView(0, self.pub_fds[0], True)]
+        self.loading = SimpleNamespace(capacity=lambda: 0)
         self.on_tiers: Callable[[], None] = lambda: None
 
     def tiers(self) -> list[TierView]:

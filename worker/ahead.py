@@ -1,0 +1,144 @@
+"""Brings small files before they are opened, while files are opened in order. Owned by the loop.
+
+Executes what `worker.state.filesahead` decides, for all clients of a node together. What is brought
+goes into the cache as a fill does that nobody waits for: as admission, quotas and the memory
+budget allow, and an open that comes before its end waits for the same fill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import SMALL_FILE_BYTES, NamespaceId, Origin
+from cachefs.core.services import MetadataService
+from worker.loading.cache import LoadingCache, Outlook
+from worker.parts import Tasks
+from worker.state.filesahead import MOST_FILES, FilesAhead, Run
+
+MOST_IN_FLIGHT: Final = 56  # of 64 threads: an open that nobody foresaw finds one
+MOST_UNREAD_BYTES: Final = 256 << 20
+UNREAD_SHARE: Final = 8  # at most one part in so many of the cache waits to be read
+AT_ONCE: Final = 16  # then other callbacks of the loop get their turn
+_HEX = slice(0, 32)  # of a content's name: its namespace
+_INO = slice(32, 48)
+
+
+class Ahead:
+    """`service` gives the namespace of an id. Raises nothing: what cannot be brought is not."""
+
+    def __init__(
+        self,
+        cache: LoadingCache,
+        service: Callable[[NamespaceId], MetadataService],
+        most_files: int = MOST_FILES,
+    ) -> None:
+        """`most_files`: of a run; 0: nothing is ever brought."""
+        self._cache = cache
+        self._service = service
+        self._most_files = most_files
+        self._states: dict[str, FilesAhead] = {}  # by namespace, as names begin
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self._in_flight = 0
+        self._is_called = False
+        self.files = 0  # brought so far
+
+    def opened(self, origin: Origin) -> None:
+        """A small file was opened of which not all was cached."""
+        if not self._most_files:
+            return
+        namespace = origin.content.namespace.hex()
+        state = self._states.get(namespace)
+        if state is None:
+            state = self._states[namespace] = FilesAhead(self._most_files)
+        state.opened(origin.content.ino, _directory(origin))
+        self._go_on()
+
+    def used(self, names: Sequence[str]) -> None:
+        """Clients opened these published files."""
+        for name in names:
+            state = self._states.get(name[_HEX])
+            if state is not None and len(state):
+                with contextlib.suppress(ValueError):  # it is no name
+                    state.used(int(name[_INO], 16))
+        self._go_on()
+
+    async def close(self) -> None:
+        """Nothing more is begun. Idempotent."""
+        self._is_called = True
+        self._states.clear()
+        await self._tasks.close()
+
+    # ---- bringing ----
+
+    def _go_on(self) -> None:
+        """Soon, and once for what happens at the same time."""
+        if not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self._bring)
+
+    def _bring(self) -> None:
+        self._is_called = False
+        most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
+        begun = 0
+        for namespace, state in self._states.items():
+            while self._in_flight < MOST_IN_FLIGHT and state.unread_bytes < most_bytes:
+                found = state.next()
+                if found is None:
+                    break
+                self._look(NamespaceId(bytes.fromhex(namespace)), state, *found)
+                begun += 1
+                if begun >= AT_ONCE:
+                    return self._go_on()
+
+    def _look(self, namespace: NamespaceId, state: FilesAhead, run: Run, ino: int) -> None:
+        try:
+            origin = self._service(namespace).locate_nowait(ino)
+        except CacheFSError:
+            return state.was_none(run)
+        if origin is not None:
+            return self._begin(state, run, origin)
+        self._in_flight += 1
+        self._tasks.start(self._ask(namespace, state, run, ino))
+
+    async def _ask(self, namespace: NamespaceId, state: FilesAhead, run: Run, ino: int) -> None:
+        """Of a file that this node has to ask its master about."""
+        try:
+            origin = await self._service(namespace).locate(ino)
+        except CacheFSError:
+            state.was_none(run)
+        else:
+            self._begin(state, run, origin)
+        finally:
+            self._in_flight -= 1
+            self._go_on()
+
+    def _begin(self, state: FilesAhead, run: Run, origin: Origin) -> None:
+        if _directory(origin) != run.directory:
+            return state.was_elsewhere(run, origin.content.ino)
+        if not 0 < origin.size <= SMALL_FILE_BYTES:
+            return state.was_none(run)
+        ended = functools.partial(self._ended, state, run)
+        outlook = self._cache.bring_ahead(origin, ended)
+        if outlook is Outlook.HERE:
+            return state.was_here(run)
+        if outlook is Outlook.REFUSED:
+            return state.drop(run)
+        state.begun(run, origin.content.ino, origin.size)
+        self._in_flight += 1
+        self.files += 1
+
+    def _ended(self, state: FilesAhead, run: Run, is_here: bool) -> None:
+        self._in_flight -= 1
+        if not is_here:
+            state.drop(run)
+        self._go_on()
+
+
+def _directory(origin: Origin) -> bytes:
+    return origin.path.rpartition(b"/")[0]

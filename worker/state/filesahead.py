@@ -1,0 +1,170 @@
+"""Which small files to bring before they are opened. Pure.
+
+A namespace numbers files in the order in which their source lists them. A program that goes through
+a directory by name (a first epoch that is not shuffled, `cp -r`, a scan) opens ascending numbers,
+more or less: several at once, a few left out. Such opens make a *run*. Once enough of a run's
+numbers were opened, the next ones of the same directory are brought, as many as twice what was
+opened of it lately: so what is brought in vain is bounded, by count and by bytes. Opens in a random
+order make no run, and bring nothing.
+
+Only what had to wait begins a run or lets one cross into another directory; opens of what is cached
+move a run on. Where file after file is cached already, the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+LEAST_OPENS: Final = 8  # of a run, before anything is brought for it
+REACH: Final = 64  # numbers: how far from a run's last open the next one may be
+MOST_FILES: Final = 256  # brought beyond a run's last open, where nothing else is said
+MOST_SPAN: Final = 512  # of a run's numbers that are looked back upon
+MOST_RUNS: Final = 64
+MOST_HERE: Final = 32  # in a row were cached already
+MOST_GAPS: Final = 64  # numbers in a row that are no small files
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Opens in ascending order. `count` of the numbers from `first` to `at` were opened; those
+    below `next` were brought, or need not be. `unread`: sizes of what was brought, by number, until
+    it is opened."""
+
+    first: int
+    at: int
+    directory: bytes
+    count: int = 1
+    next: int = 0
+    here: int = 0
+    gaps: int = 0
+    at_end: bool = False  # of the directory
+    unread: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_dense(self) -> bool:
+        return self.count >= LEAST_OPENS and 2 * self.count > self.at - self.first
+
+    def opened(self, ino: int) -> None:
+        self.at = max(self.at, ino)
+        span = self.at - self.first + 1
+        self.count = min(self.count + 1, span)
+        if span > MOST_SPAN:
+            self.first += span // 2
+            self.count -= self.count // 2
+
+    def next_ino(self, most_files: int) -> int:
+        """The number to bring now; 0: none."""
+        self.next = max(self.next, self.at + 1)
+        if self.at_end or self.next > self.at + min(most_files, 2 * self.count):
+            return 0
+        return self.next
+
+
+class FilesAhead:
+    """The runs of one namespace."""
+
+    def __init__(self, most_files: int = MOST_FILES) -> None:
+        self._most_files = most_files
+        self._runs: dict[int, Run] = {}  # by last open, in units of REACH; the latest used last
+        self._eager: dict[Run, None] = {}  # those for which more may be brought
+        self.unread_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def opened(self, ino: int, directory: bytes) -> None:
+        """A small file was opened and had to wait."""
+        run = self._find(ino)
+        if run is None:
+            return self._put(Run(ino, ino, directory))
+        if run.directory != directory:
+            run.directory, run.at_end = directory, False
+        run.here = 0
+        self._move_on(run, ino)
+
+    def used(self, ino: int) -> None:
+        """A cached file was opened."""
+        run = self._find(ino)
+        if run is not None:
+            self._move_on(run, ino)
+
+    def next(self) -> tuple[Run, int] | None:
+        """What to bring now: the number of a file, perhaps; one of the next four tells what came of
+        it."""
+        while self._eager:
+            run = next(iter(self._eager))
+            del self._eager[run]
+            ino = run.next_ino(self._most_files)
+            if ino:
+                self._eager[run] = None  # the others before it
+                run.next += 1
+                return run, ino
+        return None
+
+    def begun(self, run: Run, ino: int, size_bytes: int) -> None:
+        """It is being brought."""
+        run.here = run.gaps = 0
+        if ino > run.at and self._is_known(run):
+            run.unread[ino] = size_bytes
+            self.unread_bytes += size_bytes
+
+    def was_here(self, run: Run) -> None:
+        """It is cached, or somebody brings it."""
+        run.gaps = 0
+        run.here += 1
+        if run.here >= MOST_HERE:
+            self.drop(run)
+
+    def was_none(self, run: Run) -> None:
+        """It is no small file: one that is gone, a large one, a directory."""
+        run.gaps += 1
+        if run.gaps >= MOST_GAPS:
+            self.drop(run)
+
+    def was_elsewhere(self, run: Run, ino: int) -> None:
+        """It lies in another directory: not before somebody opens a file there."""
+        run.at_end = True
+        run.next = ino
+
+    def drop(self, run: Run) -> None:
+        """There is no room for it, or bringing fails. Idempotent."""
+        if self._is_known(run):
+            del self._runs[run.at // REACH]
+        self._eager.pop(run, None)
+        self.unread_bytes -= sum(run.unread.values())
+        run.unread.clear()
+
+    # ---- runs ----
+
+    def _find(self, ino: int) -> Run | None:
+        place = ino // REACH
+        runs = self._runs
+        return runs.get(place) or runs.get(place - 1) or runs.get(place + 1)
+
+    def _is_known(self, run: Run) -> bool:
+        return self._runs.get(run.at // REACH) is run
+
+    def _move_on(self, run: Run, ino: int) -> None:
+        del self._runs[run.at // REACH]
+        first = run.first
+        run.opened(ino)
+        self._read(run, ino)
+        if run.first != first:  # what readers left out they do not come back for
+            for left in [brought for brought in run.unread if brought < run.first]:
+                self._read(run, left)
+        self._put(run)
+        if run.is_dense:
+            self._eager[run] = None
+
+    def _read(self, run: Run, ino: int) -> None:
+        self.unread_bytes -= run.unread.pop(ino, 0)
+
+    def _put(self, run: Run) -> None:
+        """Two runs that meet are one; the one that was not used for longest gives way."""
+        other = self._runs.get(run.at // REACH)
+        if other is not None:
+            self.drop(other)
+        self._runs[run.at // REACH] = run
+        if len(self._runs) > MOST_RUNS:
+            self.drop(next(iter(self._runs.values())))
