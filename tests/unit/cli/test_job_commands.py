@@ -263,6 +263,20 @@ def test_what_a_job_waits_for_is_said_once_at_once(node: FakeNode, run: Run) -> 
     assert f"  now       {why}" in ok(run("jobs", "show", "7")).splitlines()
 
 
+def test_a_list_of_jobs_says_why_they_wait_and_why_they_ended(node: FakeNode, run: Run) -> None:
+    waits, failed = "waits: no worker owns blocks", "stopped before the rest was loaded"
+    node.jobs = {
+        n: [msgspec.structs.replace(shown(state, 1, message=message), job=n)]
+        for n, state, message in ((1, ENDED, ""), (2, JobState.FAILED, failed), (3, RUNS, waits))
+    }
+    lines = ok(run("jobs", "ls")).splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "3", "now:", "2", "why:", "1"]
+    assert lines[2] == f"     now: {waits}"
+    assert lines[4] == f"     why: {failed}"
+    rows = json.loads(ok(run("jobs", "ls", "--json")))
+    assert [row["message"] for row in rows] == [waits, failed, ""]
+
+
 # ---- jobs ----------------------------------------------------------------------------------------
 
 
