@@ -10,13 +10,18 @@ truncated. Blocking.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from worker.store import filesystem
 from worker.store.changes import DropFile
 from worker.store.tier import Tier
 from worker.store.writer import Writer
+
+LEASE_LOOKS: Final = 200  # whoever asks by a lease whether a file is in use holds it for moments
+LEASE_PAUSE_S: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -94,8 +99,10 @@ def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]
     """Removes the files from the tier, whoever has them open. Nothing is submitted for them any
     more. Raises OSError before anything was unlinked."""
     writer.write([])  # what was on its way is published by now: it is unpublished with the others
-    found = {name: _Found(tier, name) for name in names}
+    found: dict[str, _Found] = {}
     try:
+        for name in names:
+            found[name] = _Found(tier, name)
         writer.write([DropFile(bytes.fromhex(name)) for name in names])
     except OSError:
         for one in found.values():
@@ -109,7 +116,7 @@ class _Found:
 
     def __init__(self, tier: Tier, name: str) -> None:
         tier.unpublish(name)
-        self._fd = tier.open_file(name, os.O_RDONLY)
+        self._fd = _open(tier, name)
         record = tier.index.get(bytes.fromhex(name))
         self._recorded_bytes = record.allocated_bytes if record is not None else 0
 
@@ -128,3 +135,13 @@ class _Found:
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
+
+
+def _open(tier: Tier, name: str) -> int | None:
+    """A descriptor that keeps it; None when it is gone. Raises OSError."""
+    for _ in range(LEASE_LOOKS):
+        try:
+            return tier.open_file(name, os.O_RDONLY)
+        except BlockingIOError:
+            time.sleep(LEASE_PAUSE_S)
+    return tier.open_file(name, os.O_RDONLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -20,7 +21,7 @@ from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
 from worker.store.index import Change
 from worker.store.records import FileRecord
-from worker.store.removal import drop, evict
+from worker.store.removal import LEASE_LOOKS, drop, evict
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 
@@ -274,6 +275,30 @@ def test_a_lease_of_another_process_reads_as_absent(shelf: Shelf) -> None:
         assert shelf.published(name) is None
         assert evict(shelf.tier, shelf.writer, [name], SIZE, lambda: True).busy == [name]
         holder.kill()
+
+
+def test_a_drop_waits_for_who_asks_by_a_lease(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evictions and looks at what is left over hold one for moments."""
+    names = [shelf.put(number) for number in range(2)]
+    right, refusals = Tier.open_file, [names[1]] * 3
+
+    def open_file(tier: Tier, name: str, flags: int) -> int | None:
+        if refusals and refusals[-1] == name:
+            refusals.pop()
+            raise BlockingIOError(errno.EAGAIN, "under a lease")
+        return right(tier, name, flags)
+
+    monkeypatch.setattr(Tier, "open_file", open_file)
+    assert [one.fd for one in drop(shelf.tier, shelf.writer, names).values()] == [-1, -1]
+    kept = [shelf.put(number) for number in range(2)]
+    refusals += [kept[1]] * (LEASE_LOOKS + 1)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BlockingIOError):
+        drop(shelf.tier, shelf.writer, kept)
+    assert os.listdir("/proc/self/fd") == before
+    assert shelf.tier.index.totals().files == 2
 
 
 def test_scratch_files_have_no_name(shelf: Shelf) -> None:
