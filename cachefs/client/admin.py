@@ -21,6 +21,7 @@ from cachefs.client.http import UNIX, HttpClient
 from cachefs.core import admin as a
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
 from cachefs.core.jobs import JobSpec
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
@@ -295,14 +296,14 @@ class AdminClient:
         return m.JobReply(found.shown())
 
     def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> m.SyncReply:
-        body = a.NewSync(a.text_of(path), recursive, dry_run)
-        return self.send("POST", "/syncs", a.Sync, body).reply()
+        body = NewSync(a.text_of(path), recursive, dry_run)
+        return self.send("POST", "/syncs", Sync, body).reply()
 
     def sync(self, sync: int, after: int = 0, *, stop: bool = False) -> m.SyncReply:
         """`stop`: it is ended first."""
         if stop:
             self.delete(f"/syncs/{sync}")
-        return self.get(f"/syncs/{sync}", a.Sync, {"next": after or None}).reply()
+        return self.get(f"/syncs/{sync}", Sync, {"next": after or None}).reply()
 
 
 def _all_silent(pages: Sequence[a.Usage | a.Freed]) -> list[str]:

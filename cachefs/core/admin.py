@@ -1,7 +1,7 @@
 """The admin API: where it is, the bodies of requests and answers. Pure.
 
 JSON over HTTP below `API`; its page `OPENAPI_PATH` is made from these types and from the routes of
-the server. How paths are written: `cachefs.core.admin_paths`.
+the server. How paths are written: `cachefs.core.admin_paths`; syncs: `cachefs.core.admin_syncs`.
 
 Requests with fields that nobody knows are refused; clients pass over those of answers.
 """
@@ -20,7 +20,6 @@ from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.policies import Policy
-from cachefs.core.syncs import Change, ChangeKind, SyncShown
 
 API: Final = "/api/v1"
 OPENAPI_PATH: Final = f"{API}/openapi.json"
@@ -444,67 +443,3 @@ class FailedFile(Answer, frozen=True):
 class FailedFiles(Answer, frozen=True):
     items: list[FailedFile]
     next: str | None = None
-
-
-# ---- syncs ---------------------------------------------------------------------------------------
-
-
-class NewSync(Request, frozen=True):
-    """Compare a path (`recursive`: and all below it) with its origin now. `dry_run`: change
-    nothing."""
-
-    path: PathText
-    recursive: bool = False
-    dry_run: bool = False
-
-
-class ChangedName(Answer, frozen=True):
-    kind: ChangeKind
-    path: PathText
-    is_directory: bool = False
-
-
-class Sync(Answer, frozen=True):
-    """`state`: running, done, stopped, or failed with `message`. `changes`: from the place asked
-    for on; `next`: the place after them, null once there will be no more. `kept`: so many can be
-    asked for. `seq`: the position in the namespace's events after which it has happened."""
-
-    sync: int
-    state: str
-    path: PathText
-    recursive: bool = False
-    dry_run: bool = False
-    directories: int = 0
-    names: int = 0
-    added: int = 0
-    replaced: int = 0
-    gone: int = 0
-    errors: int = 0
-    elapsed_s: float = 0.0
-    message: str = ""
-    kept: int = 0
-    seq: int = 0
-    changes: list[ChangedName] = []
-    next: str | None = None
-
-    @classmethod
-    def of(cls, reply: m.SyncReply, after: int) -> Sync:
-        shown, changes = reply.sync, reply.changes
-        same = {name: getattr(shown, name) for name in _SAME_OF_SYNCS}
-        is_over = shown.state != "running" and not changes
-        return cls(
-            path=text_of(shown.path),
-            changes=[ChangedName(one.kind, text_of(one.path), one.is_directory) for one in changes],
-            next=None if is_over else str(after + len(changes)),
-            **same,
-        )
-
-    def reply(self) -> m.SyncReply:
-        same = {name: getattr(self, name) for name in _SAME_OF_SYNCS}
-        changes = [Change(one.kind, bytes_of(one.path), one.is_directory) for one in self.changes]
-        return m.SyncReply(SyncShown(path=bytes_of(self.path), **same), changes)
-
-
-_SAME_OF_SYNCS: Final = tuple(
-    name for name in Sync.__struct_fields__ if name not in ("path", "changes", "next")
-)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cachefs.core import admin as a
 from cachefs.core import messages as m
+from cachefs.core.admin_syncs import NewSync, Sync
 from master.server.admin.at import At, Reply, number
 
 
@@ -57,16 +58,16 @@ async def list_failures(at: At) -> a.FailedFiles:
 
 
 async def start_sync(at: At) -> Reply:
-    body: a.NewSync = at.body
+    body: NewSync = at.body
     call = m.StartSync(at.namespace, a.bytes_of(body.path), body.recursive, body.dry_run)
     found = await at.ask(call, m.SyncReply)
-    return Reply(a.Sync.of(found, 0), 201, location=f"{a.API}/syncs/{found.sync.sync}")
+    return Reply(Sync.of(found, 0), 201, location=f"{a.API}/syncs/{found.sync.sync}")
 
 
-async def show_sync(at: At) -> a.Sync:
+async def show_sync(at: At) -> Sync:
     after = number(at.query.next)
     found = await at.ask(m.GetSync(at.namespace, at.params.sync, after), m.SyncReply)
-    return a.Sync.of(found, after)
+    return Sync.of(found, after)
 
 
 async def stop_sync(at: At) -> Reply:

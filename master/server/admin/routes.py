@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.core import admin as a
+from cachefs.core.admin_syncs import NewSync, Sync
 from master.server.admin import cluster, files, jobs, policies, queries
 from master.server.admin.at import At
 
@@ -217,14 +218,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/syncs",
         "Compare a path with its origin now.",
         jobs.start_sync,
-        {201: a.Sync},
-        body=a.NewSync,
+        {201: Sync},
+        body=NewSync,
     ),
     _get(
         "/syncs/{sync}",
         "How far a sync is, and changes from a place in their list on.",
         jobs.show_sync,
-        a.Sync,
+        Sync,
         queries.Next_,
         queries.OfSync,
     ),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cachefs.core import admin as a
 from cachefs.core import messages as m
+from cachefs.core.admin_syncs import Sync
 from cachefs.core.errors import BadConfig
 from cachefs.core.jobs import JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.policies import Policy
@@ -50,8 +51,8 @@ def test_what_comes_back_from_the_api_is_what_the_master_said() -> None:
     assert a.FailedFile.of(failure).failure() == failure
     changes = [Change(ChangeKind.GONE, b"x/y\xfe", True)]
     reply = m.SyncReply(SyncShown(1, "running", b"x", names=2), changes)
-    assert a.Sync.of(reply, 4).reply() == reply
-    assert a.Sync.of(reply, 4).next == "5"
+    assert Sync.of(reply, 4).reply() == reply
+    assert Sync.of(reply, 4).next == "5"
     at = m.PoliciesAt(
         Policy(pin=True), {"pin": "/a"}, Policy(), [m.PolicySaid(b"b\xff", Policy(ttl_s=3.0))], 1
     )
@@ -60,8 +61,8 @@ def test_what_comes_back_from_the_api_is_what_the_master_said() -> None:
 
 def test_a_sync_that_has_ended_and_was_read_has_no_next() -> None:
     ended = SyncShown(1, "done", b"")
-    assert a.Sync.of(m.SyncReply(ended), 9).next is None
-    assert a.Sync.of(m.SyncReply(SyncShown(1, "running", b"")), 9).next == "9"
+    assert Sync.of(m.SyncReply(ended), 9).next is None
+    assert Sync.of(m.SyncReply(SyncShown(1, "running", b"")), 9).next == "9"
 
 
 def test_a_request_with_a_field_that_nobody_knows_is_refused() -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from cachefs.core import admin as a
+from cachefs.core.admin_syncs import Sync
 from cachefs.core.jobs import JobShown, JobSpec
 from cachefs.core.syncs import SyncShown
 from master.server.admin import openapi
@@ -46,5 +47,5 @@ def test_jobs_and_syncs_show_all_that_there_is() -> None:
     """A field that is added to what a master knows of a job is added to the API, too."""
     assert {*a.Job.__struct_fields__} - {"settings"} == {*JobShown.__struct_fields__} - {"spec"}
     assert {*a.JobSettings.__struct_fields__} == {*JobSpec.__struct_fields__} - {"paths"}
-    ours = {*a.Sync.__struct_fields__} - {"changes", "next"}
+    ours = {*Sync.__struct_fields__} - {"changes", "next"}
     assert ours == {*SyncShown.__struct_fields__}
