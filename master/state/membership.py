@@ -11,9 +11,8 @@ lost, and their blocks stay theirs until one is heard and the others are not.
 The members of a view are the serving workers with a weight. A change of who owns what is the next
 epoch; its `before` are the members of the last settled epoch that still live, until every worker
 that has blocks to move says `settled`. `View.version` rises at every change of the view, also when
-only a URL or `before` changed. Times are monotonic seconds.
-
-    MEMBERS      b"members"   -> msgpack map `Record`
+only a URL or `before` changed. Times are monotonic seconds. What is kept of it:
+`master.state.memberrecord`.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from cachefs.core.cluster import (
 from cachefs.core.errors import BadConfig, InUse, NotFound, ProtocolError, Throttled
 from cachefs.core.messages import Done
 from cachefs.core.placement import Member, View
+from master.state.memberrecord import Kept, Record
 
 TICK_S: Final = 1.0
 ABSENT_AFTER_S: Final = 3.0  # a tick that late: this process stood still, nobody else was silent
@@ -47,7 +47,6 @@ MAX_WORKERS: Final = 10_000
 MOST_BETWEEN: Final = 3  # see `View.between`
 MOST_TEXT: Final = 300
 MOST_AHEAD: Final = 1 << 40  # epochs, of a worker that knows a later state of the store
-RECORD_KEY: Final = b"members"
 
 
 class State(enum.StrEnum):
@@ -74,49 +73,6 @@ class Outcome(msgspec.Struct, frozen=True):
     save: bool = False
     changed: bool = False
     notes: tuple[str, ...] = ()
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """A worker in the record."""
-
-    id: str
-    url: str
-    weight: float
-    host: str = ""
-    capacity_bytes: int = 0
-    version: str = ""
-    draining: bool = False
-    lost: bool = False
-    drained_from: int = 0
-
-
-class Record(msgspec.Struct, frozen=True):
-    """What outlives the master: owning workers, epoch, and the members of the last settled one."""
-
-    epoch: int = 0
-    version: int = 0
-    settled: tuple[Member, ...] = ()
-    workers: tuple[Kept, ...] = ()
-    between: tuple[tuple[Member, ...], ...] = ()  # see `View.between`
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Record)
-
-
-def encode_record(record: Record) -> bytes:
-    return _encoder.encode(record)
-
-
-def decode_record(value: bytes) -> Record:
-    """Raises BadConfig."""
-    try:
-        return _decoder.decode(value)
-    except msgspec.DecodeError as err:
-        raise BadConfig(
-            f"the record of the workers is damaged: {err}",
-            remedy="remove the master's store: workers and names are found again",
-        ) from err
 
 
 class _Worker:

@@ -8,14 +8,12 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Done
 from cachefs.core.placement import View
+from master.state.memberrecord import Record, decode_record, encode_record
 from master.state.membership import (
     TICK_S,
     Membership,
     Outcome,
-    Record,
     Tick,
-    decode_record,
-    encode_record,
 )
 from tests.simulator.network import Done as Reply
 from tests.simulator.network import Network

@@ -20,6 +20,7 @@ from cachefs.core.cluster import (
 )
 from cachefs.core.errors import BadConfig, CacheFSError, InUse, NotFound, ProtocolError
 from cachefs.core.placement import Member, View
+from master.state.memberrecord import decode_record, encode_record
 from master.state.membership import (
     ABSENT_AFTER_S,
     FORGET_LOST_S,
@@ -27,8 +28,6 @@ from master.state.membership import (
     Membership,
     Outcome,
     Tick,
-    decode_record,
-    encode_record,
 )
 
 
