@@ -26,6 +26,7 @@ from worker.fill import Filler
 from worker.housekeeping import Housekeeping
 from worker.inside import Inside
 from worker.leftovers import Leftovers
+from worker.listeners import Listeners
 from worker.loading.tier import TierLoading
 from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
@@ -38,7 +39,6 @@ from worker.source import ConnectorFor, OriginSource, Source
 from worker.space import Space
 from worker.state.accounting import Ledger, allocation
 from worker.state.memory import MemoryBudget, budget
-from worker.state.pages import page_count, range_bytes
 from worker.state.quotas import Charges
 from worker.status import status
 from worker.store.tier import Tier
@@ -81,8 +81,8 @@ class Worker:
         parts.filled = self.expirer.filled
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
-        self._listeners: dict[bytes, list[Callable[[int], None]]] = {}
-        self._filler.on_bytes = self._heard
+        self._listeners = Listeners()
+        self._filler.on_bytes = self._listeners.heard
         self._closed = False
 
     @classmethod
@@ -374,11 +374,10 @@ class Worker:
                 on_bytes(size)
 
         entry = await self._catalog.open(origin, key)
-        self._listeners.setdefault(key, []).append(heard)
         try:
-            await self._provider.whole(entry)
+            with self._listeners.hearing(key, heard):
+                await self._provider.whole(entry)
         finally:
-            self._stop_listening(key, heard)
             self._catalog.leave(entry)
         return FetchResult(origin.size, fetched[0])
 
@@ -393,16 +392,6 @@ class Worker:
         if fd is not None:
             self._parts.close(fd)
 
-    def _heard(self, entry: Entry, size: int) -> None:
-        for listener in self._listeners.get(entry.key, ()):
-            listener(size)
-
-    def _stop_listening(self, key: bytes, listener: Callable[[int], None]) -> None:
-        listeners = self._listeners[key]
-        listeners.remove(listener)
-        if not listeners:
-            del self._listeners[key]
-
     async def cached_bytes(self, content: ContentId) -> int:
         """How many of a file's bytes are cached; 0 while the disk does not answer."""
         key = content.key
@@ -412,20 +401,10 @@ class Worker:
         if self._catalog.is_absent(key):
             return 0
         try:
-            return await self._parts.ask_disk(self._recorded_bytes, key)
+            return await self._parts.ask_disk(self._parts.tier.index.recorded_bytes, key)
         except OSError as err:
             self._catalog.disk_fault(err)
             return 0
-
-    def _recorded_bytes(self, key: bytes) -> int:
-        """In a thread."""
-        index = self._parts.tier.index
-        record = index.get(key)
-        if record is None or record.complete:
-            return record.size if record is not None else 0
-        bits, last = index.bits(key, record.size), page_count(record.size) - 1
-        short = PAGE_BYTES - range_bytes(record.size, last, last + 1)
-        return bits.bit_count() * PAGE_BYTES - (short if bits >> last & 1 else 0)
 
     async def free(self, contents: Iterable[ContentId]) -> FreedCounts:
         """Drops the cached bytes of these files. Those that are open read on from unlinked files

@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 import lmdb
 import msgspec
 
-from worker.state.pages import page_count
+from cachefs.core.model import PAGE_BYTES
+from worker.state.pages import page_count, range_bytes
 from worker.store.records import (
     BLOCK_PAGES,
     FORMAT,
@@ -212,6 +213,15 @@ class Index:
         for number, block in self._blocks(key, size_bytes):
             found |= block.bits << number * BLOCK_PAGES
         return found
+
+    def recorded_bytes(self, key: bytes) -> int:
+        """How many bytes of a content are recorded as cached."""
+        record = self.get(key)
+        if record is None or record.complete:
+            return record.size if record is not None else 0
+        bits, last = self.bits(key, record.size), page_count(record.size) - 1
+        short = PAGE_BYTES - range_bytes(record.size, last, last + 1)
+        return bits.bit_count() * PAGE_BYTES - (short if bits >> last & 1 else 0)
 
     def _blocks(self, key: bytes, size_bytes: int) -> Iterator[tuple[int, BlockRecord]]:
         with self._reading() as txn, txn.cursor(self.pages) as cursor:
