@@ -9,14 +9,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import struct
 from typing import Final
 
 from cachefs.fuse.kernel import codec
 
+LINGER_MS: Final = 1
 _BACKING_OPEN: Final = 0x4010E501
 _BACKING_CLOSE: Final = 0x4004E502
-_ID: Final = struct.Struct("<I")
+_pack_id: Final = struct.Struct("<I").pack
+_pack_backing: Final = codec.BACKING_MAP.pack_into
+_ioctl, _readv, _write = fcntl.ioctl, os.readv, os.write
 _GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.EPERM))  # unmounted, aborted
 _NOT_REGISTERED: Final = frozenset(
     (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY)  # or no passthrough
@@ -35,13 +39,16 @@ class Device:
         self.fd = fd
         self.buffer = bytearray(buffer_bytes)
         self._iov = [self.buffer]
+        self._backing = bytearray(codec.BACKING_MAP.size)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
 
     def read(self) -> int:
         """The size of the next request, which is in `buffer`; 0 when there is none now. Raises
         Unmounted."""
         while True:
             try:
-                return os.readv(self.fd, self._iov)
+                return _readv(self.fd, self._iov)
             except BlockingIOError:
                 return 0
             except OSError as err:
@@ -50,10 +57,14 @@ class Device:
                 if err.errno not in _NOT_NOW:
                     raise
 
+    def linger(self) -> bool:
+        """Is there a request within `LINGER_MS`? Blocks for that long."""
+        return bool(self._poll.poll(LINGER_MS))
+
     def write(self, reply: bytes) -> bool:
         """Sends a reply; False when nobody waits for it any more."""
         try:
-            os.write(self.fd, reply)
+            _write(self.fd, reply)
         except OSError as err:
             return self._unwanted(err)
         return True
@@ -79,14 +90,14 @@ class Device:
     def open_backing(self, fd: int) -> int:
         """The id (> 0) by which the kernel reads the file of `fd`, which may be closed then. Raises
         OSError: EPERM (no CAP_SYS_ADMIN), ELOOP (stacked too deep), EINVAL, EOPNOTSUPP."""
-        argument = bytearray(codec.BACKING_MAP.pack(fd, 0, 0))
-        backing_id: int = fcntl.ioctl(self.fd, _BACKING_OPEN, argument)
+        _pack_backing(self._backing, 0, fd, 0, 0)
+        backing_id: int = _ioctl(self.fd, _BACKING_OPEN, self._backing)
         return backing_id
 
     def close_backing(self, backing_id: int) -> None:
         """Gives an id back; one that is not registered is no error."""
         try:
-            fcntl.ioctl(self.fd, _BACKING_CLOSE, _ID.pack(backing_id))
+            _ioctl(self.fd, _BACKING_CLOSE, _pack_id(backing_id))
         except OSError as err:
             if err.errno not in _NOT_REGISTERED:
                 raise
