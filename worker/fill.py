@@ -110,9 +110,10 @@ class Filler:
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts
-        if piece.ended is not None and piece.end - piece.first > 1:
-            return parts.loaders
-        return parts.askers if piece.purpose is Purpose.READ else parts.fetchers
+        if piece.purpose is Purpose.READ:
+            return parts.askers
+        is_large = piece.end - piece.first > 1
+        return parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
 
     def _begun(
         self,

@@ -170,7 +170,7 @@ class Parts:
     wake: Wake
     fetchers: Threads  # bring what this node owns, and serves: they wait for no peer's fills
     askers: Threads  # bring what peers own
-    loaders: Threads  # bring large files for load jobs: they move bytes, and run little Python
+    loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
     disk: Threads
     metadata: Callable[[NamespaceId], MetadataService]
     source: Source

@@ -133,6 +133,11 @@ class Threads:
         self._kept += 1
         thread.start()
 
+    @property
+    def has_room(self) -> bool:
+        """Would a call begin at once? The loop's alone."""
+        return self._waiting < self._most
+
     def calls(self) -> list[Hashable]:
         """What is under way now, each call by a name that no other has."""
         return [*self._running.copy()]

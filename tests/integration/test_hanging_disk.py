@@ -204,7 +204,7 @@ def test_a_worker_ends_while_the_disk_hangs(disk: HangingDisk) -> None:
 
     run(script())
     disk.go_on()
-    names = ("disk-", "fetch-", "index-writer", "probe-")
+    names = ("disk-", "fetch-", "load-", "index-writer", "probe-")
     wait_until(
         lambda: not any(thread.name.startswith(names) for thread in threading.enumerate()),
         "threads that were stuck end",

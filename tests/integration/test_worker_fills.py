@@ -22,7 +22,7 @@ from cachefs.core.errors import (
     Unavailable,
     Unreachable,
 )
-from cachefs.core.model import PAGE_BYTES
+from cachefs.core.model import PAGE_BYTES, Origin
 from tests.unit.worker.rig import (
     LIMIT_S,
     MIB,
@@ -35,11 +35,64 @@ from tests.unit.worker.rig import (
     until,
 )
 from worker import segments, space
+from worker.source import OriginSource, Purpose, SourceBody
 from worker.store.removal import evict
 from worker.store.tier import Tier
 from worker.worker import Worker
 
 SMALL = 110 << 10
+
+
+class ByThread:
+    """The origin, and by which threads it was read: the size of each request."""
+
+    def __init__(self, rig: Rig, gate: threading.Event | None = None) -> None:
+        self.sizes: dict[str, list[int]] = {"load": [], "fetch": []}
+        self._origin = OriginSource(lambda ns, key: rig.origin)
+        self._gate = gate
+
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        return None
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        self.sizes[threading.current_thread().name.partition("-")[0]].append(size)
+        if self._gate is not None:
+            assert self._gate.wait(LIMIT_S)
+        return self._origin.read(origin, offset, size, purpose)
+
+
+def test_large_requests_have_threads_of_their_own(tmp_path: Path) -> None:
+    """Those run little Python, and are not kept on the CPU of those that do."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 300 * MIB)
+        inos = [rig.put(1, SMALL), rig.put(2, 20 * MIB)]
+        source = ByThread(rig)
+        async with rig.worker(source) as worker:
+            for ino in inos:
+                assert await read(worker, ino) == rig.data[ino]
+        assert source.sizes["fetch"].count(SMALL) == 1
+        assert all(size <= MIB for size in source.sizes["fetch"])
+        assert max(source.sizes["load"]) > MIB
+
+    run(script())
+
+
+def test_large_requests_go_to_the_other_threads_when_theirs_are_taken(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 300 * MIB, fetch_threads=1)
+        inos = [rig.put(n, 4 * MIB) for n in (1, 2)]
+        gate = threading.Event()
+        source = ByThread(rig, gate)
+        async with rig.worker(source) as worker:
+            reads = [asyncio.ensure_future(read(worker, ino)) for ino in inos]
+            await until(lambda: all(source.sizes.values()))
+            gate.set()
+            assert await asyncio.gather(*reads) == [rig.data[ino] for ino in inos]
+
+    run(script())
 
 
 def test_every_byte_comes_once_and_right(tmp_path: Path) -> None:

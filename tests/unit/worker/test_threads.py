@@ -63,3 +63,23 @@ def test_nobody_waits_for_a_call_that_comes_after_the_end(calls_before: int) -> 
             await asyncio.wait_for(pool.run(lambda: "done"), 5.0)
 
     asyncio.run(script())
+
+
+def test_there_is_room_while_a_thread_is_left() -> None:
+    async def script() -> None:
+        pool = Threads("test", 2, Wake(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        try:
+            calls = []
+            for _ in range(2):
+                assert pool.has_room
+                calls.append(pool.run(go_on.wait, 5.0))
+            assert not pool.has_room
+            go_on.set()
+            await asyncio.gather(*calls)
+            assert pool.has_room
+        finally:
+            go_on.set()
+            assert pool.close(5.0)
+
+    asyncio.run(script())
