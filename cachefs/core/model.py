@@ -89,6 +89,11 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """36 bytes: what the name says."""
         return _CONTENT.pack(self.namespace, self.ino, self.version, self.nonce)
 
+    @staticmethod
+    def name_of(namespace: NamespaceId, inode: Inode) -> str:
+        """`of(namespace, inode).name`, for whoever makes many."""
+        return _CONTENT.pack(namespace, inode.ino, inode.version, inode.nonce).hex()
+
     @property
     def name(self) -> str:
         """72 hex digits: the name of the cache file and of its published link."""

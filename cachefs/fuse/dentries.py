@@ -44,7 +44,7 @@ class MetadataCache:
     def inode(self, ino: int) -> Inode | None:
         """What `ino` is, whether or not it is still current."""
         known = self._inodes.get(ino)
-        return _decode_inode(known.record) if known is not None else None
+        return _decode_inode(known[0]) if known is not None else None
 
     def current(self, ino: int, now: float) -> tuple[Inode, float] | None:
         """The inode and for how many seconds more it is current; None when it must be asked."""

@@ -56,7 +56,7 @@ class Files:
     def open_published(self, inode: Inode) -> tuple[int, int, int] | None:
         """(descriptor, which the caller closes, st_dev, tier) of a file that is complete here; else
         None. Raises OSError when no descriptor is left."""
-        name = ContentId.of(self.namespace, inode).name
+        name = ContentId.name_of(self.namespace, inode)
         opened = self._published.open(self._node.caller.published.dirs, name, inode.size)
         if opened is not None:
             self._note_use(name)

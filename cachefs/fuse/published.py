@@ -40,6 +40,10 @@ class Way(enum.Enum):
     NEVER = enum.auto()  # anything else may ask somebody who does not answer
 
 
+_open, _fstat = os.open, os.fstat
+_MEMORY, _NEVER = Way.MEMORY, Way.NEVER
+
+
 class Published:
     """The `pub/` directories of the node's tiers, by whatever descriptors they have at the
     moment."""
@@ -85,12 +89,18 @@ class Published:
                 continue
             known = self._ways.get(tier)
             way = known[1] if known and known[0] is directory else self.way(directory)
-            if way is Way.NEVER:
-                continue
-            fd = (_open if way is Way.MEMORY else _open_cached)(directory.fd, name)
-            if fd < 0:
-                continue
-            info = os.fstat(fd)
+            if way is _MEMORY:
+                try:
+                    fd = _open(name, _FLAGS, dir_fd=directory.fd)
+                except OSError as err:
+                    if err.errno in _ABSENT:
+                        continue
+                    raise
+            else:
+                fd = -1 if way is _NEVER else _open_cached(directory.fd, name)
+                if fd < 0:
+                    continue
+            info = _fstat(fd)
             if info.st_nlink >= 2 and info.st_size == size:
                 return fd, info.st_dev, tier
             os.close(fd)  # unpublished between openat and now, or not what its name says
@@ -104,18 +114,9 @@ def way_of(kind: str) -> Way:
     return Way.CACHED if kind in LOCAL else Way.NEVER
 
 
-def _open(dir_fd: int, name: str) -> int:
-    try:
-        return os.open(name, _FLAGS, dir_fd=dir_fd)
-    except OSError as err:
-        if err.errno in _ABSENT:
-            return -1
-        raise
-
-
 def _open_cached(dir_fd: int, name: str) -> int:
-    """As `_open`, -1 also when the kernel would have to read a directory from the disk (or is too
-    old to promise that it does not)."""
+    """A descriptor, -1 where the file is absent, and when the kernel would have to read a directory
+    from the disk (or is too old to promise that it does not)."""
     fd: int = _syscall(_OPENAT2, dir_fd, name.encode(), _HOW, len(_HOW))
     if fd >= 0:
         return fd

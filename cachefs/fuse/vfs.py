@@ -65,6 +65,7 @@ OPEN_STALE_S: Final = 3600.0
 MAX_PAGES_PER_SEEK: Final = 1 << 16
 MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_FILE: Final = Kind.FILE
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
 
 Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
@@ -205,7 +206,7 @@ class Vfs:
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
             return MUST_WAIT
-        if not inode.size or inode.kind is not Kind.FILE:
+        if not inode.size or inode.kind is not _FILE:
             return None
         opened = self._files.open_published(inode)
         if opened is None:

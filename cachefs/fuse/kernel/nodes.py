@@ -10,6 +10,7 @@ A nodeid that nothing has open may take any mode again: an ino's bytes never cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from cachefs.core.generations import Generations
@@ -25,11 +26,11 @@ class Node:
 
     __slots__ = ("backing_id", "handles", "mode", "moved", "tier")
 
-    def __init__(self, mode: Mode, backing_id: int, tier: int) -> None:
+    def __init__(self, fh: int, mode: Mode, backing_id: int, tier: int) -> None:
         self.mode = mode
         self.backing_id = backing_id
         self.tier = tier
-        self.handles: set[int] = set()
+        self.handles = {fh}
         self.moved = False
 
 
@@ -38,7 +39,8 @@ class Nodes:
 
     def __init__(self) -> None:
         self._open: dict[int, Node] = {}
-        self._open_inos: dict[int, int] = {}  # ino -> nodeids of it that are open
+        self._open_moved: dict[int, int] = {}  # ino -> nodeids of it that are open, but its first
+        self.get: Callable[[int], Node | None] = self._open.get  # the node, when it is open
         self._current: Generations[int, int] = Generations(MAX_MOVED)  # ino -> nodeid
 
     def __len__(self) -> int:
@@ -49,22 +51,21 @@ class Nodes:
         """The nodeid that names lead to."""
         return self._current.get(ino) or ino
 
-    def get(self, nodeid: int) -> Node | None:
-        """The node, when it is open."""
-        return self._open.get(nodeid)
-
     def is_open(self, ino: int) -> bool:
         """Is any incarnation open?"""
-        return ino in self._open_inos
+        return ino in self._open or ino in self._open_moved
 
     def open(self, nodeid: int, fh: int, mode: Mode, backing_id: int, tier: int = -1) -> None:
         """Another handle on a nodeid. Mode and backing id must be those of the others."""
         node = self._open.get(nodeid)
         if node is None:
-            node = self._open[nodeid] = Node(mode, backing_id, tier)
-            ino = nodeid & MAX_INO
-            self._open_inos[ino] = self._open_inos.get(ino, 0) + 1
-        assert (node.mode, node.backing_id) == (mode, backing_id), "one mode, one backing file"
+            self._open[nodeid] = Node(fh, mode, backing_id, tier)
+            if nodeid > MAX_INO:
+                ino = nodeid & MAX_INO
+                self._open_moved[ino] = self._open_moved.get(ino, 0) + 1
+            return
+        assert node.mode is mode, "one mode"
+        assert node.backing_id == backing_id, "one backing file"
         node.handles.add(fh)
 
     def release(self, nodeid: int, fh: int) -> Node | None:
@@ -77,10 +78,11 @@ class Nodes:
         if node.handles:
             return None
         del self._open[nodeid]
-        ino = nodeid & MAX_INO
-        self._open_inos[ino] -= 1
-        if not self._open_inos[ino]:
-            del self._open_inos[ino]
+        if nodeid > MAX_INO:
+            ino = nodeid & MAX_INO
+            self._open_moved[ino] -= 1
+            if not self._open_moved[ino]:
+                del self._open_moved[ino]
         return node
 
     def move_on(self, nodeid: int) -> bool:
@@ -117,7 +119,8 @@ class Nodes:
     def check_invariants(self) -> None:
         counts: dict[int, int] = {}
         for nodeid, node in self._open.items():
-            counts[nodeid & MAX_INO] = counts.get(nodeid & MAX_INO, 0) + 1
+            if nodeid > MAX_INO:
+                counts[nodeid & MAX_INO] = counts.get(nodeid & MAX_INO, 0) + 1
             assert node.handles
             assert (node.mode is Mode.PASSTHROUGH) == (node.backing_id > 0)
-        assert counts == self._open_inos
+        assert counts == self._open_moved

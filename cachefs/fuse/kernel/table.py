@@ -31,6 +31,7 @@ _USED_AT: Final = 20
 _LAST_ID_AT: Final = 24
 _FIRST_SLOT_AT: Final = 4096
 _SLOT: Final = struct.Struct("<QQQiBxxB")
+_SLOT_BYTES: Final = _SLOT.size
 _ID_AT: Final = 24
 _STATE_AT: Final = _SLOT.size - 1
 _FREE, _TAKEN, _CLOSING = 0, 1, 2
@@ -66,11 +67,12 @@ class TakeoverTable:
         self._map = mmap.mmap(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
         self._words = memoryview(self._map).cast("I")
         self._used: int = used
-        self._numbers: dict[int, int] = {}  # fh -> number of its slot
-        self._free: list[int] = []
-        self._closing: list[tuple[int, int]] = []  # (slot number, backing id)
+        self._places: dict[int, int] = {}  # fh -> where its slot starts
+        self._free: list[int] = []  # where slots start
+        self._closing: list[tuple[int, int]] = []  # (where its slot starts, backing id)
         for number in range(used):
-            self._adopt(number, *self._read(number))
+            place = _FIRST_SLOT_AT + number * _SLOT_BYTES
+            self._adopt(place, *self._read(place))
 
     @classmethod
     def create(cls) -> TakeoverTable:
@@ -86,52 +88,52 @@ class TakeoverTable:
         return fd
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._places)
 
     def __contains__(self, fh: int) -> bool:
-        return fh in self._numbers
+        return fh in self._places
 
     def slots(self) -> Iterator[Slot]:
         """Every open handle."""
-        for number in list(self._numbers.values()):
-            yield self._read(number)[0]
+        for place in list(self._places.values()):
+            yield self._read(place)[0]
 
     def add(self, fh: int, nodeid: int, size: int, mode: Mode) -> None:
         """Takes a slot, without a backing id yet. An `fh` that is there is replaced (the request
         that made it came again). Raises TooManyOpenFiles."""
-        number = self._numbers.get(fh)
-        if number is None:
-            number = self._take()
-            self._numbers[fh] = number
+        place = self._places.get(fh)
+        if place is None:
+            place = self._free.pop() if self._free else self._take_new()
+            self._places[fh] = place
         else:
-            self._map[self._at(number) + _STATE_AT] = _FREE
-        _SLOT.pack_into(self._map, self._at(number), fh, nodeid, size, 0, mode, _TAKEN)
+            self._map[place + _STATE_AT] = _FREE
+        _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
         """The kernel reads the handle's file by this id, which was registered just now (`is_new`)
         or is that of another handle on the same nodeid."""
-        self._words[(self._at(self._numbers[fh]) + _ID_AT) // _WORD_BYTES] = backing_id
+        self._words[(self._places[fh] + _ID_AT) // _WORD_BYTES] = backing_id
         if is_new:
             self._words[_LAST_ID_AT // _WORD_BYTES] = backing_id
 
     def closing(self, fh: int) -> None:
         """The handle is released and its backing id is about to be given back."""
-        self._map[self._at(self._numbers[fh]) + _STATE_AT] = _CLOSING
+        self._map[self._places[fh] + _STATE_AT] = _CLOSING
 
     def remove(self, fh: int) -> None:
         """Frees the slot of a handle; one that is not there is no error: its release came again."""
-        number = self._numbers.pop(fh, None)
-        if number is not None:
-            self._map[self._at(number) + _STATE_AT] = _FREE
-            self._free.append(number)
+        place = self._places.pop(fh, None)
+        if place is not None:
+            self._map[place + _STATE_AT] = _FREE
+            self._free.append(place)
 
     def take_closing(self) -> list[int]:
         """The backing ids that a predecessor was giving back when it died; their slots are free
         from now on."""
         found, self._closing = self._closing, []
-        for number, _ in found:
-            self._map[self._at(number) + _STATE_AT] = _FREE
-            self._free.append(number)
+        for place, _ in found:
+            self._map[place + _STATE_AT] = _FREE
+            self._free.append(place)
         return [backing_id for _, backing_id in found]
 
     @property
@@ -147,28 +149,23 @@ class TakeoverTable:
             os.close(self.fd)
         self.fd = -1
 
-    def _take(self) -> int:
-        if self._free:
-            return self._free.pop()
+    def _take_new(self) -> int:
+        """Where a slot starts that was never used."""
         if self._used >= SLOTS:
             raise TooManyOpenFiles(f"{SLOTS} files are open on this mount")
         self._used += 1
         self._words[_USED_AT // _WORD_BYTES] = self._used
-        return self._used - 1
+        return _FIRST_SLOT_AT + (self._used - 1) * _SLOT_BYTES
 
-    def _read(self, number: int) -> tuple[Slot, int]:
+    def _read(self, place: int) -> tuple[Slot, int]:
         """A slot and its state."""
-        fields = _SLOT.unpack_from(self._map, self._at(number))
+        fields = _SLOT.unpack_from(self._map, place)
         return Slot(*fields[:5]), fields[5]
 
-    def _adopt(self, number: int, slot: Slot, state: int) -> None:
+    def _adopt(self, place: int, slot: Slot, state: int) -> None:
         if state == _TAKEN:
-            self._numbers[slot.fh] = number
+            self._places[slot.fh] = place
         elif state == _CLOSING:
-            self._closing.append((number, slot.backing_id))
+            self._closing.append((place, slot.backing_id))
         else:
-            self._free.append(number)
-
-    @staticmethod
-    def _at(number: int) -> int:
-        return _FIRST_SLOT_AT + number * _SLOT.size
+            self._free.append(place)
