@@ -1,5 +1,5 @@
 """The file systems that benches compare, each mounted as its users do: ours by its command line,
-rclone's `mount2`, a bare pyfuse3 loop-back server. Every mount is gone when its block ends."""
+rclone's `mount2`, bare servers on pyfuse3 and on /dev/fuse. A mount is gone when its block ends."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.services.processes import NotInTime, is_running, wait_until
 CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
 LOG_TAIL = 1200
+BARE_KERNEL = "bare /dev/fuse"
 ROLES = {
     b"cachefs.fuse.client": "client",
     b"cachefs.fuse.supervisor": "supervisor",
@@ -275,4 +276,13 @@ def bare_pyfuse3(root: Path, folder: Path) -> Iterator[Mounted]:
     path = root / "mnt-bare"
     command = [sys.executable, "-m", "bench.bare_pyfuse3", str(folder), str(path)]
     with _foreground("bare pyfuse3", command, path) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def bare_kernel(root: Path, folder: Path) -> Iterator[Mounted]:
+    """The passthrough server of `bench/bare_kernel.py` over a local folder."""
+    path = root / "mnt-bare-kernel"
+    command = [sys.executable, "-m", "bench.bare_kernel", str(folder), str(path)]
+    with _foreground(BARE_KERNEL, command, path) as peer:
         yield peer

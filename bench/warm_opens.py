@@ -2,8 +2,10 @@
 names dropped before, >= 0.5 x with names kept; <= 35 us of the client's CPU per open and release;
 16 processes are not slower than 4.
 
-Native tmpfs and rclone's mount2 stand beside; passes of all take turns, ratios are taken within a
-turn. Every byte was compared with its checksum before the clock started.
+Native tmpfs, rclone's mount2 and a bare server stand beside. The last is plain Python on /dev/fuse
+that answers what these reads ask, checks nothing and keeps every file registered for ever
+(`bench/bare_kernel.py`): about the most that one thread of Python can do. Passes of all take turns,
+ratios are taken within a turn. Every byte was compared with its checksum before the clock started.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from itertools import product
 
 from bench.datasets import SMALL_BYTES
 from bench.harness import Lab, Pass, main, median, median_rate, middle
-from bench.mounts import Mounted
+from bench.mounts import BARE_KERNEL, Mounted, bare_kernel
 from bench.report import Result
 
 READERS, MANY = 4, 16
@@ -35,6 +37,7 @@ def run(lab: Lab, result: Result) -> None:
             stack.enter_context(lab.ours(data.url, "--transport", "kernel", url=url)).only(
                 "client"
             ),
+            stack.enter_context(bare_kernel(lab.root, data.folder)),
             stack.enter_context(lab.rclone(data, url)),
         ]
         for mount in mounts:
@@ -50,6 +53,7 @@ def run(lab: Lab, result: Result) -> None:
                 done = lab.read(mount, data, readers=readers, **how)
                 passes[f"kept, {readers}", mount.name].append(done)
     show(result, passes, len(data.names), turns)
+    compare(result, passes)
     judge(result, passes)
 
 
@@ -63,6 +67,21 @@ def show(result: Result, passes: Passes, count: int, turns: int) -> None:
         kept = [median_rate(passes[f"kept, {readers}", who]) for readers in (READERS, MANY)]
         cells = [(one.files_per_s, one.cpu_us_per_file) for one in (dropped, *kept)]
         table.add(who, *(cell for pair in cells for cell in pair))
+
+
+def compare(result: Result, passes: Passes) -> None:
+    """What ours and the bare server get of native, and ours of the bare server."""
+    columns = ("who", "names dropped", "kept", f"kept, {MANY} processes")
+    table = result.table("Files/s in the same turn, medians of the ratios", *columns)
+    for who, base in (("cachefs", NATIVE), (BARE_KERNEL, NATIVE), ("cachefs", BARE_KERNEL)):
+        ratios = [
+            middle(
+                one.files_per_s / other.files_per_s
+                for one, other in zip(passes[what, who], passes[what, base], strict=True)
+            )
+            for what in ("dropped", f"kept, {READERS}", f"kept, {MANY}")
+        ]
+        table.add(f"{who}, of {base}", *ratios)
 
 
 def judge(result: Result, passes: Passes) -> None:
