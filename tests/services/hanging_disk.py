@@ -5,7 +5,7 @@
         disk.hang()  # every request waits from now on
         disk.go_on()
 
-Whoever is inside a request meanwhile waits; killed at the end, it gives ENOTCONN to all of them.
+Whoever is inside a request meanwhile waits; at the end it goes on first, and is killed then.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 START_LIMIT_S = 20.0
+LEAVE_S = 3.0
 
 
 class HangingDisk:
@@ -54,9 +56,23 @@ def hanging_disk(root: Path) -> Iterator[HangingDisk]:
             assert process.stdout.readline() == b"ready\n"
             yield HangingDisk(path, below, process)
         finally:
+            process.send_signal(signal.SIGCONT)
+            _unmount(path)
             process.kill()
             process.wait(START_LIMIT_S)
+
+
+def _unmount(path: Path) -> None:
+    """Once nobody is inside a request any more: a thread in a page of a mapped file would be killed
+    with its whole process (SIGBUS). What somebody has open all the same goes lazily."""
+    until = time.monotonic() + LEAVE_S
+    while subprocess.run(
+        ["umount", str(path)], capture_output=True, timeout=START_LIMIT_S
+    ).returncode:
+        if time.monotonic() >= until:
             subprocess.run(["umount", "-l", str(path)], check=False, timeout=START_LIMIT_S)
+            return
+        time.sleep(0.05)
 
 
 def serve(below: str, mountpoint: str) -> None:
