@@ -9,18 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import select
 import struct
 from typing import Final
 
 from cachefs.fuse.kernel import codec
 
-LINGER_MS: Final = 1
 _BACKING_OPEN: Final = 0x4010E501
 _BACKING_CLOSE: Final = 0x4004E502
-_pack_id: Final = struct.Struct("<I").pack
-_pack_backing: Final = codec.BACKING_MAP.pack_into
-_ioctl, _readv, _write = fcntl.ioctl, os.readv, os.write
+_ID: Final = struct.Struct("<I")
 _GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.EPERM))  # unmounted, aborted
 _NOT_REGISTERED: Final = frozenset(
     (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY)  # or no passthrough
@@ -39,16 +35,13 @@ class Device:
         self.fd = fd
         self.buffer = bytearray(buffer_bytes)
         self._iov = [self.buffer]
-        self._backing = bytearray(codec.BACKING_MAP.size)
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
 
     def read(self) -> int:
         """The size of the next request, which is in `buffer`; 0 when there is none now. Raises
         Unmounted."""
         while True:
             try:
-                return _readv(self.fd, self._iov)
+                return os.readv(self.fd, self._iov)
             except BlockingIOError:
                 return 0
             except OSError as err:
@@ -57,14 +50,10 @@ class Device:
                 if err.errno not in _NOT_NOW:
                     raise
 
-    def linger(self) -> bool:
-        """Is there a request within `LINGER_MS`? Blocks for that long."""
-        return bool(self._poll.poll(LINGER_MS))
-
     def write(self, reply: bytes) -> bool:
         """Sends a reply; False when nobody waits for it any more."""
         try:
-            _write(self.fd, reply)
+            os.write(self.fd, reply)
         except OSError as err:
             return self._unwanted(err)
         return True
@@ -90,14 +79,14 @@ class Device:
     def open_backing(self, fd: int) -> int:
         """The id (> 0) by which the kernel reads the file of `fd`, which may be closed then. Raises
         OSError: EPERM (no CAP_SYS_ADMIN), ELOOP (stacked too deep), EINVAL, EOPNOTSUPP."""
-        _pack_backing(self._backing, 0, fd, 0, 0)
-        backing_id: int = _ioctl(self.fd, _BACKING_OPEN, self._backing)
+        argument = bytearray(codec.BACKING_MAP.pack(fd, 0, 0))
+        backing_id: int = fcntl.ioctl(self.fd, _BACKING_OPEN, argument)
         return backing_id
 
     def close_backing(self, backing_id: int) -> None:
         """Gives an id back; one that is not registered is no error."""
         try:
-            _ioctl(self.fd, _BACKING_CLOSE, _pack_id(backing_id))
+            fcntl.ioctl(self.fd, _BACKING_CLOSE, _ID.pack(backing_id))
         except OSError as err:
             if err.errno not in _NOT_REGISTERED:
                 raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
@@ -36,17 +35,11 @@ from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_ROUND: Final = 256  # then other tasks get their turn
-ROUND_S: Final = 0.005  # no request is waited for after that
+REQUESTS_PER_ROUND: Final = 64  # then other tasks get their turn
 _WRITES: Final = (
     Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2, Op.LINK,
     Op.WRITE, Op.SETXATTR, Op.REMOVEXATTR, Op.CREATE, Op.FALLOCATE, Op.TMPFILE,
 )  # fmt: skip
-
-_OPEN: Final = int(Op.OPEN)
-_in_header: Final = codec.IN_HEADER.unpack_from
-_open_in: Final = codec.OPEN_IN.unpack_from
-_release_in: Final = codec.RELEASE_IN.unpack_from
 
 Handler = Callable[[int, int, int, int], bytes | None]  # unique, nodeid, pid, length -> reply
 Answer = Coroutine[Any, Any, bytes | None]
@@ -67,23 +60,13 @@ class KernelSession:
     """One mount's session; `fd` is the descriptor of /dev/fuse, on which INIT was answered."""
 
     def __init__(
-        self,
-        vfs: Vfs,
-        runs: Runs,
-        fd: int,
-        table: TakeoverTable,
-        negotiated: Negotiated,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, vfs: Vfs, runs: Runs, fd: int, table: TakeoverTable, negotiated: Negotiated
     ) -> None:
-        self._clock = clock
         self._vfs = vfs
         self._runs = runs
         self._device = Device(fd, negotiated.buffer_bytes)
         self._buffer = self._device.buffer
         self.opens = Opens(vfs, self._device, table, negotiated.why_not)
-        self._open_nowait = self.opens.open_nowait
-        self._released = self.opens.release
         self._splicer = splice.Splicer(fd)
         self._errnos = Errnos()
         self._interrupts = Interrupts()
@@ -128,7 +111,7 @@ class KernelSession:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._device.fd)
-                self._round()
+                self._drain()
         except Unmounted as err:
             log.info("the session has ended: %s", err)
 
@@ -154,34 +137,27 @@ class KernelSession:
 
     # ---- requests ----
 
-    def _round(self) -> None:
-        """Answers what comes until nothing does for a while. The next request of who was answered
-        comes some microseconds later: waiting for it here is a tenth of a turn of the event loop.
-        While anything waits for the server, its answer must not wait for us."""
-        left, end = REQUESTS_PER_ROUND, self._clock() + ROUND_S
-        while True:
-            left -= self._drain(left)
-            if left <= 0 or self._waiting or self._clock() > end or not self._device.linger():
+    def _drain(self) -> None:
+        read, buffer, unpack = self._device.read, self._buffer, codec.IN_HEADER.unpack_from
+        for count in range(REQUESTS_PER_ROUND):
+            size = read()
+            if not size:
+                self._counts["requests"] += count
                 return
-
-    def _drain(self, limit: int) -> int:
-        """Answers what is there, at most `limit` requests: how many there were."""
-        buffer, read = self._buffer, self._device.read
-        handlers, write = self._handlers, self._device.write
-        count = 0
-        while count < limit and (size := read()):
-            count += 1
-            length, opcode, unique, nodeid, _, _, pid, _, _ = _in_header(buffer)
+            length, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
             if length != size:
                 raise ProtocolError(f"{size} bytes were read of a request of {length}")
+            handler = self._handlers.get(opcode)
             try:
-                reply = handlers.get(opcode, _unknown)(unique, nodeid, pid, length)
+                if handler is not None:
+                    reply = handler(unique, nodeid, pid, length)
+                else:
+                    reply = codec.error_reply(unique, errno.ENOSYS)
             except Exception as err:  # noqa: BLE001  the edge: every request is answered
                 reply = codec.error_reply(unique, self._errnos.of(_name(opcode), err))
-            if reply is not None and not write(reply) and opcode == _OPEN:
-                self._released(nodeid, unique & UNIQUE_MASK)  # nobody waits for it any more
-        self._counts["requests"] += count
-        return count
+            if reply is not None:
+                self._device.write(reply)
+        self._counts["requests"] += REQUESTS_PER_ROUND
 
     def _later(self, opcode: Op, unique: int, pid: int, answer: Answer) -> bytes | None:
         """Answers when `answer` has an answer; none now."""
@@ -261,17 +237,21 @@ class KernelSession:
     # ---- files ----
 
     def _open(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
-        flags, _ = _open_in(self._buffer, HEADER_BYTES)
-        reply = self._open_nowait(unique, nodeid, flags, pid)
+        flags, _ = codec.OPEN_IN.unpack_from(self._buffer, HEADER_BYTES)
+        reply = self.opens.open_nowait(unique, nodeid, flags, pid)
         if reply is MUST_WAIT:
             answer = self.opens.open(unique, nodeid, flags, pid)
             return self._later(Op.OPEN, unique, pid, self._opened(unique, nodeid, answer))
-        return reply
+        return self._answer_open(unique, nodeid, reply)
 
     async def _opened(
         self, unique: int, nodeid: int, answer: Coroutine[Any, Any, bytes]
     ) -> bytes | None:
-        if not self._device.write(await answer):  # nobody waits for it any more
+        return self._answer_open(unique, nodeid, await answer)
+
+    def _answer_open(self, unique: int, nodeid: int, reply: bytes) -> bytes | None:
+        """Answers; an open that nobody waits for any more is released."""
+        if not self._device.write(reply):
             self.opens.release(nodeid, unique & UNIQUE_MASK)
         return None
 
@@ -301,8 +281,8 @@ class KernelSession:
         return self._splicer.send(codec.data_header(unique, source[2]), *source)
 
     def _release(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
-        fh, _, _, _ = _release_in(self._buffer, HEADER_BYTES)
-        self._released(nodeid, fh)
+        fh, *_ = codec.RELEASE_IN.unpack_from(self._buffer, HEADER_BYTES)
+        self.opens.release(nodeid, fh)
         return codec.error_reply(unique, 0)
 
     # ---- directories ----
@@ -387,10 +367,6 @@ class KernelSession:
 
     def _distrust_all(self) -> bool:
         return self._device.notify(codec.notification(Notify.INC_EPOCH))
-
-
-def _unknown(unique: int, nodeid: int, pid: int, length: int) -> bytes:
-    return codec.error_reply(unique, errno.ENOSYS)
 
 
 def _name(opcode: int) -> str:

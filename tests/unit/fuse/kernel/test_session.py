@@ -22,7 +22,7 @@ from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.kernel import codec
 from cachefs.fuse.kernel.codec import RESENT, Notify, Op
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
-from cachefs.fuse.kernel.session import REQUESTS_PER_ROUND, ROUND_S, KernelSession
+from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.kernel.table import Mode, TakeoverTable
 from cachefs.fuse.runs import Runs
 from cachefs.fuse.vfs import Vfs
@@ -362,71 +362,6 @@ def test_nobody_waits_for_another_ones_answer(run: Run, node: FakeNode) -> None:
         gate.set()
         handles = {struct.unpack_from("<Q", (await kernel.reply(one))[1])[0] for one in waiting}
         assert handles == set(waiting), "a handle is numbered by its request"
-
-    run(test)
-
-
-class Trickle:
-    """Requests that come one by one while the session waits for the next; each takes `step_s`."""
-
-    def __init__(self, served: Served, count: int, step_s: float = 0.0) -> None:
-        self.kernel = served.kernel
-        self.left = count
-        self.step_s = step_s
-        self.now = 0.0
-        self.waits = 0
-        session = served.session
-        session._clock = lambda: self.now
-        session._device.linger = self.linger  # type: ignore[method-assign]
-
-    def linger(self) -> bool:
-        self.waits += 1
-        self.now += self.step_s
-        if not self.left:
-            return False
-        self.left -= 1
-        self.kernel.send(Op.STATFS)
-        return True
-
-
-def test_a_round_goes_on_while_requests_come(run: Run) -> None:
-    async def test(served: Served) -> None:
-        trickle = Trickle(served, 7)
-        served.kernel.send(Op.STATFS)
-        served.session._round()
-        assert (trickle.left, trickle.waits) == (0, 8), "until none came"
-        assert served.session.facts()["requests"] == 8
-
-    run(test)
-
-
-def test_a_round_ends_for_other_tasks(run: Run) -> None:
-    async def test(served: Served) -> None:
-        trickle = Trickle(served, REQUESTS_PER_ROUND + 10, step_s=ROUND_S / 2 + 1e-9)
-        served.session._round()
-        assert trickle.waits == 2, "its time is over"
-        trickle.step_s = 0.0
-        before = served.session.facts()["requests"]
-        served.session._round()
-        assert served.session.facts()["requests"] - before == REQUESTS_PER_ROUND
-        await trio.testing.wait_all_tasks_blocked()
-
-    run(test)
-
-
-def test_no_round_goes_on_while_the_servers_answer_is_awaited(run: Run, node: FakeNode) -> None:
-    async def test(served: Served) -> None:
-        cold = await served.kernel.look("d/cold")
-        gate = node.hold(m.Open)
-        trickle = Trickle(served, 1)
-        opening = served.kernel.send(Op.OPEN, open_body(), at=cold)
-        await trio.to_thread.run_sync(node.wait_asked, m.Open, 1)
-        await served.kernel.ask(Op.STATFS)
-        assert trickle.waits == 0
-        gate.set()
-        assert (await served.kernel.reply(opening))[0] == 0
-        await served.kernel.ask(Op.STATFS)
-        assert trickle.waits == 2, "the next requests are waited for again"
 
     run(test)
 
