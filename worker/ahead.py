@@ -20,7 +20,7 @@ from worker.loading.cache import LoadingCache, Outlook
 from worker.parts import Tasks
 from worker.state.filesahead import MOST_FILES, FilesAhead, Run
 
-MOST_IN_FLIGHT: Final = 56  # of 64 threads: an open that nobody foresaw finds one
+MOST_IN_FLIGHT: Final = 56  # with the opens that wait; of 64 threads: another open finds one
 MOST_UNREAD_BYTES: Final = 256 << 20
 UNREAD_SHARE: Final = 8  # at most one part in so many of the cache waits to be read
 AT_ONCE: Final = 16  # then other callbacks of the loop get their turn
@@ -36,11 +36,15 @@ class Ahead:
         cache: LoadingCache,
         service: Callable[[NamespaceId], MetadataService],
         most_files: int = MOST_FILES,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`most_files`: of a run; 0: nothing is ever brought."""
+        """`most_files`: of a run; 0: nothing is ever brought. `waiting`: how many opens wait for
+        bytes now: readers who keep all threads busy by themselves need nobody to foresee anything.
+        """
         self._cache = cache
         self._service = service
         self._most_files = most_files
+        self._waiting = waiting
         self._states: dict[str, FilesAhead] = {}  # by namespace, as names begin
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
@@ -85,9 +89,10 @@ class Ahead:
     def _bring(self) -> None:
         self._is_called = False
         most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
+        most_in_flight = MOST_IN_FLIGHT - self._waiting()
         begun = 0
         for namespace, state in self._states.items():
-            while self._in_flight < MOST_IN_FLIGHT and state.unread_bytes < most_bytes:
+            while self._in_flight < most_in_flight and state.unread_bytes < most_bytes:
                 found = state.next()
                 if found is None:
                     break
