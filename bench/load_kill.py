@@ -76,13 +76,20 @@ class Loads:
         wait_until(lambda: self.body_bytes() >= wanted_bytes, "enough has come", LIMIT_S)
 
     def ended(self, job: int) -> JobShown:
-        """Waits for a job's end. Raises NotInTime."""
+        """Waits until a job goes on no longer: it has ended, or stopped. Raises NotInTime with what
+        was last seen of it."""
+        last: list[JobShown | None] = [None]
 
         def is_over() -> JobShown | None:
             shown = self.shown(job)
-            return shown if shown is not None and shown.state.has_ended else None
+            last[0] = shown or last[0]
+            over = shown is not None and (shown.state.has_ended or shown.state is JobState.STOPPED)
+            return shown if over else None
 
-        found: JobShown = wait_until(is_over, f"job {job} has ended", LIMIT_S)
+        try:
+            found: JobShown = wait_until(is_over, f"job {job} has ended", LIMIT_S)
+        except NotInTime as err:
+            raise NotInTime(f"{err}; last seen: {last[0]}") from err
         return found
 
 
