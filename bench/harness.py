@@ -249,8 +249,9 @@ def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) 
     """Runs one bench; what stops it is kept as the result's error."""
     result, started = Result(name, question), time.monotonic()
     result.profile = profile_of(name)
+    lab = make_lab(name)
     try:
-        run(make_lab(name), result)
+        run(lab, result)
     except (
         BenchFailed,
         NotInTime,
@@ -260,6 +261,8 @@ def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) 
         ValueError,
     ) as err:
         result.error = f"{type(err).__name__}: {err}"
+    finally:  # its caches are memory that the next one needs
+        shutil.rmtree(lab.root, ignore_errors=True)
     result.took_s = time.monotonic() - started
     return result
 
