@@ -475,7 +475,7 @@ class Worker:
             self._leftovers.close()
             self._segments.close()
         if committed:
-            parts.tier.close()
+            parts.tier.close(in_use=not ended)
         return ended and committed
 
 

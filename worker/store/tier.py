@@ -350,9 +350,10 @@ class Tier:
             blocks += sum(fan.stat(follow_symlinks=False).st_blocks for fan in fans)
         return blocks * 512 + self.index.allocated_bytes()
 
-    def close(self) -> None:
-        """Idempotent. The lock goes last."""
-        if hasattr(self, "index"):
+    def close(self, *, in_use: bool = False) -> None:
+        """Idempotent. The lock goes last. `in_use`: a thread may still be in a page of the index,
+        which stays mapped then: without it the process would die."""
+        if hasattr(self, "index") and not in_use:
             self.index.close()
         for fd in (*self._fds.values(), self._dir_fd, self._lock_fd):
             if fd >= 0:
