@@ -15,9 +15,9 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.model import NamespaceId, Origin
-from tests.integration.test_worker_openings import opened
-from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, run, until
-from tests.unit.worker_server.test_sessions import FakeSources, Peer, fuse
+from tests.integration.test_worker_openings import opened, serve_rig
+from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, until
+from tests.unit.worker_server.test_sessions import FakeSources, Peer
 from worker.server.server import NodeServer
 from worker.state.filesahead import LEAST_OPENS, MOST_FILES
 from worker.worker import Worker
@@ -49,22 +49,10 @@ def serve(
     for ino in range(1, FILES + 1):
         rig.put(ino, size_bytes)
 
-    async def serving() -> None:
-        async with rig.worker() as worker:
-            server = NodeServer(worker, Sources(rig.space), files_ahead=files_ahead)
-            server.listen(tmp_path / "s.sock")
-            peer = await fuse(tmp_path / "s.sock")
-            try:
-                await script(rig, worker, peer, server)
-            finally:
-                peer.sock.close()
-                server.close_listener()
-                await server.drain(0)
-            await until(lambda: len(worker._catalog) == 0)
-            worker._parts.ledger.check_invariants()
-            assert worker.status()["fills_in_flight"] == worker.status()["reserved_bytes"] == 0
+    async def play(worker: Worker, peer: Peer, server: NodeServer) -> None:
+        await script(rig, worker, peer, server)
 
-    run(serving())
+    serve_rig(rig, tmp_path, Sources(rig.space), play, files_ahead=files_ahead)
     return rig
 
 

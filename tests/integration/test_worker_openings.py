@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,13 +27,29 @@ Script = Callable[[Rig, Worker, Peer], Awaitable[None]]
 def serve(tmp_path: Path, limit_bytes: int, script: Script) -> Rig:
     rig = Rig(tmp_path, limit_bytes)
 
+    async def alone(worker: Worker, peer: Peer, server: NodeServer) -> None:
+        await script(rig, worker, peer)
+
+    serve_rig(rig, tmp_path, FakeSources(), alone)
+    return rig
+
+
+def serve_rig(
+    rig: Rig,
+    tmp_path: Path,
+    sources: FakeSources,
+    script: Callable[[Worker, Peer, NodeServer], Awaitable[None]],
+    **options: Any,
+) -> None:
+    """A node's server (`options` are its own) with one client; nothing is left at the end."""
+
     async def serving() -> None:
         async with rig.worker() as worker:
-            server = NodeServer(worker, FakeSources())
+            server = NodeServer(worker, sources, **options)
             server.listen(tmp_path / "s.sock")
             peer = await fuse(tmp_path / "s.sock")
             try:
-                await script(rig, worker, peer)
+                await script(worker, peer, server)
             finally:
                 peer.sock.close()
                 server.close_listener()
@@ -42,7 +59,6 @@ def serve(tmp_path: Path, limit_bytes: int, script: Script) -> Rig:
             assert worker.status()["fills_in_flight"] == worker.status()["reserved_bytes"] == 0
 
     run(serving())
-    return rig
 
 
 async def opened(peer: Peer, ino: int) -> tuple[m.Opened, bytes]:

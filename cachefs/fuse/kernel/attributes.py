@@ -16,8 +16,6 @@ _NS: Final = 10**9
 _SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
 _TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
 _NO_ATTRIBUTES: Final = (0,) * 16
-_pack_entry: Final = codec.ENTRY_REPLY.pack
-assert codec.ENTRY_REPLY.size == 144
 _DOTS: Final = frozenset((b".", b".."))
 _NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel takes the name only
 
@@ -41,11 +39,12 @@ class Attributes:
         inode, valid_for_s = found.inode, found.valid_for_s
         if inode is None and valid_for_s <= 0:
             return codec.error_reply(unique, errno.ENOENT)
-        seconds = int(valid_for_s)
-        ns = int((valid_for_s - seconds) * _NS)
+        seconds, ns = time_out(valid_for_s)
         nodeid = self._current(inode.ino) if inode is not None else 0
         attributes = self._attr(inode) if inode is not None else _NO_ATTRIBUTES
-        return _pack_entry(144, 0, unique, nodeid, 0, seconds, seconds, ns, ns, *attributes)
+        return codec.ENTRY_REPLY.pack(
+            codec.ENTRY_REPLY.size, 0, unique, nodeid, 0, seconds, seconds, ns, ns, *attributes
+        )
 
     def attr_reply(self, unique: int, found: m.Found) -> bytes:
         """The answer to GETATTR."""

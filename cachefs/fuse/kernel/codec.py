@@ -125,10 +125,7 @@ _INVAL_ENTRY: Final = struct.Struct("<IiQ" + "QII")  # parent namelen flags
 
 HEADER_BYTES: Final = IN_HEADER.size
 OUT_HEADER_BYTES: Final = OUT_HEADER.size
-_pack_out: Final = OUT_HEADER.pack
-_pack_open: Final = OPEN_REPLY.pack
 assert (HEADER_BYTES, OUT_HEADER_BYTES, ENTRY_OUT.size, INIT_OUT.size) == (40, 16, 128, 64)
-assert OPEN_REPLY.size == 32
 
 _BODY_BYTES: Final[dict[int, int]] = {  # at least so many after the header; names: one byte and NUL
     Op.LOOKUP: 2,
@@ -198,7 +195,7 @@ def parse_init(buffer: bytes | bytearray, request: Request) -> InitIn:
 
 def error_reply(unique: int, errno: int) -> bytes:
     """A failed request (errno > 0), or the empty answer (0)."""
-    return _pack_out(16, -errno, unique)
+    return OUT_HEADER.pack(OUT_HEADER_BYTES, -errno, unique)
 
 
 def data_header(unique: int, size: int) -> bytes:
@@ -207,7 +204,7 @@ def data_header(unique: int, size: int) -> bytes:
 
 
 def open_reply(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
-    return _pack_open(32, 0, unique, fh, flags, backing_id)
+    return OPEN_REPLY.pack(OPEN_REPLY.size, 0, unique, fh, flags, backing_id)
 
 
 def statfs_reply(unique: int, blocks: int, files: int, block_bytes: int, name_bytes: int) -> bytes:

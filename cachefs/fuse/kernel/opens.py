@@ -23,8 +23,6 @@ from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
 
-PASSTHROUGH: Final = Mode.PASSTHROUGH
-_close: Final = os.close
 _CACHED: Final = int(OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH)  # contents of an ino never change
 _PASSTHROUGH: Final = int(OpenFlag.PASSTHROUGH | OpenFlag.NOFLUSH)
 _REFUSALS: Final = {
@@ -43,7 +41,6 @@ class Opens:
 
     def __init__(self, vfs: Vfs, device: Device, table: TakeoverTable, why_not: str) -> None:
         self.nodes = Nodes()
-        self._node = self.nodes.get
         self.why_not = why_not
         self.passthrough_opens = 0
         self.cached_opens = 0
@@ -57,11 +54,11 @@ class Opens:
     def open_nowait(self, unique: int, nodeid: int, flags: int, pid: int) -> bytes | MustWait:
         """The reply to an OPEN of what is complete here, or open already. Raises what `Vfs.open`
         raises, Stale to have the name looked up again, TooManyOpenFiles, OSError."""
-        node = self._node(nodeid)
+        node = self.nodes.get(nodeid)
         if node is not None:
             if unique & UNIQUE_MASK in node.handles:  # the request came again
                 return self._reply(unique, node.mode, node.backing_id)
-            if node.mode is PASSTHROUGH:
+            if node.mode is Mode.PASSTHROUGH:
                 if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk does not answer: read past it, by the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
@@ -74,9 +71,9 @@ class Opens:
                 try:
                     backing_id = self._pass_through(unique, nodeid, fd, size, tier)
                 finally:
-                    _close(fd)
+                    os.close(fd)
                 if backing_id:
-                    return self._reply(unique, PASSTHROUGH, backing_id)
+                    return self._reply(unique, Mode.PASSTHROUGH, backing_id)
         handle = self._vfs.open_file_nowait(nodeid, flags, pid)
         return MUST_WAIT if handle is MUST_WAIT else self._opened(unique, nodeid, handle)
 
@@ -119,7 +116,7 @@ class Opens:
     def _pass_through(self, unique: int, nodeid: int, fd: int, size: int, tier: int) -> int:
         """Hands a complete file to the kernel: its backing id, 0 when that refuses."""
         fh = unique & UNIQUE_MASK
-        self._table.add(fh, nodeid, size, PASSTHROUGH)
+        self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
         try:
             backing_id = self._device.open_backing(fd)
         except OSError as err:
@@ -130,7 +127,7 @@ class Opens:
             log.warning("no passthrough from now on: %s", self.why_not)
             return 0
         self._table.set_backing(fh, backing_id, is_new=True)
-        self.nodes.open(nodeid, fh, PASSTHROUGH, backing_id, tier)
+        self.nodes.open(nodeid, fh, Mode.PASSTHROUGH, backing_id, tier)
         return backing_id
 
     def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
@@ -143,7 +140,7 @@ class Opens:
 
     def _reply(self, unique: int, mode: Mode, backing_id: int) -> bytes:
         fh = unique & UNIQUE_MASK
-        if mode is PASSTHROUGH:
+        if mode is Mode.PASSTHROUGH:
             self.passthrough_opens += 1
             return codec.open_reply(unique, fh, _PASSTHROUGH, backing_id)
         self.cached_opens += 1
@@ -153,10 +150,10 @@ class Opens:
 
     def release(self, nodeid: int, fh: int) -> None:
         """The kernel has closed a handle. One that is not open is no error."""
-        node = self._node(nodeid)
+        node = self.nodes.get(nodeid)
         if node is None or fh not in node.handles:
             return self._table.remove(fh)
-        if node.mode is not PASSTHROUGH:
+        if node.mode is not Mode.PASSTHROUGH:
             self._vfs.release(fh)
         if self.nodes.release(nodeid, fh) is not None and node.backing_id:
             self._table.closing(fh)

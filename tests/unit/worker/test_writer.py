@@ -69,18 +69,23 @@ def ends(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     assert "what nobody thought of" in caplog.text
 
 
-def test_a_commit_that_fails_as_nobody_expected_ends_all_waits(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = Writer(tier.index)
-    monkeypatch.setattr(tier.index, "write", wrong)
-    go_on = held(writer, lambda: None)
+def all_waits_end(writer: Writer, go_on: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
+    """Of what is queued while the writer is held, too."""
     waiters = [Waiter() for _ in range(3)]
     for waiter in waiters:
         writer.submit([CHANGE], waiter.done)
     go_on.set()
     assert all(waiter.broken() for waiter in waiters)
     ends(writer, caplog)
+
+
+def test_a_commit_that_fails_as_nobody_expected_ends_all_waits(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tier.index)
+    monkeypatch.setattr(tier.index, "write", wrong)
+    go_on = held(writer, lambda: None)
+    all_waits_end(writer, go_on, caplog)
 
 
 def test_what_follows_a_commit_may_fail_and_all_waits_end(
@@ -89,12 +94,7 @@ def test_what_follows_a_commit_may_fail_and_all_waits_end(
     """Publishing is done by the same thread; of one batch or of the next, none waits for ever."""
     writer = Writer(tier.index)
     go_on = held(writer, wrong)
-    waiters = [Waiter() for _ in range(3)]
-    for waiter in waiters:
-        writer.submit([CHANGE], waiter.done)
-    go_on.set()
-    assert all(waiter.broken() for waiter in waiters)
-    ends(writer, caplog)
+    all_waits_end(writer, go_on, caplog)
 
 
 def test_who_cannot_be_told_keeps_nobody_from_being_told(
