@@ -61,7 +61,8 @@ class Listing:
         if self.done:
             return True
         try:
-            await asyncio.wait_for(self._moved.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
         except TimeoutError:
             return False
         return True

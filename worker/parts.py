@@ -292,6 +292,8 @@ class Parts:
 
     # ---- waits ----
 
-    async def within(self, work: Awaitable[Any], seconds: float) -> Any:
+    @staticmethod
+    async def within(work: Awaitable[Any], seconds: float) -> Any:
         """The result, or TimeoutError."""
-        return await asyncio.wait_for(work, seconds)
+        async with asyncio.timeout(seconds):
+            return await work

@@ -115,7 +115,7 @@ class Space:
         ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
-            await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
+            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
         unanswered = self._unanswered
         may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
         if may_help and monotonic() >= self._nothing_for_loads_until_s:
@@ -166,7 +166,7 @@ class Space:
     async def _reserve_by_evicting(self, size_bytes: int, entry: Wanted | None) -> bool:
         self._leftovers.check(urgent=True)
         if not self.order_loaded.is_set():
-            await asyncio.wait_for(self.order_loaded.wait(), ORDER_WAIT_S)
+            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
         has_tried = False
         for may_take_copies in (True, False):  # too few copies are no reason not to look further
             verdict = self._judge(size_bytes, entry, may_take_copies=may_take_copies)

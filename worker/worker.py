@@ -450,7 +450,8 @@ class Worker:
         self.housekeeping.write_released()
         closer = Threads("closer", 1, parts.wake)
         try:
-            closed = await asyncio.wait_for(closer.run(self._close_all), CLOSE_LIMIT_S)
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                closed = await closer.run(self._close_all)
         except TimeoutError:
             closed = False
         finally:
@@ -483,7 +484,8 @@ async def _take(disk: Threads, path: str) -> Tier:
     """The tier, without waiting for ever for a disk that hangs."""
     taking = disk.run(Tier.take, path, discard=Tier.close)
     try:
-        return await asyncio.wait_for(taking, START_LIMIT_S)
+        async with asyncio.timeout(START_LIMIT_S):
+            return await taking
     except TimeoutError as err:
         raise Unavailable(
             f"the disk of the cache directory has not answered for {START_LIMIT_S:g} s",

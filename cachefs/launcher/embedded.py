@@ -30,6 +30,7 @@ from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.serving import limit_end, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
 from connectors.compose import open_connector
@@ -329,6 +330,7 @@ async def _serve(
             ready.say(Started(os.getpid(), warning=warning))
             await server.serve()
     finally:
+        limit_end()
         together.cancel()
         # Nobody may find a server that is ending: pointers go first, then the sessions.
         await worker.at_disk(remove_pointer, Path(spec.cache_dir), os.getpid())
@@ -356,9 +358,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # All is closed and committed. A thread that is stuck in a request to an origin that hangs would
-    # keep the interpreter, and who unmounts, waiting.
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(code)
+    quit_now(main())

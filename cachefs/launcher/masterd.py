@@ -30,7 +30,7 @@ from cachefs.launcher import collecting
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import quit_now, stop_event
+from cachefs.launcher.serving import limit_end, quit_now, stop_event
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -83,6 +83,7 @@ class Process:
                 await stop.wait()
                 checking.cancel()
             finally:
+                limit_end()
                 await server.stop()
         finally:
             await peers.close()

@@ -42,7 +42,7 @@ from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import quit_now, stop_event
+from cachefs.launcher.serving import limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
     SOCKET_NAME,
@@ -299,6 +299,7 @@ class Node:
         try:
             await server.serve()
         finally:
+            limit_end()
             for task in beside:
                 task.cancel()
             # Nobody may find a server that is ending: the pointer goes first, then the sessions.

@@ -45,6 +45,15 @@ def getdents(fd: int, size: int) -> list[Listed]:
     return found
 
 
+def list_some(fd: int, least: int) -> list[Listed]:
+    """The next `least` entries and maybe more; fewer at the end. A call may end before its buffer
+    is full: where an answer of the file system ends."""
+    found: list[Listed] = []
+    while len(found) < least and (some := getdents(fd, 2000)):
+        found += some
+    return found
+
+
 def list_all(fd: int, size: int = 32 * KIB) -> list[Listed]:
     """What is left of a directory."""
     found: list[Listed] = []

@@ -180,7 +180,8 @@ def test_seeking_in_a_directory(tree: Mounted, rng: random.Random) -> None:
         for _ in range(20):
             place = rng.randrange(len(entries))
             os.lseek(fd, entries[place].offset, os.SEEK_SET)
-            assert posix.getdents(fd, 2000)[0:3] == entries[place + 1 : place + 4]
+            wanted = entries[place + 1 : place + 4]
+            assert posix.list_some(fd, len(wanted))[:3] == wanted
         os.lseek(fd, 0, os.SEEK_SET)
         assert posix.list_all(fd) == entries
     finally:

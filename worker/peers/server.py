@@ -243,7 +243,8 @@ class PeerServer:
         await self._check_owner(asked, asked.origin.rule.owners)
         work = self._cache.provide(asked.origin, asked.first, asked.end, asked.epoch)
         try:
-            return await asyncio.wait_for(work, PROVIDE_S), False
+            async with asyncio.timeout(PROVIDE_S):
+                return await work, False
         except TimeoutError as err:
             raise OriginFailed(DeadlineExceeded("it did not come in time")) from err
         except NotHere as err:

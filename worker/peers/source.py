@@ -282,7 +282,8 @@ def in_loop(
     raises, and DeadlineExceeded."""
 
     async def bounded() -> None:
-        await asyncio.wait_for(work(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await work()
 
     def call() -> None:
         try:

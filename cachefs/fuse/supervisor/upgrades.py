@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,6 +20,8 @@ from cachefs.launcher.state import StateHome
 log = logging.getLogger(__name__)
 
 READ_S: Final = 2.0  # for the question
+START_S: Final = 10.0  # for a supervisor that takes a lost one's place
+RETRY_S: Final = 0.05
 WAIT_S: Final = 150.0  # for the answer: the new client may have to start a server
 _BACKLOG: Final = 4
 
@@ -106,7 +109,7 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(WAIT_S)
         try:
-            connect_long(sock, str(path))
+            _connect(sock, str(path))
             w.send(sock, w.Upgrade(python))
             note, _ = w.receive(sock)
         except OSError as err:
@@ -120,6 +123,20 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
     if note.failure is not None:
         raise error_of(note.failure)
     return note.pid
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    """Waits for a supervisor that is just being started, in the place of a lost one."""
+    for _ in range(int(START_S / RETRY_S)):
+        try:
+            return connect_long(sock, path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            _pause()
+    connect_long(sock, path)
+
+
+def _pause() -> None:
+    time.sleep(RETRY_S)
 
 
 def is_listening(path: str) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cachefs.client.sockets import connect_long
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Unreachable
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import Adopted, ClientSpec, Started, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
@@ -229,6 +229,23 @@ def test_an_upgrade(shell: Shell) -> None:
     shell.sees(1, "Leaving")
     shell.sees(1, "NoneType")  # it sees that the supervisor has left: the real one starts another
     assert "serve True 2" in shell.client(1)
+
+
+def test_an_upgrade_waits_for_a_supervisor_that_is_being_started(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of one that was lost."""
+    starts: list[Callable[[], object]] = [shell.start]
+    monkeypatch.setattr(upgrades, "_pause", lambda: starts.pop()())
+    pid = upgrades.ask(shell.home, shell.spec.mountpoint, str(shell.python))
+    assert pid == shell.pid(1)
+    assert shell.ended() == 0
+
+
+def test_an_upgrade_that_nobody_hears_ends(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrades, "_pause", lambda: None)
+    with pytest.raises(Unreachable, match="does not answer"):
+        upgrades.ask(shell.home, shell.spec.mountpoint, str(shell.python))
 
 
 @pytest.mark.parametrize("plan", ["dies", "fails"])
