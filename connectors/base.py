@@ -9,8 +9,8 @@ root is b"". A name that a file system cannot show never leaves an adapter: it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -58,6 +58,24 @@ class Body(Protocol):
     def close(self) -> None: ...
 
 
+Address = tuple[int, tuple[Any, ...]]  # family and address of a socket
+
+
+class Ask(NamedTuple):
+    """A request for all of a small file, which `connectors.streams` can send."""
+
+    address: Address
+    head: bytes  # of the request, over plain HTTP/1.1
+    size: int  # of the file, in bytes
+    is_it: Callable[[int, Mapping[str, str]], bool]  # by status and headers (names in lower case)
+    ended: Callable[[int, str], None]  # told once: body bytes that came; "" or an error's code
+
+
+Asker = Callable[[bytes, Fingerprint], Ask | None]
+"""The request for a version of the file at a path, without waiting for anything; None: `read_all`
+is the way to it, now and until that has succeeded."""
+
+
 class Connector(Protocol):
     """A UFS. Every method may raise the typed errors of `cachefs.core.errors`: NotFound,
     AccessDenied, CredentialsMissing, Stale, Unreachable, Throttled, Unavailable, BadBody, Archived,
@@ -95,6 +113,10 @@ class Connector(Protocol):
         """The whole file, of exactly that version, in one buffer: for small files, which cost less
         so. Raises what `read` and the iteration of its body raise; of a body that breaks nothing is
         kept."""
+
+    def asker(self) -> Asker | None:
+        """Where small files can be asked for by somebody else who sends the requests; None where
+        not. It holds for a while only. May wait; raises nothing."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

@@ -16,7 +16,7 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
 from connectors.pages import Pages
 from connectors.whole import joined
 
@@ -66,6 +66,9 @@ class FileConnector:
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
+
+    def asker(self) -> Asker | None:
+        return None
 
     def close(self) -> None:
         """Nothing is held between calls."""

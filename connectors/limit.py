@@ -5,6 +5,7 @@ A body counts as in flight until it was read to its end, failed or was closed.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import msgspec
 
 from cachefs.core.errors import DeadlineExceeded
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Connector
+from connectors.base import Ask, Asker, Body, Connector
 from connectors.decorator import Decorator
 
 T = TypeVar("T")
@@ -89,6 +90,25 @@ class Limit(Decorator):
         data = super().read_all(path, version)
         self._spend(len(data))
         return data
+
+    def asker(self) -> Asker | None:
+        """None where there is a rate: who sends such requests waits for nothing."""
+        inner = self._inner.asker() if not (self._requests or self._bytes) else None
+        return functools.partial(self._ask, inner) if inner is not None else None
+
+    def _ask(self, inner: Asker, path: bytes, version: Fingerprint) -> Ask | None:
+        if self._places and not self._places.acquire(blocking=False):
+            return None
+        ask = inner(path, version)
+        if ask is None:
+            self._leave()
+            return None
+
+        def ended(size_bytes: int, error: str) -> None:
+            self._leave()
+            ask.ended(size_bytes, error)
+
+        return ask._replace(ended=ended)
 
     def _enter(self) -> None:
         """Takes a place, then a token: a caller who waits for a token keeps others from piling up

@@ -19,7 +19,7 @@ import xxhash
 from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
 from connectors.pages import Pages
 from connectors.whole import joined
 
@@ -367,6 +367,9 @@ class MemoryConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return joined(self.read(path, 0, version.size, version))
 
+    def asker(self) -> Asker | None:
+        return None
+
     def close(self) -> None:
         self.script.unblock()
 
@@ -470,6 +473,9 @@ class SyntheticConnector:
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return joined(self.read(path, 0, version.size, version))
+
+    def asker(self) -> Asker | None:
+        return None
 
     def close(self) -> None:
         self.script.unblock()

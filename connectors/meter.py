@@ -6,6 +6,7 @@ counts again. The seconds of a read are those until its first bytes plus those o
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Connector
+from connectors.base import Ask, Asker, Body, Connector
 from connectors.decorator import Decorator
 
 T = TypeVar("T")
@@ -59,12 +60,14 @@ class Meter:
             if error:
                 self._errors[error] += 1
 
-    def whole(self, size_bytes: int, seconds: float) -> None:
-        """A request with all of its body."""
+    def whole(self, size_bytes: int, seconds: float, error: str = "") -> None:
+        """A request with all of its body, or with what came of it before an error."""
         with self._lock:
             self._requests["read"] += 1
             self._seconds["read"] += seconds
             self._body_bytes += size_bytes
+            if error:
+                self._errors[error] += 1
 
     def hidden(self, count: int) -> None:
         with self._lock:
@@ -115,6 +118,22 @@ class Metered(Decorator):
             raise
         self._meter.whole(len(data), self._clock() - started)
         return data
+
+    def asker(self) -> Asker | None:
+        inner = self._inner.asker()
+        return functools.partial(self._ask, inner) if inner is not None else None
+
+    def _ask(self, inner: Asker, path: bytes, version: Fingerprint) -> Ask | None:
+        ask = inner(path, version)
+        if ask is None:
+            return None
+        started = self._clock()
+
+        def ended(size_bytes: int, error: str) -> None:
+            self._meter.whole(size_bytes, self._clock() - started, error)
+            ask.ended(size_bytes, error)
+
+        return ask._replace(ended=ended)
 
 
 class MeteredBody:

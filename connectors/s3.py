@@ -8,9 +8,11 @@ fingerprints of a listing and of a HEAD agree; the etag stands without its quote
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
@@ -28,7 +30,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Address, Ask, Asker, Body, Capabilities, Entry, Page
 from connectors.pages import Pages
 from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
 from connectors.s3_direct import Direct
@@ -37,6 +39,7 @@ from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
 from connectors.s3_options import S3Options
+from connectors.s3_sign import Signer
 from connectors.whole import joined
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 PAGE_KEYS: Final = 1000
 DIRECT_BYTES: Final = CHUNK_BYTES  # a read of so much is worth a request of our own, see `Direct`
 BODY_LIMIT_S: Final = 3600.0  # one body; a stalled one ends after SILENCE_LIMIT_S
+ASKER_S: Final = 60.0  # then names and credentials are looked at again
 CREDENTIALS_TTL: Final = timedelta(minutes=5)  # obstore asks botocore's chain again after this
 _LAST_CHAR: Final = "\U0010ffff"
 _ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
@@ -205,6 +209,37 @@ class S3Connector:
             raise BadBody(f"a body of {len(data)} bytes instead of {size}", path=self._shown(path))
         return data
 
+    def asker(self) -> Asker | None:
+        """Over plain HTTP: TLS is better left to the object client."""
+        try:
+            if not self._direct.serves():
+                return None
+            signer, address = self._http.signer(), self._http.address()
+        except (CacheFSError, OSError):
+            return None
+        until_s = time.monotonic() + ASKER_S
+        return lambda path, version: self._ask(signer, address, until_s, path, version)
+
+    def _ask(
+        self, signer: Signer, address: Address, until_s: float, path: bytes, version: Fingerprint
+    ) -> Ask | None:
+        size = version.size
+        if not version.etag or not size or time.monotonic() > until_s:
+            return None
+        try:
+            head = signer.head(self._key(path), _conditions(0, size, version))
+        except NotFound:
+            return None
+
+        def is_it(status: int, headers: Mapping[str, str]) -> bool:
+            try:
+                self._compare_range(headers, path, 0, size, version)
+            except CacheFSError:
+                return False
+            return status == HTTPStatus.PARTIAL_CONTENT
+
+        return Ask(address, head, size, is_it, _ignore)
+
     def _get(
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> GetResult | None:
@@ -352,6 +387,10 @@ class S3Connector:
             "token": found.token,
             "expires_at": datetime.now(UTC) + CREDENTIALS_TTL,
         }
+
+
+def _ignore(size_bytes: int, error: str) -> None:
+    """Nothing here counts."""
 
 
 def _conditions(offset: int, size: int, version: Fingerprint) -> dict[str, str]:

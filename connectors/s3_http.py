@@ -4,10 +4,12 @@ and reads of keys with control characters. No retries; every failure is one of o
 from __future__ import annotations
 
 import contextlib
+import random
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -16,9 +18,11 @@ from botocore.httpsession import URLLib3Session
 from urllib3.exceptions import HTTPError
 
 from cachefs.core.errors import CredentialsMissing
+from connectors.base import Address
 from connectors.s3_access import Endpoint, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, from_botocore, parse_failure
 from connectors.s3_options import S3Options
+from connectors.s3_sign import Signer
 
 CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
@@ -125,6 +129,24 @@ class S3Http:
             request.headers["x-amz-request-payer"] = "requester"
         self._sign(request, endpoint.region)
         return request
+
+    def signer(self) -> Signer:
+        """For many requests like those of `signed`; holds as long as the credentials do. Raises
+        what `endpoint` does, CredentialsMissing."""
+        endpoint = self.endpoint()
+        parts = urlsplit(endpoint.url)
+        more = {"x-amz-request-payer": "requester"} if self.options.requester_pays else {}
+        keys = self.credentials.current()
+        return Signer(parts.netloc, parts.path, endpoint.region, keys, more)
+
+    def address(self) -> Address:
+        """Of the endpoint; one of them, where it has several. Raises OSError, what `endpoint`
+        does."""
+        parts = urlsplit(self.endpoint().url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        family, _, _, _, place = random.choice(found)
+        return family, place
 
     def _sign(self, request: AWSRequest, region: str) -> None:
         keys = self.credentials.current()

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Body, Capabilities, Entry, Page
+from connectors.base import Asker, Body, Capabilities, Entry, Page
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
@@ -47,6 +47,9 @@ class NoSource:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
+    def asker(self) -> Asker | None:
+        return None
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -79,6 +82,9 @@ class AbsentSource:
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
+
+    def asker(self) -> Asker | None:
+        return None
 
     def close(self) -> None:
         """Nothing is open."""

@@ -20,17 +20,16 @@ from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, St
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
-from worker.piece import Begun, Piece
+from worker.piece import Begun, Piece, described, path_of
 from worker.segments import Segment, Segments, memory_file
-from worker.source import NotHere, Purpose
+from worker.source import NotHere, Purpose, SourceBody
 from worker.space import Space
 from worker.state.accounting import allocation
-from worker.state.bypath import url_of
 from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
-from worker.threads import Threads
+from worker.threads import Done, Threads
 from worker.transfer import DiskFault, Transfer
 
 log = logging.getLogger(__name__)
@@ -105,8 +104,19 @@ class Filler:
         transfer = self._cache_transfer(piece, piece.first)
         self._running[transfer] = piece
         done = functools.partial(self._begun, piece, transfer, piece.started_s)
-        self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
+        if not self._starts_small(piece, transfer, done):
+            self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
         return True
+
+    def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
+        if not piece.is_small or piece.purpose is not Purpose.SERVE:
+            return False
+
+        def otherwise(_: object, error: BaseException | None) -> None:
+            self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
+
+        store = functools.partial(self._run_into_cache, piece, transfer)
+        return self._parts.small.start(piece.entry.origin, store, done, otherwise)
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts
@@ -151,7 +161,7 @@ class Filler:
                 error = None  # it was given up: nobody waits
             if error is not None:
                 self._parts.counters.errors[error.code] += 1
-                log.warning("%s", _described(entry, error))
+                log.warning("%s", described(entry, error))
             self._end(piece, error)
 
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:
@@ -181,7 +191,7 @@ class Filler:
         parts, now = self._parts, self._parts.clocks.monotonic()
         took_s = now - piece.started_s
         parts.counters.fill_s.observe(took_s)
-        parts.slowest.note(took_s, lambda: _path_of(piece.entry), piece.size_bytes, now)
+        parts.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
 
     def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
         if piece.background:
@@ -271,14 +281,21 @@ class Filler:
 
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
-    def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
-        """In a thread."""
+    def _run_into_cache(
+        self, piece: Piece, transfer: Transfer, body: SourceBody | None = None
+    ) -> None:
+        """In a thread. `body`: it is here already."""
         entry = piece.entry
         transfer.at_disk += 1
         self.make_file(entry)
         transfer.at_disk += 1
         try:
-            transfer.run(self._parts.source, entry.fd, piece.purpose)
+            if body is not None:
+                transfer.take(body, entry.fd)
+            else:
+                transfer.run(self._parts.source, entry.fd, piece.purpose)
+                if piece.is_small:
+                    self._parts.small.learn(entry.origin)
         finally:
             # A call of the loop that releases the GIL waits for a thread to give it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
@@ -475,18 +492,8 @@ class Filler:
             transfer.abort()
 
 
-def _path_of(entry: Entry) -> str:
-    path = entry.origin.path.decode("utf-8", "backslashreplace")
-    return f"{url_of(entry.origin)}/{path}"
-
-
 def _of_source(error: BaseException) -> CacheFSError:
     """The error, where it is the source's; raises any other."""
     if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
         raise error
     return error
-
-
-def _described(entry: Entry, error: CacheFSError) -> str:
-    path = entry.origin.path.decode(errors="replace")
-    return error.one_line() if error.path else f"{path}: {error.one_line()}"

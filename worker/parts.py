@@ -16,6 +16,7 @@ from cachefs.core.histogram import Histogram
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.config import Clocks, WorkerConfig
+from worker.small import SmallReads
 from worker.source import Source
 from worker.state.accounting import Ledger
 from worker.state.bypath import PathTally
@@ -171,6 +172,7 @@ class Parts:
     fetchers: Threads  # bring what this node owns, and serves: they wait for no peer's fills
     askers: Threads  # bring what peers own
     loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
+    small: SmallReads
     disk: Threads
     metadata: Callable[[NamespaceId], MetadataService]
     source: Source

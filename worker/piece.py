@@ -10,6 +10,7 @@ from cachefs.core.model import PAGE_BYTES
 from worker.entry import Entry
 from worker.source import Purpose
 from worker.state.accounting import allocation
+from worker.state.bypath import url_of
 from worker.state.pages import range_bytes
 from worker.transfer import Transfer
 
@@ -52,6 +53,11 @@ class Piece:
         return self.end - self.first == self.entry.page_count
 
     @property
+    def is_small(self) -> bool:
+        """All of a file, in one page."""
+        return self.end == 1 and self.is_all
+
+    @property
     def need_bytes(self) -> int:
         """Room in the cache."""
         return allocation(self.size_bytes)
@@ -74,3 +80,13 @@ class Begun(NamedTuple):
     transfer: Transfer
     started_s: float
     error: BaseException
+
+
+def path_of(entry: Entry) -> str:
+    path = entry.origin.path.decode("utf-8", "backslashreplace")
+    return f"{url_of(entry.origin)}/{path}"
+
+
+def described(entry: Entry, error: CacheFSError) -> str:
+    path = entry.origin.path.decode(errors="replace")
+    return error.one_line() if error.path else f"{path}: {error.one_line()}"

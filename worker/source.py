@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from cachefs.core.errors import BadBody, CacheFSError
 from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, NamespaceId, Origin
-from connectors.base import Body, Connector
+from connectors.base import Ask, Body, Connector
 
 WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come from the origin in one buffer
 
@@ -49,8 +49,18 @@ class SourceBody(Protocol):
         """From any thread, at any time; a read under way ends soon. Idempotent."""
 
 
+Asker = Callable[[Origin], Ask | None]
+"""The request for all of a small file, answered at once by any thread; None: `Source.read` is the
+way to it, now and until that has succeeded."""
+
+
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
+
+    def asker(self, origin: Origin) -> Asker | None:
+        """Where small files of the same UFS can be asked for by somebody else, as far as nobody but
+        the origin has them (see `Connector.asker`): for a while. May wait. Raises the typed
+        errors."""
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """Would a read for a reader here wait for what a peer has to bring first, and by the view
@@ -110,13 +120,23 @@ class OriginSource:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
+    def asker(self, origin: Origin) -> Asker | None:
+        inner = self._connector_for(origin.content.namespace, origin.ufs).asker()
+        if inner is None:
+            return None
+        return lambda one: inner(one.path, _version(one))
+
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
         if purpose is Purpose.MIGRATE:
             raise NotHere("there are no peers to ask")
         connector = self._connector_for(origin.content.namespace, origin.ufs)
-        version = Fingerprint(Kind.FILE, origin.size, origin.mtime_ns, origin.etag)
+        version = _version(origin)
         if size == origin.size <= WHOLE_BYTES:
             return WholeBody(connector.read_all(origin.path, version), size)
         return OriginBody(connector.read(origin.path, offset, size, version))
+
+
+def _version(origin: Origin) -> Fingerprint:
+    return Fingerprint(Kind.FILE, origin.size, origin.mtime_ns, origin.etag)

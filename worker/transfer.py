@@ -63,10 +63,13 @@ class Transfer:
 
     def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
         """Raises what the source raises, BadBody, DiskFault. Closes the body in any case."""
-        origin = self._origin
-        size = range_bytes(origin.size, self.next_page, self._end)
+        size = range_bytes(self._origin.size, self.next_page, self._end)
+        self.take(source.read(self._origin, self._at, size, purpose), fd)
+
+    def take(self, body: SourceBody, fd: int) -> None:
+        """As `run`, where the body is here."""
         self._fd = fd
-        body = self._body = source.read(origin, self._at, size, purpose)
+        self._body = body
         try:
             for chunk in body:
                 self._take(memoryview(chunk), body)

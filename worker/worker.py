@@ -35,6 +35,7 @@ from worker.provide import GRANT_BYTES, Provider
 from worker.scrub import Scrubber, scrub_rate
 from worker.segments import Segments
 from worker.serving import Serving
+from worker.small import SmallReads
 from worker.source import ConnectorFor, OriginSource, Source
 from worker.space import Space
 from worker.state.accounting import Ledger, allocation
@@ -103,8 +104,7 @@ class Worker:
         shared = shared or Shared(memory)
         memory, order = shared.memory, config.order(owned_last=shared.is_owned is not None)
         allow_many_descriptors()
-        loop = asyncio.get_running_loop()
-        wake = Wake(loop)
+        wake = Wake(asyncio.get_running_loop())
         disk = Threads("disk", config.disk_threads, wake)
         tier = await _take(disk, config.cache_dir)
         limit_bytes = memory.take_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
@@ -114,7 +114,8 @@ class Worker:
                 format_size(limit_bytes),
                 format_size(memory.limit_bytes),
             )
-        ledger = Ledger(limit_bytes)
+        ledger, source = Ledger(limit_bytes), source or OriginSource(connector_for)
+        fetchers = Threads("fetch", config.fetch_threads, wake)
         ledger.cached_bytes = tier.cached_at_start_bytes
         parts = Parts(
             config=config,
@@ -124,12 +125,13 @@ class Worker:
             ledger=ledger,
             order=order,
             wake=wake,
-            fetchers=Threads("fetch", config.fetch_threads, wake),
+            fetchers=fetchers,
             askers=Threads("ask", config.fetch_threads, wake),
             loaders=Threads("load", config.fetch_threads, wake),
+            small=SmallReads(source, wake, None if tier.in_memory else fetchers),
             disk=disk,
             metadata=metadata,
-            source=source or OriginSource(connector_for),
+            source=source,
             memory=memory,
             epoch=tier.header.epoch,
             is_owned=shared.is_owned,
@@ -466,8 +468,9 @@ class Worker:
         parts = self._parts
         answers = parts.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
-        ended = parts.fetchers.close(wait_s) & parts.askers.close(wait_s)
-        ended &= parts.loaders.close(wait_s)
+        ended = parts.small.close(wait_s)  # before the threads that it leaves things to
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
+            ended &= threads.close(wait_s)
         ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)

@@ -35,7 +35,7 @@ from tests.unit.worker.rig import (
     until,
 )
 from worker import segments, space
-from worker.source import OriginSource, Purpose, SourceBody
+from worker.source import Asker, OriginSource, Purpose, SourceBody
 from worker.store.removal import evict
 from worker.store.tier import Tier
 from worker.worker import Worker
@@ -52,6 +52,9 @@ class ByThread:
         self._gate = gate
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        return None
+
+    def asker(self, origin: Origin) -> Asker | None:
         return None
 
     def read(

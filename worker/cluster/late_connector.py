@@ -13,7 +13,7 @@ from typing import Final
 
 from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, Unreachable
 from cachefs.core.model import Fingerprint
-from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.base import Asker, Body, Capabilities, Connector, Entry, Page
 
 FAILURE_KEPT_S: Final = 2.0
 AGAIN_S: Final = 5.0  # after it was found, where the origin refuses the access
@@ -100,6 +100,10 @@ class LateConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         with self._using() as found:
             return found.read_all(path, version)
+
+    def asker(self) -> Asker | None:
+        inner = self._inner
+        return inner.asker() if inner is not None and not self._refused else None
 
     def close(self) -> None:
         """Does not wait for a thread that is just looking."""

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES, Origin
+from connectors.base import Ask
 from worker.parts import Parts
-from worker.source import Purpose, Source, SourceBody
+from worker.source import Asker, Purpose, Source, SourceBody
 from worker.state.pages import range_bytes
 from worker.store.tier import Tier
 from worker.tiers.body import TierBody
@@ -52,17 +53,32 @@ class TierSource:
         """As of the next source: what other tiers have is not known without their disks."""
         return self.then.waits_for_peers(origin, offset)
 
+    def asker(self, origin: Origin) -> Asker | None:
+        """See `Source`."""
+        inner = self.then.asker(origin)
+        if inner is None:
+            return None
+
+        def ask(one: Origin) -> Ask | None:
+            may_be_here = any(self._may_have(parts, one.content.key) for parts in self._others())
+            return None if may_be_here else inner(one)
+
+        return ask
+
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
         """See `Source`; `offset` is that of a page."""
         key = origin.content.key
         for parts in self._others():
-            if parts.health.in_service and (not parts.order_known or key in parts.order):
+            if self._may_have(parts, key):
                 found = self._find(parts, origin, offset, size)
                 if found is not None:
                     return _Body(self, parts, origin, offset, size, found, purpose)
         return self.then.read(origin, offset, size, purpose)
+
+    def _may_have(self, parts: Parts, key: bytes) -> bool:
+        return parts.health.in_service and (not parts.order_known or key in parts.order)
 
     def _find(self, parts: Parts, origin: Origin, offset: int, size: int) -> _Found | None:
         first, end = offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)

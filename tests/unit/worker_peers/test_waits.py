@@ -13,7 +13,7 @@ import pytest
 
 from cachefs.core.model import Origin
 from tests.unit.worker.rig import MIB, Rig, open_reader, run
-from worker.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
+from worker.source import Asker, NotHere, OriginBody, OriginSource, Purpose, SourceBody
 
 EPOCH = 5
 
@@ -29,6 +29,9 @@ class OfPeers:
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
+
+    def asker(self, origin: Origin) -> Asker | None:
+        return None
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

@@ -1,0 +1,393 @@
+"""Many small reads at once by one thread: requests go out on kept connections, and bodies are taken
+as they come.
+
+Why not a thread for each: for a file of 100 KB the changes of threads cost more than the reading
+does (`bench/cold_small`). Only what goes well is done here. After any other answer, a connection
+that breaks or silence, the read is given back, to be done the ordinary way: that one knows what the
+answer means, and tries again.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from connectors.base import Address, Ask
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS: Final = 64
+KEPT_S: Final = 10.0  # less than servers keep them
+CONNECT_LIMIT_S: Final = 5.0
+SILENCE_LIMIT_S: Final = 20.0
+LIMIT_S: Final = 60.0  # of one read
+LOOK_S: Final = 1.0  # between two looks for what takes too long
+HEAD_BYTES: Final = 8 << 10
+BODY_BYTES: Final = 1 << 20
+ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
+KEPT_BYTES: Final = 16 << 20  # of buffers, while nothing is read into them
+_CUT: Final = "unreachable"  # the code of what breaks, as `cachefs.core.errors` has it
+_REFUSED: Final = "refused"
+
+Prepare = Callable[[], Ask | None]
+Taken = Callable[[memoryview | None], None]
+
+
+class Read:
+    """One file on its way. `start`: where its bytes begin in the buffer, behind the head."""
+
+    __slots__ = ("ask", "began_s", "buffer", "got", "prepare", "start", "stop", "taken", "until_s")
+
+    def __init__(self, prepare: Prepare, taken: Taken) -> None:
+        self.prepare = prepare
+        self.taken = taken
+        self.ask: Ask | None = None
+        self.buffer = bytearray()
+        self.got = 0
+        self.start = self.stop = -1
+        self.began_s = self.until_s = 0.0  # monotonic
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes go: never past the end of what was asked for."""
+        stop = self.stop if self.stop >= 0 else len(self.buffer)
+        return memoryview(self.buffer)[self.got : stop]
+
+    @property
+    def body(self) -> memoryview:
+        return memoryview(self.buffer)[self.start : self.stop]
+
+
+class Connection:
+    """A socket, and what is read from it now. `used`: it has served a read before."""
+
+    __slots__ = ("address", "closes", "connecting", "kept_since_s", "read", "sock", "used")
+
+    def __init__(self, address: Address) -> None:
+        """Raises OSError."""
+        family, place = address
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        self.address = address
+        self.read: Read | None = None
+        self.used = self.closes = False
+        self.kept_since_s = 0.0
+        self.sock = socket.socket(family, kind)
+        try:
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            number = self.sock.connect_ex(place)
+            if number not in (0, errno.EINPROGRESS):
+                raise OSError(number, os.strerror(number))
+        except BaseException:
+            self.sock.close()
+            raise
+        self.connecting = True  # until the socket can be written to
+
+
+class Streams:
+    """The thread starts with the first read. `start` and `close` are for any thread."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._lock = threading.Lock()  # of the start and the end
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._waiting: collections.deque[Read] = collections.deque()
+        self._asleep = False  # it needs to be woken for what waits
+        # The thread's own.
+        self._bell = -1
+        self._poll: select.epoll | None = None
+        self._connections: dict[int, Connection] = {}  # by descriptor
+        self._idle: list[Connection] = []  # the last one is used next
+        self._busy = 0
+        self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
+        self._kept_bytes = 0
+        self._looked_s = 0.0
+
+    def start(self, prepare: Prepare, taken: Taken) -> bool:
+        """`prepare` says in the thread what to ask for, and must not wait. `taken` is called there
+        exactly once: with the body, which is valid during the call, or with None where it did not
+        come. False, and neither is called, once this has ended."""
+        self._waiting.append(Read(prepare, taken))
+        if self._thread is None:
+            self._begin_thread()
+        if self._asleep:
+            self._ring()
+        return not self._closed or not self._take_back(prepare)
+
+    def _take_back(self, prepare: Prepare) -> bool:
+        """It came after the end, which therefore did not see it."""
+        with self._lock:
+            for read in self._waiting:
+                if read.prepare is prepare:
+                    self._waiting.remove(read)
+                    return True
+        return False
+
+    def _begin_thread(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._poll = select.epoll()
+                self._poll.register(self._bell, select.EPOLLIN)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _ring(self) -> None:
+        with self._lock:
+            if self._bell >= 0:
+                self._asleep = False
+                os.eventfd_write(self._bell, 1)
+
+    def close(self, wait_s: float) -> bool:
+        """Gives back all reads. False when one is still being taken after `wait_s`. Idempotent."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is None:
+            return True
+        self._ring()
+        thread.join(wait_s)
+        return not thread.is_alive()
+
+    # ---- in the thread ----
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._turn()
+        except BaseException:
+            log.exception("small files are read by threads of their own from now on")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._poll is not None
+        with self._lock:
+            self._closed = True
+            bell, self._bell = self._bell, -1
+            left = [*self._waiting]
+            self._waiting.clear()
+        for connection in [*self._connections.values()]:
+            self._give_back(connection, _CUT)
+        self._poll.close()
+        os.close(bell)
+        for read in left:
+            read.taken(None)
+
+    def _turn(self) -> None:
+        assert self._poll is not None
+        while self._waiting and self._busy < CONNECTIONS:
+            self._begin(self._waiting.popleft())
+        self._asleep = True  # before the look at what waits: who adds to it looks in this order too
+        may_begin = self._waiting and self._busy < CONNECTIONS
+        events = self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1)
+        self._asleep = False
+        for fd, _ in events:
+            connection = self._connections.get(fd)
+            if connection is not None:
+                self._on_event(connection)
+            elif fd == self._bell:
+                os.eventfd_read(fd)
+        now = self._clock()
+        if now - self._looked_s >= LOOK_S:
+            self._looked_s = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Ends what takes too long, and connections that nobody used for a while."""
+        for connection in [*self._connections.values()]:
+            read = connection.read
+            if read is not None and now > min(read.until_s, read.began_s + LIMIT_S):
+                self._give_back(connection, _CUT)
+            elif read is None and now - connection.kept_since_s >= KEPT_S:
+                self._drop(connection)
+
+    def _begin(self, read: Read) -> None:
+        read.ask = read.prepare()
+        if read.ask is None:
+            return read.taken(None)
+        if read.ask.size > BODY_BYTES:
+            return self._back(read, _REFUSED)
+        read.began_s = self._clock()
+        read.buffer = self._buffer(HEAD_BYTES + read.ask.size)
+        kept = self._kept(read.ask.address)
+        if kept is not None:
+            return self._send(kept, read)
+        self._connect(read)
+
+    def _kept(self, address: Address) -> Connection | None:
+        for place in range(len(self._idle) - 1, -1, -1):
+            if self._idle[place].address == address:
+                return self._idle.pop(place)
+        return None
+
+    def _connect(self, read: Read) -> None:
+        assert read.ask is not None
+        assert self._poll is not None
+        try:
+            connection = Connection(read.ask.address)
+        except OSError:
+            return self._back(read, _CUT)
+        self._connections[connection.sock.fileno()] = connection
+        self._poll.register(connection.sock, select.EPOLLOUT)
+        connection.read = read
+        self._busy += 1
+        read.until_s = self._clock() + CONNECT_LIMIT_S
+
+    def _send(self, connection: Connection, read: Read) -> None:
+        assert read.ask is not None
+        if connection.read is None:
+            connection.read = read
+            self._busy += 1
+        read.until_s = self._clock() + SILENCE_LIMIT_S
+        try:
+            whole = connection.sock.send(read.ask.head) == len(read.ask.head)
+        except OSError:
+            whole = False
+        if not whole:
+            self._broken(connection, read)
+
+    def _on_event(self, connection: Connection) -> None:
+        read = connection.read
+        if read is None:  # the server closed it, or says what nobody asked for
+            self._drop(connection)
+        elif connection.connecting:
+            self._connected(connection, read)
+        else:
+            self._receive(connection, read)
+
+    def _connected(self, connection: Connection, read: Read) -> None:
+        assert self._poll is not None
+        if connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            return self._give_back(connection, _CUT)
+        connection.connecting = False
+        self._poll.modify(connection.sock, select.EPOLLIN)
+        self._send(connection, read)
+
+    def _receive(self, connection: Connection, read: Read) -> None:
+        try:
+            got = connection.sock.recv_into(read.room)
+        except BlockingIOError:
+            return
+        except OSError:
+            got = 0
+        if not got:
+            return self._broken(connection, read)
+        read.got += got
+        read.until_s = self._clock() + SILENCE_LIMIT_S
+        if read.start < 0 and not self._has_head(connection, read):
+            return
+        if read.got == read.stop:
+            self._complete(connection, read)
+
+    def _has_head(self, connection: Connection, read: Read) -> bool:
+        """Also where it gives the read back, False."""
+        assert read.ask is not None
+        end = read.buffer.find(b"\r\n\r\n", 0, read.got)
+        if end < 0 and read.got < HEAD_BYTES:
+            return False
+        status, headers = parse_head(read.buffer[:end]) if end >= 0 else (0, {})
+        start = end + 4
+        stop = start + read.ask.size
+        if not _is_plain(headers, read.ask.size) or not read.ask.is_it(status, headers):
+            self._give_back(connection, _REFUSED)
+            return False
+        if read.got > stop:
+            self._give_back(connection, _REFUSED)
+            return False
+        read.start, read.stop = start, stop
+        connection.closes = "close" in headers.get("connection", "").lower()
+        return True
+
+    def _complete(self, connection: Connection, read: Read) -> None:
+        assert read.ask is not None
+        connection.read = None
+        self._busy -= 1
+        if connection.closes:
+            self._drop(connection)
+        else:
+            connection.used = True
+            connection.kept_since_s = self._clock()
+            self._idle.append(connection)
+        read.ask.ended(read.ask.size, "")
+        read.taken(read.body)
+        self._keep_buffer(read)
+
+    # ---- what does not go well ----
+
+    def _broken(self, connection: Connection, read: Read) -> None:
+        """One that had been kept may have been closed meanwhile: that is no failure."""
+        again = connection.used and not read.got
+        if not again:
+            return self._give_back(connection, _CUT)
+        self._drop(connection)
+        self._connect(read)
+
+    def _give_back(self, connection: Connection, code: str) -> None:
+        read = connection.read
+        self._drop(connection)
+        if read is not None:
+            self._back(read, code)
+
+    def _back(self, read: Read, code: str) -> None:
+        assert read.ask is not None
+        came = read.got - read.start if read.start >= 0 else 0
+        read.ask.ended(came, code)
+        self._keep_buffer(read)
+        read.taken(None)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection.read is not None:
+            connection.read = None
+            self._busy -= 1
+        elif connection in self._idle:
+            self._idle.remove(connection)
+        del self._connections[connection.sock.fileno()]
+        connection.sock.close()  # the poll forgets it
+
+    def _buffer(self, size_bytes: int) -> bytearray:
+        if self._buffers:
+            buffer = self._buffers.pop()
+            self._kept_bytes -= len(buffer)
+            if len(buffer) >= size_bytes:
+                return buffer
+        return bytearray(-(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+
+    def _keep_buffer(self, read: Read) -> None:
+        buffer, read.buffer = read.buffer, bytearray()
+        if buffer and self._kept_bytes + len(buffer) <= KEPT_BYTES:
+            self._buffers.append(buffer)
+            self._kept_bytes += len(buffer)
+
+
+def parse_head(head: bytes | bytearray) -> tuple[int, dict[str, str]]:
+    """The status, and headers by their names in lower case; status 0 for what is not HTTP/1.1, or
+    says one thing twice."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    if version != "HTTP/1.1" or not rest[:3].isdigit():
+        return 0, {}
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in ("content-length", "content-range", "etag") and name in headers:
+            return 0, {}
+        headers[name] = value.strip()
+    return int(rest[:3]), headers
+
+
+def _is_plain(headers: Mapping[str, str], size_bytes: int) -> bool:
+    """Is the body what follows, so many bytes of it?"""
+    if "transfer-encoding" in headers or "content-encoding" in headers:
+        return False
+    return headers.get("content-length") == str(size_bytes)
