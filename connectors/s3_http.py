@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -137,7 +137,7 @@ class S3Http:
         parts = urlsplit(endpoint.url)
         more = {"x-amz-request-payer": "requester"} if self.options.requester_pays else {}
         keys = self.credentials.current()
-        return Signer(parts.netloc, parts.path, endpoint.region, keys, more)
+        return Signer(_host(parts), parts.path, endpoint.region, keys, more)
 
     def address(self) -> Address:
         """Of the endpoint; one of them, where it has several. Raises OSError, what `endpoint`
@@ -174,6 +174,14 @@ class S3Http:
             opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].close()
+
+
+def _host(parts: SplitResult) -> str:
+    """As in the header: other clients leave out the port where it is the scheme's own."""
+    name = parts.hostname or ""
+    host = f"[{name}]" if ":" in name else name
+    is_usual = parts.port in (None, 443 if parts.scheme == "https" else 80)
+    return host if is_usual else f"{host}:{parts.port}"
 
 
 class _Frozen:
