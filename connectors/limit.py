@@ -99,9 +99,13 @@ class Limit(Decorator):
     def _ask(self, inner: Asker, path: bytes, version: Fingerprint) -> Ask | None:
         if self._places and not self._places.acquire(blocking=False):
             return None
-        ask = inner(path, version)
+        ask = None
+        try:
+            ask = inner(path, version)
+        finally:
+            if ask is None:
+                self._leave()
         if ask is None:
-            self._leave()
             return None
 
         def ended(size_bytes: int, error: str) -> None:

@@ -215,7 +215,7 @@ class S3Connector:
             if not self._direct.serves():
                 return None
             signer, address = self._http.signer(), self._http.address()
-        except (CacheFSError, OSError):
+        except (CacheFSError, OSError, ValueError):  # the last: of a host that no resolver takes
             return None
         until_s = time.monotonic() + ASKER_S
         return lambda path, version: self._ask(signer, address, until_s, path, version)
@@ -226,6 +226,8 @@ class S3Connector:
         size = version.size
         if not version.etag or not size or time.monotonic() > until_s:
             return None
+        if not (version.etag.isascii() and version.etag.isprintable()):
+            return None  # not in a header
         try:
             head = signer.head(self._key(path), _conditions(0, size, version))
         except NotFound:

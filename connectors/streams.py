@@ -34,8 +34,10 @@ HEAD_BYTES: Final = 8 << 10
 BODY_BYTES: Final = 1 << 20
 ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
 KEPT_BYTES: Final = 16 << 20  # of buffers, while nothing is read into them
-_CUT: Final = "unreachable"  # the code of what breaks, as `cachefs.core.errors` has it
-_REFUSED: Final = "refused"
+# The codes of what does not go well, as `cachefs.core.errors` has them.
+_CUT: Final = "unreachable"
+_REFUSED: Final = "origin-error"
+_ONCE: Final = frozenset({"connection", "content-length", "content-range", "etag"})
 
 Prepare = Callable[[], Ask | None]
 Taken = Callable[[memoryview | None], None]
@@ -44,7 +46,18 @@ Taken = Callable[[memoryview | None], None]
 class Read:
     """One file on its way. `start`: where its bytes begin in the buffer, behind the head."""
 
-    __slots__ = ("ask", "began_s", "buffer", "got", "prepare", "start", "stop", "taken", "until_s")
+    __slots__ = (
+        "ask",
+        "began_s",
+        "buffer",
+        "got",
+        "is_over",
+        "prepare",
+        "start",
+        "stop",
+        "taken",
+        "until_s",
+    )
 
     def __init__(self, prepare: Prepare, taken: Taken) -> None:
         self.prepare = prepare
@@ -54,6 +67,7 @@ class Read:
         self.got = 0
         self.start = self.stop = -1
         self.began_s = self.until_s = 0.0  # monotonic
+        self.is_over = False  # `end` was called
 
     @property
     def room(self) -> memoryview:
@@ -61,9 +75,17 @@ class Read:
         stop = self.stop if self.stop >= 0 else len(self.buffer)
         return memoryview(self.buffer)[self.got : stop]
 
-    @property
-    def body(self) -> memoryview:
-        return memoryview(self.buffer)[self.start : self.stop]
+    def end(self, code: str) -> None:
+        """Tells whoever counts and whoever waits, at the first call: the body, or with a code that
+        it did not come. Raises what these two raise, but both are told."""
+        if self.is_over:
+            return
+        self.is_over = True
+        try:
+            if self.ask is not None:
+                self.ask.ended(self.got - self.start if self.start >= 0 else 0, code)
+        finally:
+            self.taken(None if code else memoryview(self.buffer)[self.start : self.stop])
 
 
 class Connection:
@@ -97,7 +119,7 @@ class Streams:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._clock = clock
-        self._lock = threading.Lock()  # of the start and the end
+        self._lock = threading.Lock()  # of the start and the end, and of what is added
         self._thread: threading.Thread | None = None
         self._closed = False
         self._waiting: collections.deque[Read] = collections.deque()
@@ -108,6 +130,7 @@ class Streams:
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._idle: list[Connection] = []  # the last one is used next
         self._busy = 0
+        self._begun: Read | None = None  # it may be on no connection yet
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
         self._kept_bytes = 0
         self._looked_s = 0.0
@@ -115,46 +138,51 @@ class Streams:
     def start(self, prepare: Prepare, taken: Taken) -> bool:
         """`prepare` says in the thread what to ask for, and must not wait. `taken` is called there
         exactly once: with the body, which is valid during the call, or with None where it did not
-        come. False, and neither is called, once this has ended."""
-        self._waiting.append(Read(prepare, taken))
-        if self._thread is None:
-            self._begin_thread()
-        if self._asleep:
-            self._ring()
-        return not self._closed or not self._take_back(prepare)
-
-    def _take_back(self, prepare: Prepare) -> bool:
-        """It came after the end, which therefore did not see it."""
+        come. False, and neither is called, once this has ended, or where it cannot begin."""
         with self._lock:
-            for read in self._waiting:
-                if read.prepare is prepare:
-                    self._waiting.remove(read)
-                    return True
-        return False
+            if self._closed or (self._thread is None and not self._begin_thread()):
+                return False
+            self._waiting.append(Read(prepare, taken))
+            if self._asleep:
+                self._ring()
+        return True
 
-    def _begin_thread(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                self._poll = select.epoll()
-                self._poll.register(self._bell, select.EPOLLIN)
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+    def _begin_thread(self) -> bool:
+        """False where there are no descriptors, or no threads, for it now."""
+        try:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._poll = select.epoll()
+            self._poll.register(self._bell, select.EPOLLIN)
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+        except (OSError, RuntimeError):
+            self._close_poll()
+            return False
+        self._thread = thread
+        return True
+
+    def _close_poll(self) -> None:
+        if self._poll is not None:
+            self._poll.close()
+            self._poll = None
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
 
     def _ring(self) -> None:
-        with self._lock:
-            if self._bell >= 0:
-                self._asleep = False
-                os.eventfd_write(self._bell, 1)
+        """With the lock."""
+        if self._bell >= 0:
+            self._asleep = False
+            os.eventfd_write(self._bell, 1)
 
     def close(self, wait_s: float) -> bool:
         """Gives back all reads. False when one is still being taken after `wait_s`. Idempotent."""
         with self._lock:
             self._closed = True
             thread = self._thread
+            self._ring()
         if thread is None:
             return True
-        self._ring()
         thread.join(wait_s)
         return not thread.is_alive()
 
@@ -170,23 +198,30 @@ class Streams:
             self._end()
 
     def _end(self) -> None:
-        assert self._poll is not None
         with self._lock:
             self._closed = True
-            bell, self._bell = self._bell, -1
-            left = [*self._waiting]
+            left = [self._begun] if self._begun is not None else []
+            left += [one.read for one in self._connections.values() if one.read is not None]
+            left += self._waiting
             self._waiting.clear()
-        for connection in [*self._connections.values()]:
-            self._give_back(connection, _CUT)
-        self._poll.close()
-        os.close(bell)
+            for connection in self._connections.values():
+                connection.sock.close()
+            self._connections.clear()
+            self._idle.clear()
+            self._buffers.clear()
+            self._close_poll()
         for read in left:
-            read.taken(None)
+            try:
+                read.end(_CUT)
+            except BaseException:
+                log.exception("a read of a small file could not be given back")
 
     def _turn(self) -> None:
         assert self._poll is not None
         while self._waiting and self._busy < CONNECTIONS:
-            self._begin(self._waiting.popleft())
+            self._begun = self._waiting.popleft()
+            self._begin(self._begun)
+            self._begun = None
         self._asleep = True  # before the look at what waits: who adds to it looks in this order too
         may_begin = self._waiting and self._busy < CONNECTIONS
         events = self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1)
@@ -214,7 +249,7 @@ class Streams:
     def _begin(self, read: Read) -> None:
         read.ask = read.prepare()
         if read.ask is None:
-            return read.taken(None)
+            return read.end(_REFUSED)
         if read.ask.size > BODY_BYTES:
             return self._back(read, _REFUSED)
         read.began_s = self._clock()
@@ -232,16 +267,27 @@ class Streams:
 
     def _connect(self, read: Read) -> None:
         assert read.ask is not None
-        assert self._poll is not None
+        if len(self._connections) >= CONNECTIONS and self._idle:
+            self._drop(self._idle[0])
         try:
-            connection = Connection(read.ask.address)
+            connection = self._open(read.ask.address)
         except OSError:
             return self._back(read, _CUT)
         self._connections[connection.sock.fileno()] = connection
-        self._poll.register(connection.sock, select.EPOLLOUT)
         connection.read = read
         self._busy += 1
         read.until_s = self._clock() + CONNECT_LIMIT_S
+
+    def _open(self, address: Address) -> Connection:
+        """Raises OSError."""
+        assert self._poll is not None
+        connection = Connection(address)
+        try:
+            self._poll.register(connection.sock, select.EPOLLOUT)
+        except BaseException:
+            connection.sock.close()
+            raise
+        return connection
 
     def _send(self, connection: Connection, read: Read) -> None:
         assert read.ask is not None
@@ -292,7 +338,7 @@ class Streams:
     def _has_head(self, connection: Connection, read: Read) -> bool:
         """Also where it gives the read back, False."""
         assert read.ask is not None
-        end = read.buffer.find(b"\r\n\r\n", 0, read.got)
+        end = read.buffer.find(b"\r\n\r\n", 0, min(read.got, HEAD_BYTES))
         if end < 0 and read.got < HEAD_BYTES:
             return False
         status, headers = parse_head(read.buffer[:end]) if end >= 0 else (0, {})
@@ -309,7 +355,6 @@ class Streams:
         return True
 
     def _complete(self, connection: Connection, read: Read) -> None:
-        assert read.ask is not None
         connection.read = None
         self._busy -= 1
         if connection.closes:
@@ -318,8 +363,7 @@ class Streams:
             connection.used = True
             connection.kept_since_s = self._clock()
             self._idle.append(connection)
-        read.ask.ended(read.ask.size, "")
-        read.taken(read.body)
+        read.end("")
         self._keep_buffer(read)
 
     # ---- what does not go well ----
@@ -329,6 +373,7 @@ class Streams:
         again = connection.used and not read.got
         if not again:
             return self._give_back(connection, _CUT)
+        self._begun = read
         self._drop(connection)
         self._connect(read)
 
@@ -339,11 +384,8 @@ class Streams:
             self._back(read, code)
 
     def _back(self, read: Read, code: str) -> None:
-        assert read.ask is not None
-        came = read.got - read.start if read.start >= 0 else 0
-        read.ask.ended(came, code)
         self._keep_buffer(read)
-        read.taken(None)
+        read.end(code)
 
     def _drop(self, connection: Connection) -> None:
         if connection.read is not None:
@@ -371,19 +413,20 @@ class Streams:
 
 def parse_head(head: bytes | bytearray) -> tuple[int, dict[str, str]]:
     """The status, and headers by their names in lower case; status 0 for what is not HTTP/1.1, or
-    says one thing twice."""
+    says one thing twice. Raises nothing, whatever it is given."""
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
-    if version != "HTTP/1.1" or not rest[:3].isdigit():
+    status, _, _ = rest.partition(" ")
+    if version != "HTTP/1.1" or len(status) != 3 or not (status.isascii() and status.isdigit()):
         return 0, {}
     headers: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
         name = name.lower()
-        if name in ("content-length", "content-range", "etag") and name in headers:
+        if (name in headers and name in _ONCE) or name != name.strip():
             return 0, {}
         headers[name] = value.strip()
-    return int(rest[:3]), headers
+    return int(status), headers
 
 
 def _is_plain(headers: Mapping[str, str], size_bytes: int) -> bool:
