@@ -14,7 +14,8 @@ READERS = 16
 
 
 def run(lab: Lab, result: Result) -> None:
-    data = lab.datasets.small(lab.size(2000, 500))
+    # So many that the start (the first listing, the first connections) is a small part of it.
+    data = lab.datasets.small(lab.size(8000, 500))
     url = lab.origin.direct_url
     passes: dict[str, list[Pass]] = {"cachefs": [], "rclone mount2": [], "obstore": []}
     for _ in range(lab.runs):
