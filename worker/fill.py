@@ -285,6 +285,7 @@ class Filler:
         self, piece: Piece, transfer: Transfer, body: SourceBody | None = None
     ) -> None:
         """In a thread. `body`: it is here already."""
+        transfer.raise_if_aborted()
         entry = piece.entry
         transfer.at_disk += 1
         self.make_file(entry)

@@ -62,7 +62,9 @@ class Transfer:
         self.tier_bytes = 0
 
     def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
-        """Raises what the source raises, BadBody, DiskFault. Closes the body in any case."""
+        """Raises what the source raises, BadBody, DiskFault, Interrupted. Closes the body in any
+        case."""
+        self.raise_if_aborted()
         size = range_bytes(self._origin.size, self.next_page, self._end)
         self.take(source.read(self._origin, self._at, size, purpose), fd)
 
@@ -84,13 +86,17 @@ class Transfer:
         if self._body is not None:
             self._body.close()
 
+    def raise_if_aborted(self) -> None:
+        """What has not begun when it is aborted does not: who ends it waits for its thread."""
+        if self.aborted:
+            raise Interrupted("the worker is closing")
+
     @property
     def _path(self) -> str:
         return self._origin.path.decode(errors="replace")
 
     def _take(self, chunk: memoryview, body: SourceBody) -> None:
-        if self.aborted:
-            raise Interrupted("the worker is closing")
+        self.raise_if_aborted()
         if isinstance(body, TierBody) and body.from_tier:
             self.tier_bytes += len(chunk)
         elif body.from_peer:

@@ -1,0 +1,623 @@
+"""Small files that come by one thread: the same bytes, accounts and errors as by the threads, and
+what does not come that way comes the ordinary one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    CredentialsMissing,
+    Interrupted,
+    Stale,
+    Unavailable,
+)
+from cachefs.core.model import Origin
+from tests.services.hanging_disk import hanging_disk
+from tests.services.small_origin import FAULTS, SmallOrigin
+from tests.unit.worker import rig as rig_module
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, read, until
+from tests.unit.worker_peers.nodes import Cluster
+from tests.unit.worker_tiers.rig import TiersRig
+from worker.cluster.late_connector import AGAIN_S, LateConnector
+from worker.source import Asker, OriginSource, Purpose, SourceBody
+from worker.store.tier import Tier
+from worker.transfer import Transfer
+from worker.worker import Worker
+
+SMALL = 110 << 10
+SEED = random.SystemRandom().getrandbits(32)
+SHARED_MEMORY = Path("/dev/shm")
+STREAM = "fetch-small"
+
+
+@pytest.fixture
+def origin() -> Iterator[SmallOrigin]:
+    with SmallOrigin() as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "disk"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A directory in memory, and one on a disk (or taken for that)."""
+    if request.param == "disk":
+        monkeypatch.setattr(Tier, "in_memory", False)
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="small-reads-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, str]:
+    """By which thread each file was written to the tier last."""
+    names: dict[bytes, str] = {}
+    take = Transfer.take
+
+    def taken(self: Transfer, body: SourceBody, fd: int) -> None:
+        names[self._origin.path] = threading.current_thread().name
+        take(self, body, fd)
+
+    monkeypatch.setattr(Transfer, "take", taken)
+    return names
+
+
+def made_rig(directory: Path, origin: SmallOrigin, limit_bytes: int = 64 * MIB) -> Rig:
+    print(f"seed {SEED}")
+    rig = Rig(directory, limit_bytes, SEED)
+    rig.origin = origin.connector
+    return rig
+
+
+def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
+    """No descriptor and no thread of a worker may be left, and no connection to the origin."""
+
+    async def whole() -> None:
+        await script
+        await until(lambda: origin.connections == 0)
+
+    rig_module.run(whole())
+    # The end of a thread is seen a moment after its last call.
+    for thread in threading.enumerate():
+        if thread.name.startswith(("fetch-", "ask-", "load-")):
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), thread.name
+
+
+async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
+    """The first small file of the source: read by a thread."""
+    before = rig.origin.calls["read"]
+    assert await read(worker, ino) == rig.data[ino]
+    assert rig.origin.calls["read"] == before + 1
+
+
+def path_of(rig: Rig, ino: int) -> bytes:
+    return rig.space.origins[ino].path
+
+
+async def recorded(worker: Worker) -> None:
+    """The index has everything, and the accounts agree with it."""
+    ledger, index = worker._parts.ledger, worker._parts.tier.index
+    await until(lambda: worker.status()["fills_in_flight"] == 0)
+    await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
+    ledger.check_invariants()
+    worker._parts.memory.check_invariants()
+    assert ledger.reserved_bytes == 0
+
+
+# ---- what goes well ------------------------------------------------------------------------------
+
+
+def test_after_the_first_file_of_a_source_one_thread_reads_them(
+    place: Path, origin: SmallOrigin, stored: dict[bytes, str], request: pytest.FixtureRequest
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        sizes = [SMALL, 1, 4096, 65_537, MIB - 1, MIB, *range(100_000, 100_030)]
+        inos = [rig.put(number, size) for number, size in enumerate(sizes, 1)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            assert (origin.askers, origin.began) == (1, [])
+            found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:]))
+            assert found == [rig.data[ino] for ino in inos[1:]]
+            assert rig.origin.calls["read"] == 1
+            assert sorted(origin.served) == sorted(path_of(rig, ino) for ino in inos[1:])
+            assert sorted(origin.ended) == sorted((size, "") for size in sizes[1:])
+            await recorded(worker)
+            status = worker.status()
+            assert status["origin_bytes"] == sum(sizes)
+            assert status["origin_requests"] == len(sizes)
+            assert rig.published() == {rig.name(ino) for ino in inos}
+            assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
+            for ino in inos:
+                key = rig.content(ino).key
+                sums = worker._parts.tier.index.checksums(key, len(rig.data[ino]))[1]
+                assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
+        threads = {stored[path_of(rig, ino)] for ino in inos[1:]}
+        if "memory" in request.node.name:
+            assert threads == {STREAM}
+        else:
+            assert STREAM not in threads
+            assert all(name.startswith("fetch-") for name in threads)
+        async with rig.worker() as worker:
+            for ino in inos:
+                assert await read(worker, ino) == rig.data[ino]
+            assert worker.status()["origin_bytes"] == 0
+        assert rig.origin.calls["read"] == 1
+        assert len(origin.began) == len(inos) - 1
+
+    run(origin, script())
+
+
+def test_sixteen_readers_of_one_file_share_one_request(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            origin.hold()
+            readers = [asyncio.ensure_future(read(worker, 2)) for _ in range(16)]
+            await asyncio.to_thread(origin.wait_held, 1)
+            origin.go_on()
+            assert await asyncio.gather(*readers) == [rig.data[2]] * 16
+            assert len(origin.began) == 1
+            assert worker.status()["origin_bytes"] == 2 * SMALL
+
+    run(origin, script())
+
+
+def test_large_files_are_not_read_so(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino, size in enumerate([SMALL, MIB + 1, 5 * MIB], 1):
+            rig.put(ino, size)
+        async with rig.worker() as worker:
+            for ino in (1, 2, 3):
+                assert await read(worker, ino) == rig.data[ino]
+        assert origin.began == []
+
+    run(origin, script())
+
+
+def test_a_source_that_cannot_be_asked_so_is_read_by_threads(
+    place: Path, origin: SmallOrigin
+) -> None:
+    async def script() -> None:
+        origin.connector.asks = False
+        rig = made_rig(place, origin)
+        async with rig.worker() as worker:
+            for ino in range(1, 6):
+                rig.put(ino, SMALL)
+                await learnt(worker, rig, ino)
+        assert origin.began == []
+
+    run(origin, script())
+
+
+# ---- what does not come --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_come_is_read_by_a_thread_and_then_it_goes_on(
+    place: Path, origin: SmallOrigin, fault: str, stored: dict[bytes, str]
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in range(1, 6):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            assert await read(worker, 2) == rig.data[2]
+            assert rig.origin.calls["read"] == 1
+            origin.fault(path_of(rig, 3), fault, times=2)  # a kept connection is tried again
+            assert await read(worker, 3) == rig.data[3]
+            assert rig.origin.calls["read"] == 2
+            assert stored[path_of(rig, 3)] != STREAM
+            assert origin.ended[-1][1], "an error was told"
+            for ino in (4, 5):
+                assert await read(worker, ino) == rig.data[ino]
+            assert rig.origin.calls["read"] == 2, "it has learnt again"
+            await recorded(worker)
+            assert worker.status()["origin_bytes"] == 5 * SMALL
+            assert worker.status()["origin_requests"] == 5
+            assert rig.published() == {rig.name(ino) for ino in range(1, 6)}
+
+    run(origin, script())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_change_at_the_origin_is_stale_once(place: Path, origin: SmallOrigin, gone: bool) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2, 3):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            path = path_of(rig, 2)
+            if gone:
+                rig.origin.delete(path)
+            else:
+                rig.origin.put(path, rig.random.randbytes(SMALL))
+            with pytest.raises(Stale):
+                await worker.open(NAMESPACE, 2)
+            assert rig.space.changed == [2]
+            assert path in origin.began
+            assert await worker.cached_bytes(rig.content(2)) == 0
+            rig.put(2, SMALL)
+            assert await read(worker, 2) == rig.data[2]
+            assert await read(worker, 3) == rig.data[3]
+            assert path_of(rig, 3) in origin.served, "it has learnt again"
+            await recorded(worker)
+            assert rig.space.changed == [2]
+
+    run(origin, script())
+
+
+@pytest.mark.parametrize("error", [AccessDenied("no"), Unavailable("not now")])
+def test_an_origin_that_fails_both_ways_is_an_error_and_not_for_ever(
+    place: Path, origin: SmallOrigin, error: CacheFSError
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2, 3):
+            rig.put(ino, SMALL)
+        async with rig.worker(origin_deadline_s=0.2) as worker:
+            await learnt(worker, rig, 1)
+            origin.fault(path_of(rig, 2), "503", times=100)
+            rig.origin.fail("read", path_of(rig, 2), error, times=100)
+            with pytest.raises(type(error)):
+                await worker.open(NAMESPACE, 2)
+            assert origin.began.count(path_of(rig, 2)) == 1
+            assert await read(worker, 3) == rig.data[3]
+            await recorded(worker)
+
+    run(origin, script())
+
+
+def test_many_faults_among_many_readers(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, rig.random.randrange(1, 200_000)) for number in range(1, 151)]
+        for ino in rig.random.sample(inos, 30):
+            origin.fault(path_of(rig, ino), rig.random.choice(FAULTS))
+
+        async def reader(worker: Worker, order: list[int]) -> None:
+            for ino in order:
+                assert await read(worker, ino) == rig.data[ino]
+
+        async with rig.worker() as worker:
+            orders = [rig.random.sample(inos, len(inos)) for _ in range(8)]
+            await asyncio.gather(*(reader(worker, order) for order in orders))
+            await recorded(worker)
+            assert worker.status()["origin_bytes"] == sum(len(rig.data[ino]) for ino in inos)
+            assert len(origin.served) > len(inos) // 4
+            assert rig.published() == {rig.name(ino) for ino in inos}
+
+    run(origin, script())
+
+
+# ---- what is not asked for so --------------------------------------------------------------------
+
+
+class Waits:
+    """The origin, whose readers wait for peers (`epoch`)."""
+
+    def __init__(self, origin: SmallOrigin, epoch: int | None) -> None:
+        self.epoch = epoch
+        self._then = OriginSource(lambda ns, key: origin.connector)
+
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        return self.epoch
+
+    def asker(self, origin: Origin) -> Asker | None:
+        return self._then.asker(origin)
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        return self._then.read(origin, offset, size, purpose)
+
+
+def test_what_peers_bring_first_is_not_asked_of_the_origin(
+    place: Path, origin: SmallOrigin
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2, 3):
+            rig.put(ino, SMALL)
+        source = Waits(origin, None)
+        async with rig.worker(source) as worker:
+            await learnt(worker, rig, 1)
+            source.epoch = 5
+            await learnt(worker, rig, 2)
+            assert origin.began == []
+            source.epoch = None
+            assert await read(worker, 3) == rig.data[3]
+            assert origin.began == [path_of(rig, 3)]
+
+    run(origin, script())
+
+
+def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigin) -> None:
+    """Each file leaves the origin once, whichever way its owner got it, before and after a node
+    joined. A migration asks peers alone."""
+
+    async def script() -> None:
+        cluster = Cluster(tmp_path, 3)
+        rig = cluster.rig
+        rig.origin = origin.connector
+        inos = [rig.put(number, SMALL) for number in range(1, 41)]
+        async with cluster.running() as nodes:
+            cluster.set_view([0, 1])
+            for ino in inos:
+                for node in nodes[:2]:
+                    assert await read(node.worker, ino) == rig.data[ino]
+            assert origin.served, "owners have asked so"
+            assert len(origin.served) + rig.origin.calls["read"] == len(inos)
+            before = [*origin.began], rig.origin.calls["read"]
+            cluster.set_view([0, 1, 2], before=[0, 1])
+            assert any(cluster.owner(ino) is nodes[2] for ino in inos)
+            for ino in inos:
+                assert await read(nodes[2].worker, ino) == rig.data[ino]
+            assert (origin.began, rig.origin.calls["read"]) == before
+            for node in nodes:
+                node.worker._parts.ledger.check_invariants()
+
+    run(origin, script())
+
+
+def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = TiersRig(tmp_path, 40 * MIB, 40 * MIB, seed=SEED)
+        rig.origin = origin.connector
+        inos = [rig.put(number, SMALL) for number in range(1, 6)]
+        async with rig.tiers() as tiers:
+            one, two = (running.worker for running in tiers._keeper.running)
+            for ino in inos[:3]:
+                assert await read(two, ino) == rig.data[ino]
+            await recorded(two)
+            assert origin.began == [path_of(rig, ino) for ino in inos[1:3]]
+            await learnt(one, rig, inos[3])
+            for ino in inos[:3]:
+                assert await read(one, ino) == rig.data[ino]
+            assert one.status()["origin_bytes"] == SMALL
+            assert len(origin.began) == 2
+            assert rig.origin.calls["read"] == 2
+            assert await read(one, inos[4]) == rig.data[inos[4]]
+            assert origin.began[-1] == path_of(rig, inos[4]), "nobody else has that"
+
+    run(origin, script())
+
+
+def test_a_late_connector_has_no_asker_before_it_is_found_nor_after_a_refusal(
+    origin: SmallOrigin,
+) -> None:
+    now = [0.0]
+    version = origin.connector.put(b"x", b"12345")
+    late = LateConnector(lambda: origin.connector, clock=lambda: now[0])
+    assert late.asker() is None
+    assert bytes(late.read_all(b"x", version)) == b"12345"
+    assert late.asker() is not None
+    for error in (AccessDenied("no"), CredentialsMissing("none")):
+        origin.connector.fail("read", b"x", error)
+        with pytest.raises(type(error)):
+            late.read_all(b"x", version)
+        assert late.asker() is None
+        now[0] += AGAIN_S
+        assert bytes(late.read_all(b"x", version)) == b"12345"
+        assert late.asker() is not None
+
+
+# ---- disks ---------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_the_write_is_read_past(
+    place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 12)]
+        real = os.pwrite
+
+        def broken(fd: int, data: Any, offset: int) -> int:
+            if "/tier/files/" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise OSError(errno.EIO, "Input/output error")
+            return real(fd, data, offset)
+
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwrite", broken)
+                found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:10]))
+                assert found == [rig.data[ino] for ino in inos[1:10]]
+                assert origin.served, "it came by the one thread"
+                assert worker.status()["tiers"][0]["state"] == "degraded"
+            await recorded(worker)
+            assert rig.published() == {rig.name(1)}
+            worker._parts.health._until_s = 0
+            assert await read(worker, 11) == rig.data[11]
+            assert worker.status()["tiers"][0]["state"] == "normal"
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            await recorded(worker)
+
+    run(origin, script())
+
+
+def test_a_full_disk_is_read_past(
+    place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Tier, *args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 10)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(Tier, "create", full)
+                patch.setattr(Tier, "scratch_file", full)
+                found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:]))
+                assert found == [rig.data[ino] for ino in inos[1:]]
+            await recorded(worker)
+            assert rig.published() == {rig.name(1)}
+
+    run(origin, script())
+
+
+def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin) -> None:
+    """What the one thread brings is held by the threads that write, not by that one."""
+
+    async def script(directory: Path, hang: Callable[[], None], go_on: Callable[[], None]) -> None:
+        rig = made_rig(directory, origin, 100 * MIB)
+        inos = [rig.put(number, SMALL) for number in range(1, 12)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            hang()
+            try:
+                opened = await asyncio.gather(*(worker.open(NAMESPACE, ino) for ino in inos[1:9]))
+                assert len(origin.served) == 8
+                assert worker.status()["tiers"][0]["state"] == "offline"
+                for ino, grant in zip(inos[1:9], opened, strict=True):
+                    ensured, fd = await worker.ensure(grant.handle, 0, SMALL, past_tier=True)
+                    assert fd is not None
+                    got = os.pread(fd, SMALL, -ensured.base)
+                    os.close(fd)
+                    assert got == rig.data[ino]
+                    if grant.fd is not None:
+                        os.close(grant.fd)
+                    worker.release(grant.handle)
+            finally:
+                go_on()
+            await until(lambda: worker.status()["tiers"][0]["state"] == "normal")
+            await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            assert await read(worker, 11) == rig.data[11]
+            await recorded(worker)
+
+    with hanging_disk(tmp_path) as disk:
+        run(origin, script(disk.path, disk.hang, disk.go_on))
+
+
+def test_what_was_asked_for_before_the_tier_left_never_enters_it(
+    place: Path, origin: SmallOrigin
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            origin.hold()
+            opening = asyncio.ensure_future(worker.open(NAMESPACE, 2))
+            await asyncio.to_thread(origin.wait_held, 1)
+            worker._filler.leave_tier()
+            origin.go_on()
+            grant = await asyncio.wait_for(opening, LIMIT_S)
+            if grant.fd is not None:
+                os.close(grant.fd)
+            worker.release(grant.handle)
+            assert await read(worker, 2) == rig.data[2]
+            await recorded(worker)
+
+    run(origin, script())
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_closes_leaves_nothing_to_wait_for(place: Path, origin: SmallOrigin) -> None:
+    """Reads that are given back are not begun anew at an origin that hangs."""
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 101)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            origin.hold()
+            readers = [asyncio.ensure_future(worker.open(NAMESPACE, ino)) for ino in inos[1:]]
+            await asyncio.to_thread(origin.wait_held, 64)
+            rig.origin.block("read")
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 5.0
+        for found in await asyncio.gather(*readers, return_exceptions=True):
+            assert isinstance(found, Interrupted)
+        assert rig.origin.calls["read"] == 1
+        worker._parts.ledger.check_invariants()
+        assert rig.published() == {rig.name(1)}
+        origin.go_on()
+
+    run(origin, script())
+
+
+def test_a_worker_that_closes_while_bodies_come(place: Path, origin: SmallOrigin) -> None:
+    """What was acknowledged is there after a restart, and the rest is read again."""
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 101)]
+        got: set[int] = set()
+
+        async def reader(worker: Worker, ino: int) -> None:
+            assert await read(worker, ino) == rig.data[ino]
+            got.add(ino)
+
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            readers = [asyncio.ensure_future(reader(worker, ino)) for ino in inos[1:]]
+            await until(lambda: len(got) > 10)
+        for found in await asyncio.gather(*readers, return_exceptions=True):
+            assert found is None or isinstance(found, CacheFSError), found
+        worker._parts.ledger.check_invariants()
+        assert rig.published() >= {rig.name(ino) for ino in got}
+        async with rig.worker() as worker:
+            for ino in inos:
+                assert await read(worker, ino) == rig.data[ino]
+            await recorded(worker)
+            assert worker.status()["origin_bytes"] <= SMALL * (len(inos) - len(got))
+
+    run(origin, script())
+
+
+def test_a_reader_that_leaves_does_not_take_the_fill_along(
+    place: Path, origin: SmallOrigin
+) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            origin.hold()
+            leaving = asyncio.ensure_future(worker.open(NAMESPACE, 2))
+            await asyncio.to_thread(origin.wait_held, 1)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            origin.go_on()
+            await until(lambda: rig.name(2) in rig.published())
+            await recorded(worker)
+            reader = await open_reader(worker, 2)
+            assert reader.grant.complete
+            reader.close()
+            assert len(origin.began) == 1
+
+    run(origin, script())

@@ -1,0 +1,191 @@
+"""An origin in memory whose small files can be asked for over HTTP too (`Connector.asker`), by a
+server of its own that counts, holds answers back and breaks them.
+
+    with SmallOrigin() as origin:
+        ...        # use origin.connector; origin.connector.calls["read"] are the ordinary reads
+        origin.fault(b"dir/2", "cut")
+        assert origin.served == [b"dir/1"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final
+
+from cachefs.core.errors import NotFound
+from cachefs.core.model import Fingerprint
+from connectors.base import Ask, Asker
+from connectors.memory import MemoryConnector
+
+LIMIT_S: Final = 30.0
+FAULTS: Final = ("cut", "cut-at-once", "503", "404", "412", "other-version", "other-length")
+
+
+class AskedConnector(MemoryConnector):
+    """Of a `SmallOrigin`. `asks` False: it has no other way than `read`."""
+
+    def __init__(self, origin: SmallOrigin) -> None:
+        super().__init__()
+        self.asks = True
+        self._origin = origin
+
+    def asker(self) -> Asker | None:
+        self._origin.askers += 1
+        return self._ask if self.asks else None
+
+    def _ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        if not self.asks:
+            return None
+
+        def is_it(status: int, headers: Mapping[str, str]) -> bool:
+            return status == 200 and headers.get("etag") == version.etag
+
+        self._origin.began.append(path)
+        head = b"GET /%s HTTP/1.1\r\nHost: small\r\n\r\n" % path
+        return Ask(self._origin.address, head, version.size, is_it, self._ended)
+
+    def _ended(self, size_bytes: int, error: str) -> None:
+        self._origin.ended.append((size_bytes, error))
+
+
+class SmallOrigin:
+    """`began`: paths that were asked for; `served`: those with all of the body; `ended`: what the
+    connector was told of them; `askers`: how often it was asked for an asker."""
+
+    def __init__(self) -> None:
+        self.connector = AskedConnector(self)
+        self.began: list[bytes] = []
+        self.served: list[bytes] = []
+        self.ended: list[tuple[int, str]] = []
+        self.askers = 0
+        self._faults: dict[bytes, list[str]] = {}
+        self._changed = threading.Condition()
+        self._held = False
+        self._waiting = 0
+        self._connections: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.address = socket.AF_INET, self._listener.getsockname()
+        self._acceptor = threading.Thread(target=self._accept, name="small-origin")
+
+    def fault(self, path: bytes, name: str, times: int = 1) -> None:
+        """What happens to the next requests for a path, see `FAULTS`."""
+        with self._changed:
+            self._faults.setdefault(path, []).extend([name] * times)
+
+    def hold(self) -> None:
+        """Answers wait until `go_on`."""
+        with self._changed:
+            self._held = True
+
+    def go_on(self) -> None:
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def wait_held(self, count: int) -> None:
+        """Returns when so many answers wait."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._waiting >= count, LIMIT_S)
+
+    @property
+    def connections(self) -> int:
+        with self._changed:
+            return len(self._connections)
+
+    def __enter__(self) -> SmallOrigin:
+        self._acceptor.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.go_on()
+        self.connector.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(LIMIT_S)
+        self._listener.close()
+        with self._changed:
+            for sock in self._connections:
+                with contextlib.suppress(OSError):  # the other end has closed it
+                    sock.shutdown(socket.SHUT_RDWR)
+            assert self._changed.wait_for(lambda: not self._connections, LIMIT_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # shut down
+                return
+            with self._changed:
+                self._connections.add(sock)
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while head := _head(sock):
+                    if not self._answer(sock, head.split(b" ", 2)[1][1:]):
+                        break
+        finally:
+            with self._changed:
+                self._connections.discard(sock)
+                sock.close()
+                self._changed.notify_all()
+
+    def _answer(self, sock: socket.socket, path: bytes) -> bool:
+        """False when the connection is to end."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._held, LIMIT_S)
+            self._waiting -= 1
+            faults = self._faults.get(path)
+            fault = faults.pop(0) if faults else ""
+        if fault == "cut-at-once":
+            return False
+        answer = self._whole(path) if not fault or not fault.isdigit() else _status(fault)
+        if fault == "cut":
+            sock.sendall(answer[: len(answer) // 2])
+            return False
+        if fault == "other-version":
+            answer = answer.replace(b"ETag: ", b"ETag: another-", 1)
+        if fault == "other-length":
+            answer = answer.replace(b"Content-Length: ", b"Content-Length: 1", 1)
+        sock.sendall(answer)
+        if not fault and answer.startswith(b"HTTP/1.1 200"):
+            self.served.append(path)
+        return True
+
+    def _whole(self, path: bytes) -> bytes:
+        try:
+            with self.connector._lock:
+                found = self.connector._entry(path)
+                data = self.connector._objects[path].data
+        except NotFound:
+            return _status("404")
+        etag = found.fingerprint.etag.encode()
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: %s\r\n\r\n%s" % (
+            len(data), etag, data,
+        )  # fmt: skip
+
+
+def _status(number: str) -> bytes:
+    return b"HTTP/1.1 %s Not so\r\nContent-Length: 5\r\n\r\nsorry" % number.encode()
+
+
+def _head(sock: socket.socket) -> bytes:
+    """Of the next request; empty at the end."""
+    found = bytearray()
+    while b"\r\n\r\n" not in found:
+        if not (part := sock.recv(4096)):
+            return b""
+        found += part
+    return bytes(found)
