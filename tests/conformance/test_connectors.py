@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from cachefs.core.errors import NotFound, Stale
-from cachefs.core.model import Kind
-from connectors.base import Connector, Entry, Page, order_key
+from cachefs.core.model import Fingerprint, Kind
+from connectors.base import Asker, Connector, Entry, Page, order_key
+from connectors.streams import Streams
 from tests.conformance.origins import Origin, OriginFactory, put_all
 
 KINDS = ("file", "s3-versitygw", "s3-moto", "memory", "memory-unordered", "memory-decorated")
@@ -20,6 +22,10 @@ MANY = 1050  # more than a page of any store
 ORDERED = [b"a-b", b"a.txt", b"a/", b"a0", b"b/", b"sp ace+%20&x", b"z", "ümlaut".encode()]
 TREE = [b"a-b", b"a.txt", b"a/x/1", b"a/x/2", b"a/x-y", b"a0", b"b/" + b"f" * 200, *ORDERED[-3:]]
 TREE.sort()
+SMALL = {b"small/%d" % size: random.Random(size).randbytes(size) for size in (1, 4097, 1 << 20)}
+ODD = ["ümlaut/%41+ &=?#;~'\"*", "tab\tand\x01more\x7f", "\U0001f600", "a" * 255]
+SMALL |= {f"odd/{name}".encode(): name.encode() for name in ODD}
+WAIT_S = 20.0
 BIG = random.Random(1).randbytes((5 << 20) + 12_345)
 
 
@@ -236,6 +242,80 @@ def test_more_than_a_page(origin: Origin) -> None:
         assert keys_of(entries(pages)) == every
         rest = entries(origin.connector.list_dir(b"many", every[17]))
         assert keys_of(rest) == every[18:]
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    made = Streams("streams")
+    yield made
+    assert made.close(WAIT_S)
+
+
+def asker_of(kind: str, connector: Connector) -> Asker | None:
+    """Only of object stores, which here are asked over plain HTTP: always of these."""
+    found = connector.asker()
+    assert (found is not None) == kind.startswith("s3")
+    return found
+
+
+def brought(
+    streams: Streams, asker: Asker, files: list[tuple[bytes, Fingerprint]]
+) -> list[bytes | None]:
+    """All at once, in the order of `files`."""
+    taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+
+    def start(number: int, path: bytes, version: Fingerprint) -> None:
+        def take(body: memoryview | None) -> None:
+            taken.put((number, None if body is None else bytes(body)))
+
+        assert streams.start(lambda: asker(path, version), take)
+
+    for number, (path, version) in enumerate(files):
+        start(number, path, version)
+    found = [taken.get(timeout=WAIT_S) for _ in files]
+    assert taken.empty()
+    return [body for _, body in sorted(found, key=lambda one: one[0])]
+
+
+def test_small_files_that_somebody_else_asks_for(
+    kind: str, origin: Origin, streams: Streams
+) -> None:
+    put_all(origin, SMALL)
+    asker = asker_of(kind, origin.connector)
+    versions = {path: origin.connector.stat(path).fingerprint for path in SMALL}
+    for path, version in versions.items():
+        assert bytes(origin.connector.read_all(path, version)) == SMALL[path]
+    if asker is not None:
+        paths = [*SMALL] * 5
+        files = [(path, versions[path]) for path in paths]
+        assert brought(streams, asker, files) == [SMALL[path] for path in paths]
+
+
+def test_of_another_version_nothing_is_brought(kind: str, origin: Origin, streams: Streams) -> None:
+    changes = {b"f": b"NEW", b"g": b"longer than before", b"h": b"s", b"i": b""}
+    put_all(origin, dict.fromkeys((*changes, b"gone", b"same"), b"old"))
+    asker = asker_of(kind, origin.connector)
+    files = [(path, origin.connector.stat(path).fingerprint) for path in (*changes, b"gone")]
+    same = (b"same", origin.connector.stat(b"same").fingerprint)
+    put_all(origin, changes)
+    origin.delete(b"gone")
+    if asker is not None:
+        assert brought(streams, asker, [*files, same]) == [None] * len(files) + [b"old"]
+    for path, version in files:
+        with pytest.raises(NotFound if path == b"gone" else Stale):
+            origin.connector.read_all(path, version)
+
+
+def test_what_cannot_be_asked_for_is_left(kind: str, origin: Origin) -> None:
+    """An empty file, and names that no file has."""
+    origin.put(b"empty", b"")
+    asker = asker_of(kind, origin.connector)
+    version = origin.connector.stat(b"empty").fingerprint
+    assert bytes(origin.connector.read_all(b"empty", version)) == b""
+    if asker is not None:
+        assert asker(b"empty", version) is None
+        for path in (b"..", b"a//x", b"nul\0", b"\xff\xfe", b""):
+            assert asker(path, Fingerprint(Kind.FILE, 3, 0, "e")) is None
 
 
 def test_closing_twice(origin: Origin) -> None:

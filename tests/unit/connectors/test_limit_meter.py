@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
+from cachefs.core.model import Fingerprint, Kind
+from connectors.base import Ask, Asker
 from connectors.compose import decorate
 from connectors.limit import Limit, Limits, TokenBucket
 from connectors.memory import MemoryConnector
@@ -126,3 +129,92 @@ def test_one_meter_over_retries(memory: MemoryConnector) -> None:
     decorate(memory, deadline_s=10, meter=meter, sleep=lambda _s: None, rng=lambda: 0.1).check()
     assert meter.snapshot().requests == {"check": 3}
     assert meter.snapshot().errors == {"throttled": 2}
+
+
+class Asked(MemoryConnector):
+    """One that lets files be asked for; `told`: how reads ended."""
+
+    def __init__(self) -> None:
+        super().__init__({b"f": b"123"})
+        self.told: list[tuple[int, str]] = []
+
+    def asker(self) -> Asker | None:
+        return self._ask
+
+    def _ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        if path == b"bad":
+            raise ZeroDivisionError("nobody expected it")
+        if path != b"f":
+            return None
+        return Ask(
+            (socket.AF_INET, ("127.0.0.1", 9)), b"head", version.size, lambda *_: True, self._end
+        )
+
+    def _end(self, size_bytes: int, error: str) -> None:
+        self.told.append((size_bytes, error))
+
+
+FILE = Fingerprint(Kind.FILE, 3, 0, "e")
+
+
+def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
+    source = Limit(asked := Asked(), Limits(in_flight=2), wait_limit_s=0.01)
+    ask = source.asker()
+    assert ask is not None
+    first, second = ask(b"f", FILE), ask(b"f", FILE)
+    assert first is not None
+    assert second is not None
+    assert ask(b"f", FILE) is None
+    with pytest.raises(DeadlineExceeded):
+        source.check()
+    first.ended(3, "")
+    source.check()
+    assert ask(b"f", FILE) is not None
+    second.ended(1, "unreachable")
+    source.check()
+    assert asked.told == [(3, ""), (1, "unreachable")]
+
+
+def test_what_is_not_asked_for_leaves_its_place() -> None:
+    ask = (source := Limit(Asked(), Limits(in_flight=1), wait_limit_s=0.01)).asker()
+    assert ask is not None
+    for _ in range(3):
+        assert ask(b"other", FILE) is None
+        with pytest.raises(ZeroDivisionError):
+            ask(b"bad", FILE)
+    source.check()
+
+
+def test_places_without_a_limit() -> None:
+    ask = Limit(Asked(), Limits(in_flight=0), wait_limit_s=0.01).asker()
+    assert ask is not None
+    found = [ask(b"f", FILE) for _ in range(100)]
+    assert all(found)
+
+
+@pytest.mark.parametrize("limits", [Limits(requests_per_s=1.0), Limits(bytes_per_s=1.0)])
+def test_with_a_rate_nobody_else_asks(limits: Limits) -> None:
+    assert Limit(Asked(), limits, wait_limit_s=1).asker() is None
+
+
+def test_without_an_asker_there_is_none(memory: MemoryConnector) -> None:
+    assert decorate(memory, deadline_s=1, meter=Meter()).asker() is None
+
+
+def test_the_meter_counts_what_is_asked_for() -> None:
+    ticks = iter(range(0, 1000, 2))
+    source = Metered(asked := Asked(), meter := Meter(), clock=lambda: float(next(ticks)))
+    ask = source.asker()
+    assert ask is not None
+    assert ask(b"other", FILE) is None
+    assert meter.snapshot().requests == {}
+    for size_bytes, error in [(3, ""), (1, "unreachable")]:
+        one = ask(b"f", FILE)
+        assert one is not None
+        one.ended(size_bytes, error)
+    found = meter.snapshot()
+    assert found.requests == {"read": 2}
+    assert found.seconds == {"read": 4.0}
+    assert found.body_bytes == 4
+    assert found.errors == {"unreachable": 1}
+    assert asked.told == [(3, ""), (1, "unreachable")]

@@ -349,6 +349,17 @@ def test_a_body_that_goes_on_later_ends_its_connection(rig: Rig) -> None:
         rig.server.wait(functools.partial(_has_ended, rig.server, number + 1), "it is kept")
 
 
+def test_what_comes_behind_a_body_is_left(rig: Rig) -> None:
+    def script(request: Request) -> bool:
+        rig.send(request, RIGHT[:-50])
+        request.sock.sendall(RIGHT[-50:] + b"more")
+        return True
+
+    rig.server.script = script
+    assert rig.is_right(rig.start("/f/100"))
+    rig.server.wait(lambda: rig.server.ended == 1, "the connection is kept")
+
+
 @pytest.mark.parametrize("place", ["closed", "nobody"])
 def test_given_back_where_no_connection_comes(rig: Rig, place: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -542,6 +553,20 @@ def test_an_error_of_what_it_calls_ends_it(
     assert not thread.is_alive()
     assert called == ["is_it", "ended", "taken"]
     assert not rig.start("/after/10").started
+
+
+def test_an_error_as_a_connection_is_replaced_ends_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(request: Request) -> bool:
+        return not request.number and answer(request)
+
+    rig.server.script = script
+    assert rig.is_right(rig.start("/a/10"))
+    monkeypatch.setattr("connectors.streams.Connection", lambda _: fail())
+    read = rig.start("/b/10")
+    assert is_given_back(read)
+    rig.server.wait(lambda: rig.server.ended == 1, "the connection is kept")
 
 
 def test_all_others_are_told_where_one_of_them_fails_at_the_end(rig: Rig) -> None:
