@@ -124,6 +124,12 @@ async def recorded(worker: Worker) -> None:
     assert ledger.reserved_bytes == 0
 
 
+async def published(rig: Rig, names: set[str]) -> None:
+    """A file is published a moment after the index has it."""
+    await until(lambda: rig.published() >= names)
+    assert rig.published() == names
+
+
 # ---- what goes well ------------------------------------------------------------------------------
 
 
@@ -146,7 +152,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
             status = worker.status()
             assert status["origin_bytes"] == sum(sizes)
             assert status["origin_requests"] == len(sizes)
-            assert rig.published() == {rig.name(ino) for ino in inos}
+            await published(rig, {rig.name(ino) for ino in inos})
             assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
             for ino in inos:
                 key = rig.content(ino).key
@@ -240,7 +246,7 @@ def test_what_does_not_come_is_read_by_a_thread_and_then_it_goes_on(
             await recorded(worker)
             assert worker.status()["origin_bytes"] == 5 * SMALL
             assert worker.status()["origin_requests"] == 5
-            assert rig.published() == {rig.name(ino) for ino in range(1, 6)}
+            await published(rig, {rig.name(ino) for ino in range(1, 6)})
 
     run(origin, script())
 
@@ -311,7 +317,7 @@ def test_many_faults_among_many_readers(place: Path, origin: SmallOrigin) -> Non
             await recorded(worker)
             assert worker.status()["origin_bytes"] == sum(len(rig.data[ino]) for ino in inos)
             assert len(origin.served) > len(inos) // 4
-            assert rig.published() == {rig.name(ino) for ino in inos}
+            await published(rig, {rig.name(ino) for ino in inos})
 
     run(origin, script())
 
@@ -453,7 +459,7 @@ def test_a_disk_that_fails_the_write_is_read_past(
                 assert origin.served, "it came by the one thread"
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             await recorded(worker)
-            assert rig.published() == {rig.name(1)}
+            await published(rig, {rig.name(1)})
             worker._parts.health._until_s = 0
             assert await read(worker, 11) == rig.data[11]
             assert worker.status()["tiers"][0]["state"] == "normal"
@@ -480,7 +486,7 @@ def test_a_full_disk_is_read_past(
                 found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:]))
                 assert found == [rig.data[ino] for ino in inos[1:]]
             await recorded(worker)
-            assert rig.published() == {rig.name(1)}
+            await published(rig, {rig.name(1)})
 
     run(origin, script())
 
