@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import random
 import select
 import socket
@@ -427,20 +428,26 @@ def test_given_back_after_silence(rig: Rig, at: int) -> None:
 
 def test_given_back_where_an_answer_trickles(rig: Rig) -> None:
     """However short the silence between its bytes is."""
-    began_s = rig.clock.now_s
+    came: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    over = threading.Event()
 
     def script(request: Request) -> bool:
-        for byte in RIGHT[:-1]:
-            rig.send(request, bytes([byte]))
-            if not rig.streams._busy:
-                break
-            rig.clock.now_s += SILENCE_LIMIT_S / 10
-            rig.turn()
-        return True
+        came.put(request)
+        return over.wait(WAIT_S)
 
     rig.server.script = script
-    assert is_given_back(rig.start("/f/100"))
+    began_s = rig.clock.now_s
+    read = rig.start("/f/100")
+    request = came.get(timeout=WAIT_S)
+    for byte in RIGHT[:-1]:
+        rig.send(request, bytes([byte]))
+        rig.clock.now_s += SILENCE_LIMIT_S / 10
+        rig.turn()
+        if read.taken:
+            break
+    assert is_given_back(read)
     assert LIMIT_S < rig.clock.now_s - began_s < LIMIT_S + SILENCE_LIMIT_S / 2
+    over.set()
 
 
 def test_a_file_that_is_too_large_is_not_asked_for(rig: Rig) -> None:
