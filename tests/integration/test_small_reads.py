@@ -251,6 +251,66 @@ def test_what_does_not_come_is_read_by_a_thread_and_then_it_goes_on(
     run(origin, script())
 
 
+def test_an_origin_that_never_answers_so_is_hardly_asked(
+    tmp_path: Path, origin: SmallOrigin
+) -> None:
+    """Else each file would be asked for twice."""
+
+    async def script() -> None:
+        rig = made_rig(tmp_path, origin)
+        files = 400
+        for ino in range(1, files + 1):
+            rig.put(ino, 5000)
+            origin.fault(path_of(rig, ino), "other-version", times=100)
+        async with rig.worker() as worker:
+            for ino in range(1, files + 1):
+                assert await read(worker, ino) == rig.data[ino]
+            assert rig.origin.calls["read"] == files
+            asked = [2, 3, 5, 9, 17, 33, 65, 129, 257]
+            assert origin.began == [path_of(rig, ino) for ino in asked]
+            assert origin.askers == len(asked)
+            # It answers as it should from now on, and is read so before long.
+            way_of(worker).wait = 1
+            for ino in range(files + 1, files + 4):
+                rig.put(ino, 5000)
+                assert await read(worker, ino) == rig.data[ino]
+            assert len(origin.served) == 2
+            assert way_of(worker).failures == 0
+
+    run(origin, script())
+
+
+def way_of(worker: Worker) -> Any:
+    (found,) = worker._parts.small._ways.values()
+    return found
+
+
+def test_many_that_fail_at_once_are_one_failure(place: Path, origin: SmallOrigin) -> None:
+    """And those that have not been sent by then are not sent, but left to the threads."""
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, 5000) for number in range(1, 102)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            for ino in inos[1:101]:
+                origin.fault(path_of(rig, ino), "503")
+            origin.hold()
+            readers = [asyncio.ensure_future(read(worker, ino)) for ino in inos[1:]]
+            await asyncio.to_thread(origin.wait_held, 64)
+            rig.origin.block("read")
+            origin.go_on()
+            await until(lambda: way_of(worker).asker is None)
+            await until(lambda: not worker._parts.small._streams._waiting)
+            assert way_of(worker).failures == 1
+            assert len(origin.began) == 64
+            rig.origin.unblock()
+            assert await asyncio.gather(*readers) == [rig.data[ino] for ino in inos[1:]]
+            await recorded(worker)
+
+    run(origin, script())
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_change_at_the_origin_is_stale_once(place: Path, origin: SmallOrigin, gone: bool) -> None:
     async def script() -> None:
@@ -544,6 +604,26 @@ def test_what_was_asked_for_before_the_tier_left_never_enters_it(
             worker.release(grant.handle)
             assert await read(worker, 2) == rig.data[2]
             await recorded(worker)
+
+    run(origin, script())
+
+
+def test_freed_while_it_is_on_its_way(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            origin.hold()
+            reading = asyncio.ensure_future(read(worker, 2))
+            await asyncio.to_thread(origin.wait_held, 1)
+            await worker.free([rig.content(1), rig.content(2)])
+            origin.go_on()
+            assert await reading == rig.data[2]
+            await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
+            await recorded(worker)
+            assert await read(worker, 2) == rig.data[2]
 
     run(origin, script())
 
