@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from cachefs.core.errors import BY_CODE
 from connectors.base import Address, Ask
 from connectors.streams import Streams
 
@@ -101,6 +102,12 @@ class RawServer:
         with self.changed:
             assert self.changed.wait_for(holds, LIMIT_S), what
 
+    def has_asked(self, count: int) -> bool:
+        return len(self.requests) >= count
+
+    def has_ended(self, count: int) -> bool:
+        return self.ended >= count
+
     def _accept(self) -> None:
         while True:
             try:
@@ -173,6 +180,13 @@ class Pending:
 
     def end(self, size_bytes: int, code: str) -> None:
         self.ended.append((size_bytes, code))
+
+
+def is_given_back(read: Pending) -> bool:
+    """With an error that others know, and no more bytes than were asked for."""
+    assert read.result() is None
+    [(size_bytes, code)] = read.ended
+    return code in BY_CODE and 0 <= size_bytes < size_of(read.target)
 
 
 class Rig:
