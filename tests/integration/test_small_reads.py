@@ -424,9 +424,26 @@ def test_what_peers_bring_first_is_not_asked_of_the_origin(
     run(origin, script())
 
 
+def test_a_migration_does_not_ask_the_origin(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            bring = worker.serving.bring
+            assert await bring(NAMESPACE, 2, 0, 1, peers_only=True) == 0
+            assert origin.began == []
+            await recorded(worker)
+            assert await bring(NAMESPACE, 2, 0, 1, peers_only=False) == 1
+            assert origin.began == [path_of(rig, 2)]
+
+    run(origin, script())
+
+
 def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigin) -> None:
     """Each file leaves the origin once, whichever way its owner got it, before and after a node
-    joined. A migration asks peers alone."""
+    joined."""
 
     async def script() -> None:
         cluster = Cluster(tmp_path, 3)
