@@ -53,8 +53,8 @@ class AskedConnector(MemoryConnector):
 
 
 class SmallOrigin:
-    """`began`: paths that were asked for; `served`: those with all of the body; `ended`: what the
-    connector was told of them; `askers`: how often it was asked for an asker."""
+    """`began`: paths that were asked for; `served`: those that were answered with all of the body;
+    `ended`: what the connector was told of them; `askers`: how often it was asked for an asker."""
 
     def __init__(self) -> None:
         self.connector = AskedConnector(self)
@@ -159,9 +159,9 @@ class SmallOrigin:
             answer = answer.replace(b"ETag: ", b"ETag: another-", 1)
         if fault == "other-length":
             answer = answer.replace(b"Content-Length: ", b"Content-Length: 1", 1)
-        sock.sendall(answer)
         if not fault and answer.startswith(b"HTTP/1.1 200"):
-            self.served.append(path)
+            self.served.append(path)  # before a client can know
+        sock.sendall(answer)
         return True
 
     def _whole(self, path: bytes) -> bytes:
