@@ -70,10 +70,13 @@ class Ask(NamedTuple):
     is_it: Callable[[int, Mapping[str, str]], bool]  # by status and headers (names in lower case)
     ended: Callable[[int, str], None]  # told once: body bytes that came; "" or an error's code
 
+    def __repr__(self) -> str:
+        return "Ask(...)"  # its head has a signature
+
 
 Asker = Callable[[bytes, Fingerprint], Ask | None]
 """The request for a version of the file at a path, without waiting for anything; None: `read_all`
-is the way to it, now and until that has succeeded."""
+is the way to it."""
 
 
 class Connector(Protocol):

@@ -75,12 +75,14 @@ class S3Connector:
         self._store: S3Store | None = None
         # A certificate that signs itself as a CA is in many bundles; obstore's TLS refuses it.
         self._plain_http = False
+        self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             self._store = None
         self._direct.close()
@@ -224,7 +226,7 @@ class S3Connector:
         self, signer: Signer, address: Address, until_s: float, path: bytes, version: Fingerprint
     ) -> Ask | None:
         size = version.size
-        if not version.etag or not size or time.monotonic() > until_s:
+        if not version.etag or not size or time.monotonic() > until_s or self._closed:
             return None
         if not (version.etag.isascii() and version.etag.isprintable()):
             return None  # not in a header

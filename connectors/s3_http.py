@@ -140,13 +140,20 @@ class S3Http:
         return Signer(_host(parts), parts.path, endpoint.region, keys, more)
 
     def address(self) -> Address:
-        """Of the endpoint; one of them, where it has several. Raises OSError, what `endpoint`
-        does."""
+        """Of the endpoint; where it has several, one that takes a connection. Raises OSError, what
+        `endpoint` does."""
         parts = urlsplit(self.endpoint().url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-        family, _, _, _, place = random.choice(found)
-        return family, place
+        while len(found) > 1:
+            family, _, _, _, place = one = random.choice(found)
+            try:
+                socket.create_connection((str(place[0]), port), CONNECT_LIMIT_S).close()
+            except OSError:
+                found.remove(one)
+            else:
+                return family, place
+        return found[0][0], found[0][4]
 
     def _sign(self, request: AWSRequest, region: str) -> None:
         keys = self.credentials.current()

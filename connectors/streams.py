@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CONNECTIONS: Final = 64
 KEPT_S: Final = 10.0  # less than servers keep them
 CONNECT_LIMIT_S: Final = 5.0
-SILENCE_LIMIT_S: Final = 20.0
+SILENCE_LIMIT_S: Final = 10.0  # others wait behind it: who has more patience goes on with it
 LIMIT_S: Final = 60.0  # of one read
 LOOK_S: Final = 1.0  # between two looks for what takes too long
 HEAD_BYTES: Final = 8 << 10
@@ -262,7 +262,10 @@ class Streams:
     def _kept(self, address: Address) -> Connection | None:
         for place in range(len(self._idle) - 1, -1, -1):
             if self._idle[place].address == address:
-                return self._idle.pop(place)
+                kept = self._idle[place]
+                if _is_silent(kept.sock):
+                    return self._idle.pop(place)
+                self._drop(kept)
         return None
 
     def _connect(self, read: Read) -> None:
@@ -409,6 +412,17 @@ class Streams:
         if buffer and self._kept_bytes + len(buffer) <= KEPT_BYTES:
             self._buffers.append(buffer)
             self._kept_bytes += len(buffer)
+
+
+def _is_silent(sock: socket.socket) -> bool:
+    """A kept connection that has something to say was closed, or speaks of what nobody asked."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def parse_head(head: bytes | bytearray) -> tuple[int, dict[str, str]]:

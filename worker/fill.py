@@ -85,6 +85,7 @@ class Filler:
         if purpose is Purpose.READ:
             epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
             purpose = Purpose.SERVE if epoch is None else purpose
+            piece.streams = epoch is None
         piece.purpose = purpose
         piece.ended = ended
         self._pieces.add(piece)
@@ -109,7 +110,7 @@ class Filler:
         return True
 
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
-        if not piece.is_small or piece.purpose is not Purpose.SERVE:
+        if not (piece.is_small and piece.streams):
             return False
 
         def otherwise(_: object, error: BaseException | None) -> None:
@@ -141,6 +142,8 @@ class Filler:
         else:
             self._finish_cached(piece)
             self._end(piece, None)
+            if piece.is_small and transfer.origin_bytes:
+                self._parts.small.learn(piece.entry.origin)
 
     async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
         entry = piece.entry
@@ -224,8 +227,7 @@ class Filler:
         return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
 
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
-        entry = piece.entry
-        first = piece.first
+        entry, first = piece.entry, piece.first
         if begun is not None or (piece.cacheable and await self._reserved(piece)):
             try:
                 await self._into_cache(piece, begun)
@@ -295,8 +297,6 @@ class Filler:
                 transfer.take(body, entry.fd)
             else:
                 transfer.run(self._parts.source, entry.fd, piece.purpose)
-                if piece.is_small:
-                    self._parts.small.learn(entry.origin)
         finally:
             # A call of the loop that releases the GIL waits for a thread to give it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:

@@ -50,8 +50,7 @@ class SourceBody(Protocol):
 
 
 Asker = Callable[[Origin], Ask | None]
-"""The request for all of a small file, answered at once by any thread; None: `Source.read` is the
-way to it, now and until that has succeeded."""
+"""The request for all of a small file, answered at once; None: `Source.read` is the way to it."""
 
 
 class Source(Protocol):

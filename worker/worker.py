@@ -128,7 +128,7 @@ class Worker:
             fetchers=fetchers,
             askers=Threads("ask", config.fetch_threads, wake),
             loaders=Threads("load", config.fetch_threads, wake),
-            small=SmallReads(source, wake, None if tier.in_memory else fetchers),
+            small=SmallReads(source, wake, fetchers, None if tier.in_memory else disk),
             disk=disk,
             metadata=metadata,
             source=source,

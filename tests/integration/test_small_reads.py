@@ -30,7 +30,7 @@ from cachefs.core.model import Origin
 from tests.services.hanging_disk import hanging_disk
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
-from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, read, until
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, until
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
 from worker.cluster.late_connector import AGAIN_S, LateConnector
@@ -103,6 +103,14 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
             assert not thread.is_alive(), thread.name
 
 
+async def read(worker: Worker, ino: int) -> bytes:
+    """All of a file, and what the worker learns by it."""
+    data = await rig_module.read(worker, ino)
+    ways = worker._parts.small._ways
+    await until(lambda: all(way.asker is not None or way.wait > 0 for way in ways.values()))
+    return data
+
+
 async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
     """The first small file of the source: read by a thread."""
     before = rig.origin.calls["read"]
@@ -163,7 +171,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
             assert threads == {STREAM}
         else:
             assert STREAM not in threads
-            assert all(name.startswith("fetch-") for name in threads)
+            assert all(name.startswith("disk-") for name in threads)
         async with rig.worker() as worker:
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
@@ -473,7 +481,7 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
     async def script() -> None:
         rig = TiersRig(tmp_path, 40 * MIB, 40 * MIB, seed=SEED)
         rig.origin = origin.connector
-        inos = [rig.put(number, SMALL) for number in range(1, 6)]
+        inos = [rig.put(number, SMALL) for number in range(1, 7)]
         async with rig.tiers() as tiers:
             one, two = (running.worker for running in tiers._keeper.running)
             for ino in inos[:3]:
@@ -486,8 +494,11 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
             assert one.status()["origin_bytes"] == SMALL
             assert len(origin.began) == 2
             assert rig.origin.calls["read"] == 2
-            assert await read(one, inos[4]) == rig.data[inos[4]]
-            assert origin.began[-1] == path_of(rig, inos[4]), "nobody else has that"
+            # Nobody else has the next ones; the first of them shows that they can be asked for so.
+            for ino in inos[4:]:
+                assert await read(one, ino) == rig.data[ino]
+            assert rig.origin.calls["read"] == 3
+            assert origin.began[-1] == path_of(rig, inos[5])
 
     run(origin, script())
 
