@@ -169,12 +169,14 @@ class Pending:
     ended: list[tuple[int, str]] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
     started: bool = False
+    before: Callable[[], None] = lambda: None
 
     def result(self) -> bytes | None:
         assert self.done.wait(LIMIT_S), f"{self.target} is not taken"
         return self.taken[0]
 
     def take(self, body: memoryview | None) -> None:
+        self.before()
         self.taken.append(None if body is None else bytes(body))
         self.done.set()
 
@@ -199,10 +201,14 @@ class Rig:
         self.reads: list[Pending] = []
 
     def start(
-        self, target: str, address: Address | None = None, then: Callable[[], None] = lambda: None
+        self,
+        target: str,
+        address: Address | None = None,
+        then: Callable[[], None] = lambda: None,
+        taken: Callable[[], None] = lambda: None,
     ) -> Pending:
-        """`then` is done where the read is prepared."""
-        pending = Pending(target)
+        """`then` is done where the read is prepared, `taken` before it is."""
+        pending = Pending(target, before=taken)
         size = size_of(target)
 
         def is_it(status: int, headers: Mapping[str, str]) -> bool:

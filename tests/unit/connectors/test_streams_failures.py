@@ -18,8 +18,10 @@ from connectors.streams import (
 )
 from tests.unit.connectors.raw_http import LIMIT_S as WAIT_S
 from tests.unit.connectors.raw_http import (
+    Pending,
     Request,
     Rig,
+    answer,
     content,
     is_given_back,
     reply,
@@ -141,6 +143,27 @@ def test_what_comes_behind_a_body_is_left(rig: Rig) -> None:
     rig.server.script = script
     assert rig.is_right(rig.start("/f/100"))
     rig.server.wait(lambda: rig.server.ended == 1, "the connection is kept")
+
+
+def test_what_comes_behind_a_body_answers_nobody(rig: Rig) -> None:
+    """However much it looks like the answer to the next request."""
+    other = "/other/100"
+
+    def script(request: Request) -> bool:
+        if request.target == other:
+            return answer(request)
+        rig.send(request, RIGHT[:-50])
+        request.sock.sendall(RIGHT[-50:] + reply(other)[:-100] + b"W" * 100)
+        return True
+
+    rig.server.script = script
+    next_ones: list[Pending] = []
+    # The next read begins in the moment in which this one's bytes are taken.
+    first = rig.start("/f/100", taken=lambda: next_ones.append(rig.start(other)))
+    assert rig.is_right(first)
+    assert rig.is_right(next_ones[0])
+    assert rig.server.requests == ["/f/100", other]
+    assert rig.server.connections == 2
 
 
 @pytest.mark.parametrize("place", ["closed", "nobody"])
