@@ -34,7 +34,9 @@ from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, unt
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
 from worker.cluster.late_connector import AGAIN_S, LateConnector
+from worker.loading.cache import Load, Loaded
 from worker.source import Asker, OriginSource, Purpose, SourceBody
+from worker.state.holds import Hold
 from worker.store.tier import Tier
 from worker.transfer import Transfer
 from worker.worker import Worker
@@ -473,6 +475,29 @@ def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigi
             assert (origin.began, rig.origin.calls["read"]) == before
             for node in nodes:
                 node.worker._parts.ledger.check_invariants()
+
+    run(origin, script())
+
+
+def test_what_load_jobs_bring_comes_by_threads(place: Path, origin: SmallOrigin) -> None:
+    """Which are spread over the CPUs; the readers beside them are served as ever."""
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 12)]
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            loaded: list[Loaded] = []
+            for ino in inos[1:-1]:
+                found = rig.space.origins[ino]
+                hold = Hold(rig.wall_s + 3600.0)
+                worker.loading.load(Load(found, -1, hold, None, lambda: None, loaded.append))
+            await until(lambda: len(loaded) == 9)
+            assert [one.error for one in loaded] == [None] * 9
+            assert (origin.began, rig.origin.calls["read"]) == ([], 10)
+            assert await read(worker, inos[-1]) == rig.data[inos[-1]]
+            assert origin.began == [path_of(rig, inos[-1])]
+            await recorded(worker)
 
     run(origin, script())
 
