@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import struct
@@ -60,6 +61,21 @@ def list_all(fd: int, size: int = 32 * KIB) -> list[Listed]:
     while some := getdents(fd, size):
         found += some
     return found
+
+
+def mapped(view: mmap.mmap, size: int) -> bytes:
+    """The first bytes of a map. By a system call: a page fault would hold the GIL, for which the
+    server of the file may be waiting, if it lives in this process."""
+    fd = os.memfd_create("mapped")
+    try:
+        with memoryview(view) as whole, whole[:size] as part:
+            done = 0
+            while done < size:
+                with part[done:] as rest:
+                    done += os.write(fd, rest)
+        return os.pread(fd, size, 0)
+    finally:
+        os.close(fd)
 
 
 def syncfs(fd: int) -> None:
