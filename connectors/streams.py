@@ -71,8 +71,8 @@ class Read:
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes go: never past the end of what was asked for."""
-        stop = self.stop if self.stop >= 0 else len(self.buffer)
+        """Where the next bytes go: one more than was asked for, to see that none comes."""
+        stop = self.stop + 1 if self.stop >= 0 else len(self.buffer)
         return memoryview(self.buffer)[self.got : stop]
 
     def end(self, code: str) -> None:
@@ -253,7 +253,7 @@ class Streams:
         if read.ask.size > BODY_BYTES:
             return self._back(read, _REFUSED)
         read.began_s = self._clock()
-        read.buffer = self._buffer(HEAD_BYTES + read.ask.size)
+        read.buffer = self._buffer(HEAD_BYTES + read.ask.size + 1)
         kept = self._kept(read.ask.address)
         if kept is not None:
             return self._send(kept, read)
@@ -262,10 +262,7 @@ class Streams:
     def _kept(self, address: Address) -> Connection | None:
         for place in range(len(self._idle) - 1, -1, -1):
             if self._idle[place].address == address:
-                kept = self._idle[place]
-                if _is_silent(kept.sock):
-                    return self._idle.pop(place)
-                self._drop(kept)
+                return self._idle.pop(place)
         return None
 
     def _connect(self, read: Read) -> None:
@@ -335,7 +332,9 @@ class Streams:
         read.until_s = self._clock() + SILENCE_LIMIT_S
         if read.start < 0 and not self._has_head(connection, read):
             return
-        if read.got == read.stop:
+        if read.got >= read.stop:
+            connection.closes |= read.got > read.stop  # nobody asked for what comes behind it
+            read.got = read.stop
             self._complete(connection, read)
 
     def _has_head(self, connection: Connection, read: Read) -> bool:
@@ -412,17 +411,6 @@ class Streams:
         if buffer and self._kept_bytes + len(buffer) <= KEPT_BYTES:
             self._buffers.append(buffer)
             self._kept_bytes += len(buffer)
-
-
-def _is_silent(sock: socket.socket) -> bool:
-    """A kept connection that has something to say was closed, or speaks of what nobody asked."""
-    try:
-        sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def parse_head(head: bytes | bytearray) -> tuple[int, dict[str, str]]:
