@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 from cachefs.core.errors import BadBody, CacheFSError, Unreachable
 from connectors.s3_body import CHUNK_BYTES
 from connectors.s3_http import CONNECT_LIMIT_S, CONNECTIONS, SILENCE_LIMIT_S, S3Http
+from connectors.streams import KEPT_S
 
-KEPT_S: Final = 10.0  # less than servers keep them
 BODY_LIMIT_S: Final = 3600.0
 ERROR_BYTES: Final = 64 << 10
 RETRIED: Final = (ConnectionError, BadStatusLine)

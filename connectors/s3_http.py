@@ -22,12 +22,11 @@ from connectors.base import Address
 from connectors.s3_access import Endpoint, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, from_botocore, parse_failure
 from connectors.s3_options import S3Options
-from connectors.s3_sign import Signer
+from connectors.s3_sign import KEY_SAFE, Signer
 
 CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
 CONNECTIONS: Final = 64
-_KEY_SAFE: Final = "/-_.~"
 _QUERY_SAFE: Final = "-_.~"
 
 
@@ -118,7 +117,7 @@ class S3Http:
     ) -> AWSRequest:
         """The request with its signature, if it gets one; what `request` sends."""
         endpoint = self.endpoint()
-        url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
+        url = f"{endpoint.url}/{quote(key, safe=KEY_SAFE)}" if key else endpoint.url
         if query:
             pairs = sorted(query.items())
             url += "?" + "&".join(

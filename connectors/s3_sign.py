@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from connectors.s3_access import Keys
 
-_KEY_SAFE: Final = "/-_.~"
+KEY_SAFE: Final = "/-_.~"
 _SIGNED_ALWAYS: Final = {"x-amz-content-sha256": hashlib.sha256(b"").hexdigest()}
 
 
@@ -58,7 +58,7 @@ class Signer:
 
     def head(self, key: str, headers: Mapping[str, str]) -> bytes:
         """The first line and all headers; `headers` go with it and are not signed."""
-        path = f"{self._base}/{quote(key, safe=_KEY_SAFE)}"
+        path = f"{self._base}/{quote(key, safe=KEY_SAFE)}"
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if self._keys is None:
             lines += [f"{name}: {value}\r\n" for name, value in self._headers.items()]

@@ -346,10 +346,8 @@ class Streams:
         status, headers = parse_head(read.buffer[:end]) if end >= 0 else (0, {})
         start = end + 4
         stop = start + read.ask.size
-        if not _is_plain(headers, read.ask.size) or not read.ask.is_it(status, headers):
-            self._give_back(connection, _REFUSED)
-            return False
-        if read.got > stop:
+        is_right = _is_plain(headers, read.ask.size) and read.ask.is_it(status, headers)
+        if not is_right or read.got > stop:
             self._give_back(connection, _REFUSED)
             return False
         read.start, read.stop = start, stop

@@ -4,6 +4,7 @@ what does not come that way comes the ordinary one."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
     assert rig.origin.calls["read"] == before + 1
 
 
+@contextlib.asynccontextmanager
+async def learning(
+    place: Path, origin: SmallOrigin, files: int
+) -> AsyncIterator[tuple[Rig, Worker]]:
+    """A worker that has read the first of some small files, and so knows the way to the others."""
+    rig = made_rig(place, origin)
+    for ino in range(1, files + 1):
+        rig.put(ino, SMALL)
+    async with rig.worker() as worker:
+        await learnt(worker, rig, 1)
+        yield rig, worker
+
+
 def path_of(rig: Rig, ino: int) -> bytes:
     return rig.space.origins[ino].path
 
@@ -186,11 +200,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
 
 def test_sixteen_readers_of_one_file_share_one_request(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 2) as (rig, worker):
             origin.hold()
             readers = [asyncio.ensure_future(read(worker, 2)) for _ in range(16)]
             await asyncio.to_thread(origin.wait_held, 1)
@@ -324,11 +334,7 @@ def test_many_that_fail_at_once_are_one_failure(place: Path, origin: SmallOrigin
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_change_at_the_origin_is_stale_once(place: Path, origin: SmallOrigin, gone: bool) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2, 3):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 3) as (rig, worker):
             path = path_of(rig, 2)
             if gone:
                 rig.origin.delete(path)
@@ -436,11 +442,7 @@ def test_what_peers_bring_first_is_not_asked_of_the_origin(
 
 def test_a_migration_does_not_ask_the_origin(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 2) as (rig, worker):
             bring = worker.serving.bring
             assert await bring(NAMESPACE, 2, 0, 1, peers_only=True) == 0
             assert origin.began == []
@@ -641,11 +643,7 @@ def test_what_was_asked_for_before_the_tier_left_never_enters_it(
     place: Path, origin: SmallOrigin
 ) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 2) as (rig, worker):
             origin.hold()
             opening = asyncio.ensure_future(worker.open(NAMESPACE, 2))
             await asyncio.to_thread(origin.wait_held, 1)
@@ -663,11 +661,7 @@ def test_what_was_asked_for_before_the_tier_left_never_enters_it(
 
 def test_freed_while_it_is_on_its_way(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 2) as (rig, worker):
             origin.hold()
             reading = asyncio.ensure_future(read(worker, 2))
             await asyncio.to_thread(origin.wait_held, 1)
@@ -741,11 +735,7 @@ def test_a_reader_that_leaves_does_not_take_the_fill_along(
     place: Path, origin: SmallOrigin
 ) -> None:
     async def script() -> None:
-        rig = made_rig(place, origin)
-        for ino in (1, 2):
-            rig.put(ino, SMALL)
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
+        async with learning(place, origin, 2) as (rig, worker):
             origin.hold()
             leaving = asyncio.ensure_future(worker.open(NAMESPACE, 2))
             await asyncio.to_thread(origin.wait_held, 1)
