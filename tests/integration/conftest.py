@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.services.s3_server import S3Server
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
+LOG_SHOWN = 12_000  # characters
 _buckets = itertools.count(1)
 
 
@@ -166,6 +167,19 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return told
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test tells what its mounts wrote into their logs: nothing is left to look at."""
+    report = yield
+    node = getattr(item, "funcargs", {}).get("node")
+    if report.failed and isinstance(node, Node):
+        mounted = "\n".join(line for line in open_mountinfo() if str(node.root) in line)
+        report.sections.append(("mounts and logs", f"{mounted}\n{node.logs()[-LOG_SHOWN:]}"))
+    return report
 
 
 @pytest.fixture

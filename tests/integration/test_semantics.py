@@ -15,7 +15,7 @@ import pytest
 from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import NotInTime, is_running, wait_until
 from worker.store import records
 
 MIB = 1 << 20
@@ -33,6 +33,21 @@ def reads(path: Path) -> bytes | int:
         return path.read_bytes()
     except OSError as err:
         return err.errno or 0
+
+
+def wait_until_dead(path: Path) -> None:
+    """Until reading gives ENOTCONN. Raises NotInTime with what it gave instead."""
+    seen: set[bytes | int] = set()
+
+    def is_dead() -> bool:
+        seen.add(outcome := reads(path))
+        return outcome == errno.ENOTCONN
+
+    try:
+        wait_until(is_dead, "the mount is dead")
+    except NotInTime as err:
+        told = ", ".join(f"{outcome!r:.40}" for outcome in seen)
+        raise NotInTime(f"{err}; is mounted: {is_mounted(path.parent)}; reads: {told}") from err
 
 
 def test_names_are_bytes(node: Node, tmp_path: Path) -> None:
@@ -182,7 +197,7 @@ def test_a_killed_client(node: Node, bucket: Bucket) -> None:
     client = next(p["pid"] for p in node.processes(mounted) if p["role"] == "client")
     os.kill(client, signal.SIGKILL)
     wait_until(lambda: not is_running(client), "the client is dead")
-    wait_until(lambda: reads(mounted / "a") == errno.ENOTCONN, "the mount is dead")
+    wait_until_dead(mounted / "a")
     mounted = node.mount(bucket.url, *bucket.options)
     assert (mounted / "a").read_bytes() == data
     assert node.status(mounted)["cache"]["origin_bytes"] in (0, len(data))
