@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import errno
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -15,6 +16,7 @@ from cachefs.core.errors import Interrupted
 from cachefs.core.histogram import Histogram
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
+from cachefs.core.units import format_size
 from worker.config import Clocks, WorkerConfig
 from worker.small import SmallReads
 from worker.source import Source
@@ -31,6 +33,8 @@ from worker.store.filesystem import reopen
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 from worker.threads import Threads, Wake
+
+log = logging.getLogger(__name__)
 
 TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
 
@@ -299,3 +303,55 @@ class Parts:
         """The result, or TimeoutError."""
         async with asyncio.timeout(seconds):
             return await work
+
+
+def make_parts(
+    config: WorkerConfig,
+    clocks: Clocks,
+    tier: Tier,
+    disk: Threads,
+    wake: Wake,
+    metadata: Callable[[NamespaceId], MetadataService],
+    source: Source,
+    shared: Shared,
+) -> Parts:
+    """Those of a worker that begins, over a tier that is its own."""
+    ledger = Ledger(_limit_bytes(config, tier, shared.memory))
+    ledger.cached_bytes = tier.cached_at_start_bytes
+    fetchers = Threads("fetch", config.fetch_threads, wake)
+    return Parts(
+        config=config,
+        clocks=clocks,
+        tier=tier,
+        writer=Writer(tier.index),
+        ledger=ledger,
+        order=config.order(owned_last=shared.is_owned is not None),
+        wake=wake,
+        fetchers=fetchers,
+        askers=Threads("ask", config.fetch_threads, wake),
+        loaders=Threads("load", config.fetch_threads, wake),
+        small=SmallReads(source, wake, fetchers, None if tier.in_memory else disk),
+        disk=disk,
+        metadata=metadata,
+        source=source,
+        memory=shared.memory,
+        epoch=tier.header.epoch,
+        is_owned=shared.is_owned,
+        came=shared.came,
+        owners_changed=shared.owners_changed,
+        charges=Charges(shared.quotas),
+    )
+
+
+def _limit_bytes(config: WorkerConfig, tier: Tier, memory: MemoryBudget) -> int:
+    """Of the cache; one that is in memory keeps to the memory's limit, too."""
+    if not tier.in_memory:
+        return config.limit_bytes
+    limit_bytes = memory.take_tier(config.limit_bytes)
+    if limit_bytes < config.limit_bytes:
+        log.info(
+            "the cache is memory: it is limited to %s, as the memory limit is %s",
+            format_size(limit_bytes),
+            format_size(memory.limit_bytes),
+        )
+    return limit_bytes

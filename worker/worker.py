@@ -16,7 +16,6 @@ from cachefs.core.errors import ProtocolError, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
-from cachefs.core.units import format_size
 from worker.cache import FetchResult, Grant, TierView
 from worker.catalog import Catalog, FreedCounts
 from worker.config import Clocks, WorkerConfig
@@ -30,20 +29,17 @@ from worker.listeners import Listeners
 from worker.loading.tier import TierLoading
 from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
-from worker.parts import Parts, Shared
+from worker.parts import Parts, Shared, make_parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.scrub import Scrubber, scrub_rate
 from worker.segments import Segments
 from worker.serving import Serving
-from worker.small import SmallReads
 from worker.source import ConnectorFor, OriginSource, Source
 from worker.space import Space
-from worker.state.accounting import Ledger, allocation
+from worker.state.accounting import allocation
 from worker.state.memory import MemoryBudget, budget
-from worker.state.quotas import Charges
 from worker.status import status
 from worker.store.tier import Tier
-from worker.store.writer import Writer
 from worker.threads import Threads, Wake
 from worker.transfer import DiskFault
 from worker.watch import TierWatch
@@ -100,54 +96,28 @@ class Worker:
         a namespace that is not attached. `source`: where bytes come from (None: the origin, by
         `connector_for`). Raises InUse (naming the owner), AccessDenied, BadConfig, NoSpace;
         Unavailable when its disk does not answer."""
-        memory = MemoryBudget(budget(config.memory_limit_bytes, available_memory()))
-        shared = shared or Shared(memory)
-        memory, order = shared.memory, config.order(owned_last=shared.is_owned is not None)
+        if shared is None:
+            shared = Shared(MemoryBudget(budget(config.memory_limit_bytes, available_memory())))
         allow_many_descriptors()
         wake = Wake(asyncio.get_running_loop())
         disk = Threads("disk", config.disk_threads, wake)
         tier = await _take(disk, config.cache_dir)
-        limit_bytes = memory.take_tier(config.limit_bytes) if tier.in_memory else config.limit_bytes
-        if limit_bytes < config.limit_bytes:
-            log.info(
-                "the cache is memory: it is limited to %s, as the memory limit is %s",
-                format_size(limit_bytes),
-                format_size(memory.limit_bytes),
-            )
-        ledger, source = Ledger(limit_bytes), source or OriginSource(connector_for)
-        fetchers = Threads("fetch", config.fetch_threads, wake)
-        ledger.cached_bytes = tier.cached_at_start_bytes
-        parts = Parts(
-            config=config,
-            clocks=clocks or Clocks(),
-            tier=tier,
-            writer=Writer(tier.index),
-            ledger=ledger,
-            order=order,
-            wake=wake,
-            fetchers=fetchers,
-            askers=Threads("ask", config.fetch_threads, wake),
-            loaders=Threads("load", config.fetch_threads, wake),
-            small=SmallReads(source, wake, fetchers, None if tier.in_memory else disk),
-            disk=disk,
-            metadata=metadata,
-            source=source,
-            memory=memory,
-            epoch=tier.header.epoch,
-            is_owned=shared.is_owned,
-            came=shared.came,
-            owners_changed=shared.owners_changed,
-            charges=Charges(shared.quotas),
+        source = source or OriginSource(connector_for)
+        worker = cls(
+            make_parts(config, clocks or Clocks(), tier, disk, wake, metadata, source, shared)
         )
-        worker = cls(parts)
         await worker.housekeeping.measure_overhead()
-        parts.tasks.start(worker._watch.run())
-        parts.tasks.start(worker.housekeeping.run())
-        parts.tasks.start(worker.expirer.run())
-        rate = scrub_rate(config.scrub_bytes_per_s, in_memory=tier.in_memory)
-        if rate:
-            parts.tasks.start(Scrubber(worker.inside, rate).run())
+        worker._begin()
         return worker
+
+    def _begin(self) -> None:
+        """What goes on until the end."""
+        parts = self._parts
+        for work in (self._watch.run(), self.housekeeping.run(), self.expirer.run()):
+            parts.tasks.start(work)
+        rate = scrub_rate(parts.config.scrub_bytes_per_s, in_memory=parts.tier.in_memory)
+        if rate:
+            parts.tasks.start(Scrubber(self.inside, rate).run())
 
     def tiers(self) -> list[TierView]:
         """Its one tier; see `worker.cache.Cache`."""
