@@ -12,10 +12,11 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError, DeadlineExceeded
 from cachefs.core.messages import Dentry, Listing
+from cachefs.core.model import Inode, Kind
 from master.state.freshness import DEGRADED_VALID_S, valid_for
 from master.state.health import is_down
 from master.store.base import Store
-from master.store.records import DirectoryState, inode_bytes, name_of
+from master.store.records import NO_PARENT, DirectoryState, inode_bytes, name_of
 from master.store.snapshot import Names
 from master.sync import Listing as Running
 from master.sync import Syncer
@@ -24,6 +25,7 @@ from master.tree import Place, Tree
 PAGE_BYTES: Final = 150 << 10  # of names and records, below MAX_FRAME_BYTES
 PAGE_WAIT_S: Final = 120.0  # for the next page of a listing under way
 CONTINUE_S: Final = 300.0  # a directory stream may go on in a listing of that age
+NEXT: Final = 16  # names behind a directory's among which the next directory is looked for
 _UNKNOWN: Final = DirectoryState()
 
 
@@ -93,6 +95,33 @@ class Directories:
         fresh = state.complete and valid_for(state.listed_at, interval_s, self._clock())
         if interval_s != 0 and not fresh and not place.mount.health.down:
             self._sync.list_directory(ino, place)
+
+    async def list_next(self, ino: int) -> None:
+        """See MetadataService: `list_ahead` of what follows the directory of a file where both lie;
+        returns once some of its names are here. Only what was never listed is listed to find out
+        which it is, for it may be large. Raises Stale, and what the origin answers."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            at = names.place(ino)
+            above = names.place(at[0]) if at is not None else None
+            if above is None or above[0] == NO_PARENT:
+                return
+            place = self._tree.directory(names, above[0])
+            if place.interval_s == 0 or place.mount.health.down:
+                return
+            state = names.directory(above[0])
+            found = names.children(*above, None, NEXT) if state and state.complete else None
+        if found is None:
+            page = await self.list_dir(*above, NEXT)
+            inodes = [msgspec.msgpack.decode(entry.inode, type=Inode) for entry in page.entries]
+        else:
+            inodes = [stored.inode for _, stored in found]
+        following = (inode.ino for inode in inodes if inode.kind is Kind.DIRECTORY)
+        if (directory := next(following, 0)) == 0:
+            return
+        self.list_ahead(directory)
+        if (running := self._sync.listing(directory)) is not None:
+            await running.progress(PAGE_WAIT_S)
 
     def _degraded_page(
         self, ino: int, after: bytes, limit: int, place: Place, err: CacheFSError

@@ -289,6 +289,9 @@ class Master:
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
         return await self._directories.list_dir(ino, after, limit)
 
+    async def list_next(self, ino: int) -> None:
+        await self._directories.list_next(ino)
+
     # ---- paths -----------------------------------------------------------------------------------
 
     async def resolve(self, path: bytes) -> Found:

@@ -92,6 +92,8 @@ class Ahead:
         most_in_flight = MOST_IN_FLIGHT - self._waiting()
         begun = 0
         for namespace, state in self._states.items():
+            for run in state.to_list():
+                self._list_next(NamespaceId(bytes.fromhex(namespace)), state, run)
             while self._in_flight < most_in_flight and state.unread_bytes < most_bytes:
                 found = state.next()
                 if found is None:
@@ -123,9 +125,21 @@ class Ahead:
             self._in_flight -= 1
             self._go_on()
 
+    def _list_next(self, namespace: NamespaceId, state: FilesAhead, run: Run) -> None:
+        """The names of the next directory are here when they are asked for."""
+
+        async def hint() -> None:
+            with contextlib.suppress(CacheFSError):
+                await self._service(namespace).list_next(run.at)
+                state.listed(run)
+                self._go_on()
+
+        self._tasks.start(hint())
+
     def _begin(self, state: FilesAhead, run: Run, origin: Origin) -> None:
-        if _directory(origin) != run.directory:
-            return state.was_elsewhere(run, origin.content.ino)
+        ino, directory = origin.content.ino, _directory(origin)
+        if directory != run.bringing and not state.goes_on(run, ino, directory):
+            return state.was_elsewhere(run, ino)
         if not 0 < origin.size <= SMALL_FILE_BYTES:
             return state.was_none(run)
         ended = functools.partial(self._ended, state, run)
@@ -134,7 +148,7 @@ class Ahead:
             return state.was_here(run)
         if outlook is Outlook.REFUSED:
             return state.drop(run)
-        state.begun(run, origin.content.ino, origin.size)
+        state.begun(run, ino, origin.size)
         self._in_flight += 1
         self.files += 1
 

@@ -177,7 +177,7 @@ class Catalog:
         elif self._live.get(entry.key) is entry:
             del self._live[entry.key]
             if entry.fd >= 0:
-                self._parts.close_later(entry.fd)
+                self._parts.close_named(entry.fd)
                 entry.fd = -1
 
     async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:

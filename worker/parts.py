@@ -288,6 +288,14 @@ class Parts:
 
         self.disk.submit(_close_each, fds, done=done)
 
+    def close_named(self, fd: int) -> None:
+        """Closes the last descriptor, perhaps, of a file of the tier that has a name. In memory
+        that waits for nobody, and takes less time than to tell a thread."""
+        if self.tier.in_memory:
+            os.close(fd)
+        else:
+            self.close_later(fd)
+
     def close(self, fd: int) -> None:
         """Closes a descriptor that is not the last one of its file, at once where that waits for
         nobody."""

@@ -197,12 +197,12 @@ class Worker:
         parts = self._parts
         if not parts.health.in_service:
             return None
+        name, size = origin.content.name, origin.size
         try:
+            if parts.tier.in_memory:
+                return parts.tier.open_published(name, size)
             return await parts.ask_disk(
-                parts.tier.open_published,
-                origin.content.name,
-                origin.size,
-                discard=self._close_if_open,
+                parts.tier.open_published, name, size, discard=self._close_if_open
             )
         except OSError as err:
             self._catalog.disk_fault(err)

@@ -236,7 +236,7 @@ def inos_of(call: Message) -> list[int]:
     match call:
         case Lookup():
             return [call.parent]
-        case GetAttr() | ListDir() | c.Walk() | c.ReportChanged():
+        case GetAttr() | ListDir() | c.Walk() | c.ReportChanged() | c.ListNext():
             return [call.ino]
         case c.Locate():
             return list(call.inos)

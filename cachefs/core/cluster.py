@@ -163,6 +163,13 @@ class Locate(Message, frozen=True):
     inos: list[int]
 
 
+class ListNext(Message, frozen=True):
+    """See `MetadataService.list_next`. Answered by Done."""
+
+    namespace: NamespaceId
+    ino: int
+
+
 class Place(msgspec.Struct, frozen=True):
     """One of the two: a `failure` (Stale, IsADirectory, …) for what has no bytes."""
 
@@ -439,7 +446,7 @@ Call = (
     Register | Heartbeat | Leave | GetView
     | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
     | RulesOf | SetPolicy | GetPolicies
-    | Locate | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
+    | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus

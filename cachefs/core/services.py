@@ -60,6 +60,12 @@ class MetadataService(Protocol):
     def locate_nowait(self, ino: int) -> Origin | None:
         """The same when it is known here, else None."""
 
+    async def list_next(self, ino: int) -> None:
+        """A hint: a program that opens the files of a directory in order has come to the end of it,
+        with this file. Begins to list the directory behind it, which is opened next as a rule;
+        returns once something of that is known. Raises what asking raises; who gave the hint need
+        not care."""
+
     async def report_changed(self, ino: int) -> None:
         """The worker saw another version, or none, at the origin: look again and invalidate."""
 

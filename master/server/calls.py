@@ -63,6 +63,7 @@ class Namespace(Protocol):
     async def list_dir(self, ino: int, after: bytes, limit: int) -> m.Listing: ...
     async def resolve(self, path: bytes) -> m.Found: ...
     def locate_many(self, inos: Sequence[int]) -> Sequence[c.Place]: ...
+    async def list_next(self, ino: int) -> None: ...
     async def report_changed(self, ino: int) -> None: ...
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
     def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
@@ -257,6 +258,11 @@ class Calls:
             await asyncio.sleep(0)
         return c.Located(places)
 
+    async def _list_next(self, call: c.ListNext, caller: Caller) -> m.Message:
+        self._check_namespace(call.namespace)
+        await self._master.list_next(call.ino)
+        return m.Done()
+
     async def _report(self, call: c.ReportChanged, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         await self._master.report_changed(call.ino)
@@ -431,6 +437,7 @@ _LATER: Final[dict[type, Callable[[Calls, Any, Caller], Awaitable[m.Message]]]] 
     m.Resolve: Calls._resolve,
     c.Batch: Calls._batch,
     c.Locate: Calls._locate,
+    c.ListNext: Calls._list_next,
     c.ReportChanged: Calls._report,
     c.PermitEviction: Calls._permit,
     c.RulesOf: Calls._rules,

@@ -214,6 +214,10 @@ class RemoteNamespace(MasterJobs):
                 return None
         return inode
 
+    async def list_next(self, ino: int) -> None:
+        """See MetadataService."""
+        await self._ask(c.ListNext(self._namespace, ino), Done, answer_s=LISTING_S)
+
     async def report_changed(self, ino: int) -> None:
         self._cache.forget(ino)
         await self._ask(c.ReportChanged(self._namespace, ino), Done)

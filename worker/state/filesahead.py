@@ -7,8 +7,9 @@ numbers were opened, the next ones of the same directory are brought, as many as
 opened of it lately: so what is brought in vain is bounded, by count and by bytes. Opens in a random
 order make no run, and bring nothing.
 
-Only what had to wait begins a run or lets one cross into another directory; opens of what is cached
-move a run on. Where file after file is cached already, the run ends.
+Only what had to wait begins a run, or lets one cross into another directory for the first time; a
+run that has crossed once goes on with the files of the next directory before one of them is opened.
+Opens of what is cached move a run on. Where file after file is cached already, the run ends.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ MOST_SPAN: Final = 512  # of a run's numbers that are looked back upon
 MOST_RUNS: Final = 64
 MOST_HERE: Final = 32  # in a row were cached already
 MOST_GAPS: Final = 64  # numbers in a row that are no small files
+LIST_AFTER: Final = 128  # opens in a directory, before the one behind it is listed
 
 
 @dataclass(eq=False, slots=True)
 class Run:
     """Opens in ascending order. `count` of the numbers from `first` to `at` were opened; those
     below `next` were brought, or need not be. `unread`: sizes of what was brought, by number, until
-    it is opened."""
+    it is opened. `directory`: of what was opened last; of what is brought it is `bringing`, from
+    the number `border` on where that is the directory behind."""
 
     first: int
     at: int
@@ -38,8 +41,16 @@ class Run:
     next: int = 0
     here: int = 0
     gaps: int = 0
-    at_end: bool = False  # of the directory
+    at_end: bool = False  # of the directory, at `next`
+    ended: int = 0  # the last such number
+    is_listed: bool = False  # the directory behind, as far as it is up to us
+    crossed: bool = False  # opens went on in another directory
+    bringing: bytes = b""
+    border: int = 0
     unread: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bringing = self.directory
 
     @property
     def is_dense(self) -> bool:
@@ -52,6 +63,12 @@ class Run:
         if span > MOST_SPAN:
             self.first += span // 2
             self.count -= self.count // 2
+
+    def cross(self, directory: bytes) -> None:
+        """Files are opened in this directory from now on."""
+        self.crossed |= directory != self.directory
+        self.directory = self.bringing = directory
+        self.border, self.at_end, self.is_listed = 0, False, False
 
     def next_ino(self, most_files: int) -> int:
         """The number to bring now; 0: none."""
@@ -68,6 +85,7 @@ class FilesAhead:
         self._most_files = most_files
         self._runs: dict[int, Run] = {}  # by last open, in units of REACH; the latest used last
         self._eager: dict[Run, None] = {}  # those for which more may be brought
+        self._to_list: list[Run] = []
         self.unread_bytes = 0
 
     def __len__(self) -> int:
@@ -78,8 +96,8 @@ class FilesAhead:
         run = self._find(ino)
         if run is None:
             return self._put(Run(ino, ino, directory))
-        if run.directory != directory:
-            run.directory, run.at_end = directory, False
+        if run.directory != directory or ino >= run.next:
+            run.cross(directory)
         run.here = 0
         self._move_on(run, ino)
 
@@ -102,6 +120,11 @@ class FilesAhead:
                 return run, ino
         return None
 
+    def to_list(self) -> list[Run]:
+        """The runs behind whose directories (of the files `at`) the next one is worth listing."""
+        found, self._to_list = self._to_list, []
+        return found
+
     def begun(self, run: Run, ino: int, size_bytes: int) -> None:
         """It is being brought."""
         run.here = run.gaps = 0
@@ -117,15 +140,34 @@ class FilesAhead:
             self.drop(run)
 
     def was_none(self, run: Run) -> None:
-        """It is no small file: one that is gone, a large one, a directory."""
+        """It is no small file: one that is gone or was never there, a large one, a directory. After
+        many the directory seems to have ended: nothing more is brought until a number behind them
+        was opened."""
         run.gaps += 1
         if run.gaps >= MOST_GAPS:
-            self.drop(run)
+            self._end(run, run.next - run.gaps)
+
+    def goes_on(self, run: Run, ino: int, directory: bytes) -> bool:
+        """It is to be brought although it lies in another directory. Else: not before somebody
+        opens a file there, which `was_elsewhere` tells."""
+        if run.crossed and not (run.border or run.at_end):
+            run.bringing, run.border = directory, ino
+        return directory == run.bringing
 
     def was_elsewhere(self, run: Run, ino: int) -> None:
-        """It lies in another directory: not before somebody opens a file there."""
-        run.at_end = True
-        run.next = ino
+        """It lies in another directory."""
+        self._end(run, ino)
+
+    def _end(self, run: Run, next_ino: int) -> None:
+        if not run.at_end and run.ended != next_ino:
+            self._to_list.append(run)  # it may not have been listed in time
+        run.at_end, run.next, run.gaps, run.ended = True, next_ino, 0, next_ino
+
+    def listed(self, run: Run) -> None:
+        """There may be more numbers where the run's directory ended."""
+        if run.at_end and run.crossed and self._is_known(run):
+            run.at_end = False
+            self._eager[run] = None
 
     def drop(self, run: Run) -> None:
         """There is no room for it, or bringing fails. Idempotent."""
@@ -149,6 +191,8 @@ class FilesAhead:
         del self._runs[run.at // REACH]
         first = run.first
         run.opened(ino)
+        if run.border and ino >= run.border:
+            run.cross(run.bringing)
         self._read(run, ino)
         if run.first != first:  # what readers left out they do not come back for
             for left in [brought for brought in run.unread if brought < run.first]:
@@ -156,6 +200,9 @@ class FilesAhead:
         self._put(run)
         if run.is_dense:
             self._eager[run] = None
+            if not run.is_listed and (run.crossed or run.count >= LIST_AFTER):
+                run.is_listed = True
+                self._to_list.append(run)
 
     def _read(self, run: Run, ino: int) -> None:
         self.unread_bytes -= run.unread.pop(ino, 0)
