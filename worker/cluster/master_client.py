@@ -50,7 +50,7 @@ _MEMBERS: Final = (
     c.PermitEviction,
     c.Work,
 )
-_LISTINGS: Final = (ListDir, c.Walk)
+_LISTINGS: Final = (ListDir, c.ListNext, c.Walk)
 _KEEPALIVE: Final = (  # a partition ends a call within about 10 s
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),

@@ -66,9 +66,8 @@ class Run:
 
     def cross(self, directory: bytes) -> None:
         """Files are opened in this directory from now on."""
-        self.crossed |= directory != self.directory
         self.directory = self.bringing = directory
-        self.border, self.at_end, self.is_listed = 0, False, False
+        self.border, self.at_end, self.is_listed, self.crossed = 0, False, False, True
 
     def next_ino(self, most_files: int) -> int:
         """The number to bring now; 0: none."""
@@ -85,7 +84,7 @@ class FilesAhead:
         self._most_files = most_files
         self._runs: dict[int, Run] = {}  # by last open, in units of REACH; the latest used last
         self._eager: dict[Run, None] = {}  # those for which more may be brought
-        self._to_list: list[Run] = []
+        self._to_list: dict[Run, None] = {}
         self.unread_bytes = 0
 
     def __len__(self) -> int:
@@ -96,8 +95,10 @@ class FilesAhead:
         run = self._find(ino)
         if run is None:
             return self._put(Run(ino, ino, directory))
-        if run.directory != directory or ino >= run.next:
+        if run.directory != directory:
             run.cross(directory)
+        elif ino >= run.next:
+            run.at_end = False
         run.here = 0
         self._move_on(run, ino)
 
@@ -122,7 +123,8 @@ class FilesAhead:
 
     def to_list(self) -> list[Run]:
         """The runs behind whose directories (of the files `at`) the next one is worth listing."""
-        found, self._to_list = self._to_list, []
+        found = [*self._to_list]
+        self._to_list.clear()
         return found
 
     def begun(self, run: Run, ino: int, size_bytes: int) -> None:
@@ -159,12 +161,14 @@ class FilesAhead:
         self._end(run, ino)
 
     def _end(self, run: Run, next_ino: int) -> None:
-        if not run.at_end and run.ended != next_ino:
-            self._to_list.append(run)  # it may not have been listed in time
+        if run.at_end:  # several are asked about at a time
+            next_ino = min(next_ino, run.next)
+        elif run.ended != next_ino and self._is_known(run):
+            self._to_list[run] = None  # it may not have been listed in time
         run.at_end, run.next, run.gaps, run.ended = True, next_ino, 0, next_ino
 
     def listed(self, run: Run) -> None:
-        """There may be more numbers where the run's directory ended."""
+        """There may be more numbers now where the run's directory ended."""
         if run.at_end and run.crossed and self._is_known(run):
             run.at_end = False
             self._eager[run] = None
@@ -202,7 +206,7 @@ class FilesAhead:
             self._eager[run] = None
             if not run.is_listed and (run.crossed or run.count >= LIST_AFTER):
                 run.is_listed = True
-                self._to_list.append(run)
+                self._to_list[run] = None
 
     def _read(self, run: Run, ino: int) -> None:
         self.unread_bytes -= run.unread.pop(ino, 0)

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
+from cachefs.core.errors import CacheFSError, Stale, Unreachable
 from cachefs.core.model import ContentId, Origin
 from tests.unit.worker.rig import MIB, NAMESPACE
 from worker.ahead import MOST_IN_FLIGHT, UNREAD_SHARE, Ahead
 from worker.loading.cache import Outlook
-from worker.state.filesahead import LEAST_OPENS
+from worker.state.filesahead import LEAST_OPENS, LIST_AFTER
 
 SIZE = 110 << 10
 
 
 def origin(ino: int) -> Origin:
-    return Origin(ContentId(NAMESPACE, ino, 0, 7), "u", b"d/%d" % ino, "e", SIZE, 0)
+    """In directories of 1,000."""
+    path = b"d%d/%d" % (ino // 1000, ino)
+    return Origin(ContentId(NAMESPACE, ino, 0, 7), "u", path, "e", SIZE, 0)
+
+
+class Service:
+    """Numbers below `end` are files. Listing what comes behind one makes 500 more of them."""
+
+    def __init__(self) -> None:
+        self.end = 100_000
+        self.asked: list[int] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.error: CacheFSError | None = None
+
+    def locate_nowait(self, ino: int) -> Origin:
+        if ino >= self.end:
+            raise Stale("gone")
+        return origin(ino)
+
+    async def list_next(self, ino: int) -> None:
+        self.asked.append(ino)
+        await self.may_answer.wait()
+        if self.error is not None:
+            raise self.error
+        self.end += 500
 
 
 class Cache:
@@ -35,11 +60,14 @@ class Cache:
         return Outlook.BEGUN
 
 
-def try_out(script: Callable[[Ahead, Cache, list[int]], Any], capacity: int = 1000 * MIB) -> None:
+def try_out(
+    script: Callable[[Ahead, Cache, list[int]], Any],
+    capacity: int = 1000 * MIB,
+    service: Service | None = None,
+) -> None:
     async def run() -> None:
-        cache, waiting = Cache(capacity), [0]
-        service = SimpleNamespace(locate_nowait=origin)
-        ahead = Ahead(cache, lambda _: service, waiting=lambda: waiting[0])  # type: ignore[arg-type]
+        cache, waiting, asked = Cache(capacity), [0], service or Service()
+        ahead = Ahead(cache, lambda _: asked, waiting=lambda: waiting[0])  # type: ignore[arg-type]
         await script(ahead, cache, waiting)
         await ahead.close()
 
@@ -120,3 +148,73 @@ def test_names_that_mean_nothing_are_ignored() -> None:
         assert len(cache.brought) == 2 * LEAST_OPENS
 
     try_out(script)
+
+
+def scan(ahead: Ahead, cache: Cache, first: int, end: int) -> None:
+    """A reader who waits for what is not here."""
+    for ino in range(first, end):
+        if (ended := cache.brought.get(ino)) is not None:
+            ended(True)
+            ahead.used([origin(ino).content.name])
+        else:
+            ahead.opened(origin(ino))
+
+
+def test_the_directory_behind_is_listed_on_the_way() -> None:
+    service = Service()
+
+    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+        scan(ahead, cache, 1, LIST_AFTER)
+        await settle()
+        assert service.asked == []
+        scan(ahead, cache, LIST_AFTER, 400)
+        await settle()
+        assert len(service.asked) == 1
+
+    try_out(script, service=service)
+
+
+def test_numbers_that_come_by_a_listing_are_brought_where_the_run_has_crossed_once() -> None:
+    """The second time no open is waited for."""
+    service = Service()
+    service.end = 2000
+
+    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+        for first in range(500, 1960, 20):
+            scan(ahead, cache, first, first + 20)
+            await settle()
+        assert 1999 in cache.brought
+        service.may_answer.clear()
+        scan(ahead, cache, 1960, 2000)
+        await settle()
+        assert max(cache.brought) < service.end
+        service.may_answer.set()
+        await settle()
+        assert 2000 in cache.brought
+
+    try_out(script, service=service)
+
+
+def test_a_listing_that_fails_is_nothing_to_the_reader() -> None:
+    service = Service()
+    service.error = Unreachable("down")
+
+    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+        scan(ahead, cache, 1, 200)
+        await settle()
+        assert len(service.asked) == 1
+        assert 200 in cache.brought
+
+    try_out(script, service=service)
+
+
+def test_who_closes_waits_for_no_listing() -> None:
+    service = Service()
+    service.may_answer.clear()
+
+    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+        scan(ahead, cache, 1, 200)
+        await settle()
+        assert len(service.asked) == 1
+
+    try_out(script, service=service)

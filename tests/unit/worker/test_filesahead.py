@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from worker.state.filesahead import (
     LEAST_OPENS,
+    LIST_AFTER,
     MOST_FILES,
     MOST_GAPS,
     MOST_HERE,
@@ -46,8 +47,15 @@ def read(ahead: FilesAhead, inos: list[int]) -> list[int]:
     return brought
 
 
-def one_run(ahead: FilesAhead) -> Run:
-    for ino in range(1, LEAST_OPENS + 1):
+def none(ahead: FilesAhead, run: Run, count: int) -> None:
+    """The next numbers are no small files."""
+    for _ in range(count):
+        assert ahead.next() is not None or run.at_end
+        ahead.was_none(run)
+
+
+def one_run(ahead: FilesAhead, opens: int = LEAST_OPENS) -> Run:
+    for ino in range(1, opens + 1):
         ahead.opened(ino, b"d")
     found = ahead.next()
     assert found is not None
@@ -116,6 +124,96 @@ def test_another_directory_is_crossed_into_by_an_open_alone() -> None:
     assert take(ahead, 1) == [LEAST_OPENS + 2]
 
 
+def crossed(ahead: FilesAhead) -> int:
+    """A run that has crossed into the directory e; the last number that was opened there."""
+    run = one_run(ahead, MOST_GAPS)
+    ahead.was_elsewhere(run, MOST_GAPS + 1)
+    last = MOST_GAPS + 4
+    ahead.to_list()
+    for ino in range(MOST_GAPS + 1, last + 1):
+        ahead.opened(ino, b"e")
+    return last
+
+
+def test_a_run_that_has_crossed_goes_on_into_one_more_directory() -> None:
+    ahead = FilesAhead()
+    last = crossed(ahead)
+    found = ahead.next()
+    assert found is not None
+    run, ino = found
+    assert ahead.goes_on(run, ino, b"f")
+    assert run.bringing == b"f"
+    ahead.begun(run, ino, SIZE)
+    assert ahead.goes_on(run, ino + 1, b"f")
+    assert not ahead.goes_on(run, ino + 2, b"g"), "one at a time"
+    ahead.was_elsewhere(run, ino + 2)
+    assert ahead.next() is None
+    ahead.used(last + 1)
+    assert run.directory == b"f", "what was opened there was cached"
+
+
+def test_a_run_in_its_first_directory_does_not_go_on_into_another() -> None:
+    ahead = FilesAhead()
+    run = one_run(ahead)
+    assert not ahead.goes_on(run, LEAST_OPENS + 1, b"e")
+
+
+def test_a_reader_who_is_late_in_the_directory_before_stops_nothing() -> None:
+    ahead = FilesAhead()
+    last = crossed(ahead)
+    ahead.opened(MOST_GAPS - 1, b"d")
+    found = ahead.next()
+    assert found is not None
+    run, ino = found
+    assert ino == last + 1
+    assert ahead.goes_on(run, ino, b"e")
+
+
+def test_the_next_directory_is_listed_once_on_the_way_through_one() -> None:
+    ahead = FilesAhead()
+    listed = 0
+    for ino in range(1, 1000):
+        ahead.opened(ino, b"d")
+        listed += len(ahead.to_list())
+        assert listed == (ino >= LIST_AFTER)
+
+
+def test_a_run_that_has_crossed_has_the_next_directory_listed_at_once() -> None:
+    ahead = FilesAhead()
+    last = crossed(ahead)
+    (run,) = ahead.to_list()
+    assert run.at == last
+    ahead.opened(last + 1, b"e")
+    assert ahead.to_list() == []
+
+
+def test_where_a_directory_ends_the_next_is_listed_and_gone_on_with() -> None:
+    """Its numbers are known only then. Where none comes, nobody asks again."""
+    ahead = FilesAhead()
+    last = crossed(ahead)
+    (run,) = ahead.to_list()
+    for _ in range(2):
+        none(ahead, run, MOST_GAPS)
+        assert ahead.next() is None
+        assert ahead.to_list() in ([run], [])
+        ahead.listed(run)
+    assert [run.at_end, run.next] == [False, last + 1]
+    none(ahead, run, MOST_GAPS)
+    assert ahead.to_list() == []
+    ahead.listed(run)
+    assert take(ahead, 1) == [last + 1]
+
+
+def test_of_several_ends_the_first_counts() -> None:
+    ahead = FilesAhead()
+    run = one_run(ahead)
+    ahead.was_elsewhere(run, LEAST_OPENS + 3)
+    ahead.was_elsewhere(run, LEAST_OPENS + 1)
+    ahead.was_elsewhere(run, LEAST_OPENS + 2)
+    ahead.opened(LEAST_OPENS + 1, b"e")
+    assert take(ahead, 1) == [LEAST_OPENS + 2]
+
+
 def test_where_all_is_cached_the_run_ends() -> None:
     ahead = FilesAhead()
     looks = 0
@@ -133,9 +231,17 @@ def test_numbers_that_are_no_small_files_are_passed_over() -> None:
     run = one_run(ahead)
     ahead.was_none(run)
     assert take(ahead, 1) == [LEAST_OPENS + 2]
-    for _ in range(MOST_GAPS):
-        ahead.was_none(run)
-    assert (len(ahead), ahead.next(), ahead.unread_bytes) == (0, None, 0)
+
+
+def test_behind_many_numbers_that_are_no_small_files_a_run_waits_for_an_open() -> None:
+    ahead = FilesAhead()
+    run = one_run(ahead, MOST_GAPS)
+    ahead.was_none(run)
+    none(ahead, run, MOST_GAPS - 1)
+    ahead.used(MOST_GAPS)
+    assert (run.at_end, ahead.next()) == (True, None)
+    ahead.opened(MOST_GAPS + 1, b"d")
+    assert take(ahead, 2) == [MOST_GAPS + 2, MOST_GAPS + 3]
 
 
 def test_a_run_without_room_is_given_up_and_begins_anew() -> None:
@@ -151,8 +257,8 @@ def test_nothing_is_brought_where_nothing_may() -> None:
     assert read(FilesAhead(most_files=0), [*range(1, 200)]) == []
 
 
-Step = st.tuples(st.sampled_from(["opened", "used", "next", "here", "none", "elsewhere", "drop"]),
-                 st.integers(1, 3000), st.integers(1, 40))  # fmt: skip
+STEPS = ["opened", "used", "next", "here", "none", "elsewhere", "listed", "drop"]
+Step = st.tuples(st.sampled_from(STEPS), st.integers(1, 3000), st.integers(1, 40))
 
 
 @settings(max_examples=200, deadline=None)
@@ -174,9 +280,14 @@ def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None
                 if what == "next":
                     ahead.begun(run, at, SIZE)
                 elif what == "elsewhere":
-                    ahead.was_elsewhere(run, at)
+                    if not ahead.goes_on(run, at, b"%d" % (at // 500)):
+                        ahead.was_elsewhere(run, at)
+                elif what == "listed":
+                    ahead.listed(run)
                 else:
                     outcome[what](run)
+        if count % 3 == 0:
+            assert len(ahead.to_list()) <= len(seen) + MOST_RUNS
         runs = [*ahead._runs.values()]
         assert len(runs) <= MOST_RUNS
         assert ahead.unread_bytes == sum(sum(run.unread.values()) for run in runs)
