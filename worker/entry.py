@@ -27,11 +27,14 @@ class Entry:
         "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
         "creation", "detached", "failed", "fd", "hold", "hold_when_whole", "inflight",
         "inflight_bits", "key", "looking", "measured_bytes", "name", "on_commit", "origin",
-        "pages", "published", "recorded", "uncommitted", "unrecorded", "users",
+        "page_count", "pages", "published", "recorded", "size", "uncommitted", "unrecorded",
+        "users",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
-        self.origin = origin
+        self.origin = origin  # of this content: its policies may change, its size does not
+        self.size = origin.size
+        self.page_count = page_count(origin.size)
         self.key = key
         self.name = key.hex()
         self.pages = PageMap(origin.size, bits)
@@ -59,20 +62,12 @@ class Entry:
         self.creation = threading.Lock()  # of the file in a thread, against detaching in the loop
 
     @property
-    def size(self) -> int:
-        return self.origin.size
-
-    @property
     def small(self) -> bool:
-        return self.origin.size <= SMALL_FILE_BYTES
+        return self.size <= SMALL_FILE_BYTES
 
     @property
     def complete(self) -> bool:
         return self.pages.complete and self.fd >= 0
-
-    @property
-    def page_count(self) -> int:
-        return page_count(self.origin.size)
 
     def claim(
         self, first: int, end: int, loop: asyncio.AbstractEventLoop, epoch: int | None = None

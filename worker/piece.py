@@ -20,13 +20,14 @@ class Piece:
 
     __slots__ = (
         "background", "cache_only", "end", "ended", "entry", "first", "last", "origin_bytes",
-        "past", "purpose", "room_bytes", "started_s", "streams", "unsettled", "whole",
+        "past", "purpose", "room_bytes", "size_bytes", "started_s", "streams", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
         self.entry = entry
         self.first = first
         self.end = end
+        self.size_bytes = range_bytes(entry.size, first, end)
         self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
         self.room_bytes = 0
         self.started_s = 0.0  # monotonic
@@ -45,10 +46,6 @@ class Piece:
     @property
     def offset(self) -> int:
         return self.first * PAGE_BYTES
-
-    @property
-    def size_bytes(self) -> int:
-        return range_bytes(self.entry.size, self.first, self.end)
 
     @property
     def is_all(self) -> bool:

@@ -71,25 +71,25 @@ class TierLoading:
         entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
             return Outlook.HERE
-        outlook = self._outlook(entry)
-        if outlook is not Outlook.BEGUN:
+        if entry.pages.bits or entry.inflight or entry.failed is not None:
             self._catalog.leave(entry)
-            return outlook
+            return Outlook.HERE
+        room_bytes = allocation(entry.size)
+        if entry.detached or not self._space.reserve_nowait(room_bytes, entry):
+            if entry.detached or not self._space.may_fit(room_bytes, entry):
+                self._catalog.leave(entry)
+                return Outlook.REFUSED
+            room_bytes = 0  # it is made later
         self._filler.claim(
             entry,
             0,
             entry.page_count,
             background=True,
             cache_only=True,
+            room_bytes=room_bytes,
             ended=functools.partial(self._came_ahead, ended),
         )
-        return outlook
-
-    def _outlook(self, entry: Entry) -> Outlook:
-        if entry.pages.bits or entry.inflight or entry.failed is not None:
-            return Outlook.HERE
-        may_fit = not entry.detached and self._space.may_fit(allocation(entry.size), entry)
-        return Outlook.BEGUN if may_fit else Outlook.REFUSED
+        return Outlook.BEGUN
 
     def _came_ahead(
         self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
