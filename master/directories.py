@@ -5,14 +5,14 @@ All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from cachefs.core.errors import CacheFSError, DeadlineExceeded
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Stale
 from cachefs.core.messages import Dentry, Listing
-from cachefs.core.model import Inode, Kind
+from cachefs.core.model import ROOT_INO, Inode, Kind
 from master.state.freshness import DEGRADED_VALID_S, valid_for
 from master.state.health import is_down
 from master.store.base import Store
@@ -27,6 +27,7 @@ PAGE_WAIT_S: Final = 120.0  # for the next page of a listing under way
 CONTINUE_S: Final = 300.0  # a directory stream may go on in a listing of that age
 NEXT: Final = 16  # names behind a directory's among which the next directory is looked for
 _UNKNOWN: Final = DirectoryState()
+_decode = msgspec.msgpack.Decoder(Inode).decode
 
 
 class Directories:
@@ -87,41 +88,51 @@ class Directories:
 
     def list_ahead(self, ino: int) -> None:
         """Begins to list a directory that will be asked for soon, unless that is of no use."""
+        if (place := self._to_list(ino)) is not None:
+            self._sync.list_directory(ino, place)
+
+    def _to_list(self, ino: int) -> Place | None:
+        """Where a directory is; None: listing it ahead is of no use."""
         with self._store.snapshot() as reader:
             names = Names(reader)
             place = self._tree.directory(names, ino)
             state = names.directory(ino) or _UNKNOWN
-        interval_s = place.interval_s
-        fresh = state.complete and valid_for(state.listed_at, interval_s, self._clock())
-        if interval_s != 0 and not fresh and not place.mount.health.down:
-            self._sync.list_directory(ino, place)
+        fresh = state.complete and valid_for(state.listed_at, place.interval_s, self._clock())
+        return None if fresh or not _is_listed_ahead(place) else place
 
     async def list_next(self, ino: int) -> None:
-        """See MetadataService: `list_ahead` of what follows the directory of a file where both lie;
-        returns once some of its names are here. Only what was never listed is listed to find out
-        which it is, for it may be large. Raises Stale, and what the origin answers."""
+        """See MetadataService. Raises Stale for an ino that is gone, and what the origin answers;
+        nothing is asked where `list_ahead` asks nothing. Cancelled: the listing goes on."""
         with self._store.snapshot() as reader:
             names = Names(reader)
-            at = names.place(ino)
-            above = names.place(at[0]) if at is not None else None
-            if above is None or above[0] == NO_PARENT:
-                return
-            place = self._tree.directory(names, above[0])
-            if place.interval_s == 0 or place.mount.health.down:
-                return
-            state = names.directory(above[0])
-            found = names.children(*above, None, NEXT) if state and state.complete else None
-        if found is None:
-            page = await self.list_dir(*above, NEXT)
-            inodes = [msgspec.msgpack.decode(entry.inode, type=Inode) for entry in page.entries]
-        else:
-            inodes = [stored.inode for _, stored in found]
-        following = (inode.ino for inode in inodes if inode.kind is Kind.DIRECTORY)
-        if (directory := next(following, 0)) == 0:
-            return
-        self.list_ahead(directory)
-        if (running := self._sync.listing(directory)) is not None:
-            await running.progress(PAGE_WAIT_S)
+            file = names.place(ino)
+            if file is not None and file[0] in (NO_PARENT, ROOT_INO):
+                return  # nothing lies beside the root
+            at = None if file is None else names.place(file[0])
+            if at is None:
+                raise Stale(f"inode {ino} is gone")
+        directory = await self._next_directory(*at)
+        if directory and self._to_list(directory) is not None:
+            await self.list_dir(directory, b"", 1)
+
+    async def _next_directory(self, above: int, after: bytes) -> int:
+        """The first directory among the `NEXT` names behind; 0: none. The directory above is
+        listed for that where it never was, and not again when it is no longer fresh: it may be
+        large."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            if not _is_listed_ahead(self._tree.directory(names, above)):
+                return 0
+            if (names.directory(above) or _UNKNOWN).complete:
+                known = names.children(above, after, None, NEXT)
+                return _first_directory(stored.inode for _, stored in known)
+        left = NEXT
+        while True:
+            page = await self.list_dir(above, after, left)
+            found = _first_directory(_decode(entry.inode) for entry in page.entries)
+            left, after = left - len(page.entries), page.next
+            if found or not after or left <= 0:
+                return found
 
     def _degraded_page(
         self, ino: int, after: bytes, limit: int, place: Place, err: CacheFSError
@@ -134,6 +145,15 @@ class Directories:
             if not known or not is_down(err) or place.interval_s == 0:
                 raise err
             return _page(names, ino, after, limit, None, DEGRADED_VALID_S)
+
+
+def _is_listed_ahead(place: Place) -> bool:
+    """Would a listing be of use later, and is there an origin to ask?"""
+    return place.interval_s != 0 and not place.mount.health.down
+
+
+def _first_directory(inodes: Iterable[Inode]) -> int:
+    return next((inode.ino for inode in inodes if inode.kind is Kind.DIRECTORY), 0)
 
 
 def _page(

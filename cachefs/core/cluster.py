@@ -164,7 +164,8 @@ class Locate(Message, frozen=True):
 
 
 class ListNext(Message, frozen=True):
-    """See `MetadataService.list_next`. Answered by Done."""
+    """See `MetadataService.list_next`. Answered by Done, also where a token that is limited to a
+    path does not reach the directory above: nothing is listed then."""
 
     namespace: NamespaceId
     ino: int

@@ -63,8 +63,9 @@ class MetadataService(Protocol):
     async def list_next(self, ino: int) -> None:
         """A hint: a program that opens the files of a directory in order has come to the end of it,
         with this file. Begins to list the directory behind it, which is opened next as a rule;
-        returns once something of that is known. Raises what asking raises; who gave the hint need
-        not care."""
+        returns once something of that is known, or at once where nothing is to be asked. Raises
+        what asking raises, and Stale; who gave the hint need not care. Cancellation leaves the
+        listing going on."""
 
     async def report_changed(self, ino: int) -> None:
         """The worker saw another version, or none, at the origin: look again and invalidate."""

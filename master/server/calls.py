@@ -259,8 +259,12 @@ class Calls:
         return c.Located(places)
 
     async def _list_next(self, call: c.ListNext, caller: Caller) -> m.Message:
+        """Done, and nothing is asked, where the names beside the file's directory are not the
+        caller's to list."""
         self._check_namespace(call.namespace)
-        await self._master.list_next(call.ino)
+        directory = self._master.path_of(call.ino).rpartition(b"/")[0]
+        if caller.sees(directory.rpartition(b"/")[0]):
+            await self._master.list_next(call.ino)
         return m.Done()
 
     async def _report(self, call: c.ReportChanged, caller: Caller) -> m.Message:

@@ -62,6 +62,7 @@ def test_what_cannot_be_is_a_protocol_error_and_no_failure_of_ours(tmp_path: Pat
                     c.Batch([m.GetAttr(it.namespace, ino)]),
                     c.Walk(it.namespace, ino),
                     c.ReportChanged(it.namespace, ino),
+                    c.ListNext(it.namespace, ino),
                 ):
                     with pytest.raises(ProtocolError):
                         await it.ask(call, m.Message)

@@ -98,6 +98,20 @@ def test_bytes_are_located_in_batches_each_with_its_own_failure(tmp_path: Path) 
     run(work())
 
 
+def test_a_hint_is_answered_by_what_came_of_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            await it.add(b"/data", {b"a/f": b"1", b"b/f": b"1"})
+            origin, file = it.origins["s3://bucket/data"], await it.ino(b"/data/a/f")
+            origin.fail("list_dir", b"b", Unreachable("down"))
+            with pytest.raises(Unreachable):
+                await it.ask(c.ListNext(it.namespace, file), m.Done)
+            with pytest.raises(Stale):
+                await it.ask(c.ListNext(it.namespace, 99999), m.Done)
+
+    run(work())
+
+
 def test_a_batch_of_lookups_is_answered_in_order(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as it:
@@ -131,6 +145,7 @@ def test_another_namespace_is_not_found(tmp_path: Path) -> None:
                 c.Walk(other, 1),
                 c.GetEvents(other, 0),
                 c.ReportChanged(other, 1),
+                c.ListNext(other, 1),
                 c.PermitEviction(other, []),
             ):
                 with pytest.raises(NotFound, match="another namespace"):
@@ -461,12 +476,43 @@ def test_a_token_with_a_path_sees_nothing_else(tmp_path: Path) -> None:
                 c.Batch([m.GetAttr(it.namespace, secret)]),
                 c.Walk(it.namespace, other.ino),
                 c.ReportChanged(it.namespace, secret),
+                c.ListNext(it.namespace, secret),
                 c.GetUfs(by_path[b"team-b"]),
                 c.ListUfs(),
                 c.MasterStatus(),
             ):
                 with pytest.raises(AccessDenied):
                     await it.ask(call, m.Message)
+
+    run(work())
+
+
+def test_a_hint_lists_nothing_that_its_giver_may_not_list(tmp_path: Path) -> None:
+    """Not the directory above the token's path, and nothing beside it."""
+
+    async def work() -> None:
+        async with cluster(tmp_path, TOKENS) as it:
+            it.token = "operators-token-1"  # noqa: S105
+            files = {b"d/f": b"1", b"e/f": b"1", b"g": b"1"}
+            await it.add(b"/team-a", files)
+            await it.add(b"/team-b", {b"secret": b"1"})
+            ours, theirs = it.origins["s3://bucket/team-a"], it.origins["s3://bucket/team-b"]
+            inside, beside = await it.ino(b"/team-a/d/f"), await it.ino(b"/team-a/g")
+            root = await it.ino(b"/team-a")
+
+            it.token = "limited-to-team-a"  # noqa: S105
+            for ino in (beside, root):
+                await it.ask(c.ListNext(it.namespace, ino), m.Done)
+            assert theirs.calls["list_dir"] == ours.calls["list_dir"] == 0
+            with pytest.raises(Stale):
+                await it.ask(c.ListNext(it.namespace, 99999), m.Done)
+            await it.ask(c.ListNext(it.namespace, inside), m.Done)
+            assert ours.script.calls_by_path["list_dir", b"e"] == 1
+            assert theirs.calls["list_dir"] == 0
+
+            it.token = "reading-everything"  # noqa: S105
+            await it.ask(c.ListNext(it.namespace, beside), m.Done)
+            assert theirs.calls["list_dir"] == 1
 
     run(work())
 

@@ -172,6 +172,7 @@ def test_the_inos_that_a_server_must_judge() -> None:
     assert inos_of(c.Batch([lookup, getattr])) == [7, 8]
     assert inos_of(c.Locate(NAMESPACE, [3, 4])) == [3, 4]
     assert inos_of(m.ListDir(NAMESPACE, 5)) == inos_of(c.Walk(NAMESPACE, 5)) == [5]
+    assert inos_of(c.ListNext(NAMESPACE, 6)) == [6]
     assert inos_of(c.GetView()) == []
 
 

@@ -141,6 +141,9 @@ class FakeMaster:
                 return c.Permitted([self.permitted(key) for key in body.contents], 10.0)
             case c.ReportChanged():
                 return m.Done()
+            case c.ListNext():
+                self._inode(body.ino)
+                return m.Done()
             case c.GetUfs():
                 if body.key != SOURCE.key:
                     raise NotFound("no such source")

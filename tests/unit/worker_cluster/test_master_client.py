@@ -314,18 +314,19 @@ def test_listings_that_wait_for_an_origin_hold_up_neither_heartbeats_nor_names()
 
         async def handler(request: web.Request) -> web.StreamResponse:
             nonlocal waiting
-            if isinstance(c.decode_call(await request.read()), m.ListDir):
+            if isinstance(c.decode_call(await request.read()), m.ListDir | c.ListNext):
                 waiting += 1
                 await asyncio.Event().wait()
             return web.Response(body=GREETED)
 
         async with Server(handler).listening() as server, connected(server.url) as client:
-            question = m.ListDir(NamespaceId(b"n" * 16), 1)
+            namespace = NamespaceId(b"n" * 16)
+            questions = [m.ListDir(namespace, 1), c.ListNext(namespace, 1)] * most
             listings = [
-                asyncio.ensure_future(client.ask(question, m.Listing)) for _ in range(2 * most)
+                asyncio.ensure_future(client.ask(question, m.Message)) for question in questions
             ]
             await until(lambda: waiting >= most)
-            for call in (c.Heartbeat("w", 1), m.GetAttr(NamespaceId(b"n" * 16), 2)):
+            for call in (c.Heartbeat("w", 1), m.GetAttr(namespace, 2)):
                 await client.ask(call, c.Greeted, answer_s=5, reach_s=0)
             assert waiting == most
             for listing in listings:

@@ -335,6 +335,19 @@ def test_a_reported_change_is_believed_at_once() -> None:
     play(script)
 
 
+def test_a_hint_goes_to_the_master_and_its_answer_to_who_gave_it() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        await it.list_next(5)
+        assert master.asked[-1] == c.ListNext(NAMESPACE, 5)
+        with pytest.raises(Stale):
+            await it.list_next(99)
+        master.set_down(True)
+        with pytest.raises(Unreachable):
+            await it.list_next(5)
+
+    play(script)
+
+
 def test_sources_are_found_and_remembered() -> None:
     async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
         with pytest.raises(NotFound):
