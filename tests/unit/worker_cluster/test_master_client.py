@@ -321,7 +321,7 @@ def test_listings_that_wait_for_an_origin_hold_up_neither_heartbeats_nor_names()
 
         async with Server(handler).listening() as server, connected(server.url) as client:
             namespace = NamespaceId(b"n" * 16)
-            questions = [m.ListDir(namespace, 1), c.ListNext(namespace, 1)] * most
+            questions: list[c.Call] = [m.ListDir(namespace, 1), c.ListNext(namespace, 1)] * most
             listings = [
                 asyncio.ensure_future(client.ask(question, m.Message)) for question in questions
             ]
