@@ -29,7 +29,7 @@ from worker.store.index import Change, Index
 log = logging.getLogger(__name__)
 
 MOST_JOBS: Final = 1024  # of one commit
-GATHER_S: Final = 0.01
+GATHER_S: Final = 0.004
 
 Done = Callable[[OSError | None], None]
 
