@@ -272,7 +272,7 @@ class Master:
         self._sync.directories_removed()  # what an earlier process left to be collected
         return await self._mounts.check(within_s)
 
-    # ---- names -----------------------------------------------------------------------------------
+    # ---- names and paths -------------------------------------------------------------------------
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
         return self._answers.lookup_nowait(parent, name)
@@ -291,8 +291,6 @@ class Master:
 
     async def list_next(self, ino: int) -> None:
         await self._directories.list_next(ino)
-
-    # ---- paths -----------------------------------------------------------------------------------
 
     async def resolve(self, path: bytes) -> Found:
         """Walks a path; `inode` None where a component is missing. Raises NotADirectory."""
