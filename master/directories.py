@@ -5,18 +5,18 @@ All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Stale
 from cachefs.core.messages import Dentry, Listing
-from cachefs.core.model import ROOT_INO, Inode, Kind
+from cachefs.core.model import ROOT_INO, Kind
 from master.state.freshness import DEGRADED_VALID_S, valid_for
 from master.state.health import is_down
 from master.store.base import Store
-from master.store.records import NO_PARENT, DirectoryState, inode_bytes, name_of
+from master.store.records import NO_PARENT, DirectoryState, decode_inode, inode_bytes, name_of
 from master.store.snapshot import Names
 from master.sync import Listing as Running
 from master.sync import Syncer
@@ -27,7 +27,6 @@ PAGE_WAIT_S: Final = 120.0  # for the next page of a listing under way
 CONTINUE_S: Final = 300.0  # a directory stream may go on in a listing of that age
 NEXT: Final = 16  # names behind a directory's among which the next directory is looked for
 _UNKNOWN: Final = DirectoryState()
-_decode = msgspec.msgpack.Decoder(Inode).decode
 
 
 class Directories:
@@ -124,12 +123,11 @@ class Directories:
             if not _is_listed_ahead(self._tree.directory(names, above)):
                 return 0
             if (names.directory(above) or _UNKNOWN).complete:
-                known = names.children(above, after, None, NEXT)
-                return _first_directory(stored.inode for _, stored in known)
+                return _first_directory(_page(names, above, after, NEXT, None, 0.0))
         left = NEXT
         while True:
             page = await self.list_dir(above, after, left)
-            found = _first_directory(_decode(entry.inode) for entry in page.entries)
+            found = _first_directory(page)
             left, after = left - len(page.entries), page.next
             if found or not after or left <= 0:
                 return found
@@ -152,7 +150,8 @@ def _is_listed_ahead(place: Place) -> bool:
     return place.interval_s != 0 and not place.mount.health.down
 
 
-def _first_directory(inodes: Iterable[Inode]) -> int:
+def _first_directory(page: Listing) -> int:
+    inodes = (decode_inode(entry.inode) for entry in page.entries)
     return next((inode.ino for inode in inodes if inode.kind is Kind.DIRECTORY), 0)
 
 

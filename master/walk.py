@@ -11,13 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import msgspec
-
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.messages import LIST_LIMIT, Listing
 from cachefs.core.model import Inode, Kind
 from master.store.base import Store
-from master.store.records import name_of
+from master.store.records import decode_inode, name_of
 from master.store.snapshot import Names
 from master.tree import Tree, join
 
@@ -25,7 +23,6 @@ AHEAD: Final = 6  # directories listed ahead of the walk
 
 Named = tuple[bytes, Inode]
 Files = AsyncIterator[list[Named]]
-_decode = msgspec.msgpack.Decoder(Inode).decode
 
 
 class Source(Protocol):
@@ -51,7 +48,7 @@ class Fresh:
 
     async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
         listing = await self._list_dir(ino, after, LIST_LIMIT)
-        return [(d.name, _decode(d.inode)) for d in listing.entries], listing.next
+        return [(d.name, decode_inode(d.inode)) for d in listing.entries], listing.next
 
     def ahead(self, inos: Sequence[int]) -> None:
         for ino in inos:

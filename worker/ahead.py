@@ -91,14 +91,15 @@ class Ahead:
         most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
         most_in_flight = MOST_IN_FLIGHT - self._waiting()
         begun = 0
-        for namespace, state in self._states.items():
+        for name, state in self._states.items():
+            namespace = NamespaceId(bytes.fromhex(name))
             for run in state.to_list():
-                self._list_next(NamespaceId(bytes.fromhex(namespace)), state, run)
+                self._list_next(namespace, state, run)
             while self._in_flight < most_in_flight and state.unread_bytes < most_bytes:
                 found = state.next()
                 if found is None:
                     break
-                self._look(NamespaceId(bytes.fromhex(namespace)), state, *found)
+                self._look(namespace, state, *found)
                 begun += 1
                 if begun >= AT_ONCE:
                     return self._go_on()
@@ -137,9 +138,9 @@ class Ahead:
         self._tasks.start(hint())
 
     def _begin(self, state: FilesAhead, run: Run, origin: Origin) -> None:
-        ino, directory = origin.content.ino, _directory(origin)
-        if directory != run.bringing and not state.goes_on(run, ino, directory):
-            return state.was_elsewhere(run, ino)
+        ino = origin.content.ino
+        if not state.goes_on(run, ino, _directory(origin)):
+            return None
         if not 0 < origin.size <= SMALL_FILE_BYTES:
             return state.was_none(run)
         ended = functools.partial(self._ended, state, run)

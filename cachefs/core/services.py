@@ -61,8 +61,8 @@ class MetadataService(Protocol):
         """The same when it is known here, else None."""
 
     async def list_next(self, ino: int) -> None:
-        """A hint: a program that opens the files of a directory in order has come to the end of it,
-        with this file. Begins to list the directory behind it, which is opened next as a rule;
+        """A hint: a program opens the files of a directory in order, and has come to this one.
+        Begins to list the directory behind it, which is opened next as a rule;
         returns once something of that is known, or at once where nothing is to be asked. Raises
         what asking raises, and Stale; who gave the hint need not care. Cancellation leaves the
         listing going on."""

@@ -12,21 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
 from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, Stale
 from cachefs.core.messages import LIST_LIMIT, Listing
 from cachefs.core.model import Inode, Kind
 from connectors.base import order_key
 from master.store.base import Store
-from master.store.records import name_of
+from master.store.records import decode_inode, name_of
 from master.store.snapshot import Names
 from master.tree import join
 
 AHEAD: Final = 6  # directories listed ahead
 
 Entries = list[tuple[bytes, Inode]]  # order key, inode
-_decode = msgspec.msgpack.Decoder(Inode).decode
 
 
 class Page(NamedTuple):
@@ -64,7 +61,7 @@ class Fresh:
         listing = await self._list_dir(ino, after, LIST_LIMIT)
         entries = []
         for dentry in listing.entries:
-            inode = _decode(dentry.inode)
+            inode = decode_inode(dentry.inode)
             entries.append((order_key(dentry.name, inode.kind is Kind.DIRECTORY), inode))
         return Page(entries, listing.next)
 

@@ -46,10 +46,10 @@ ORDER_END: Final = b"\xff" * 256  # above every order key: no name is longer tha
 
 _INO = struct.Struct(">Q")
 _TIME = struct.Struct(">d")
-_inode_decoder = msgspec.msgpack.Decoder(Inode)
 _encoder = msgspec.msgpack.Encoder()
 
 ino_key = _INO.pack
+decode_inode = msgspec.msgpack.Decoder(Inode).decode  # see `inode_bytes`
 
 
 class Stored(NamedTuple):
@@ -114,7 +114,7 @@ def encode_dentry(inode: Inode, checked_at: float) -> bytes:
 
 
 def decode_dentry(value: bytes) -> Stored:
-    return Stored(_inode_decoder.decode(value[:-8]), _TIME.unpack_from(value, len(value) - 8)[0])
+    return Stored(decode_inode(value[:-8]), _TIME.unpack_from(value, len(value) - 8)[0])
 
 
 def inode_bytes(value: bytes) -> bytes:

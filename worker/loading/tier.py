@@ -74,19 +74,18 @@ class TierLoading:
         if entry.pages.bits or entry.inflight or entry.failed is not None:
             self._catalog.leave(entry)
             return Outlook.HERE
-        room_bytes = allocation(entry.size)
-        if entry.detached or not self._space.reserve_nowait(room_bytes, entry):
-            if entry.detached or not self._space.may_fit(room_bytes, entry):
-                self._catalog.leave(entry)
-                return Outlook.REFUSED
-            room_bytes = 0  # it is made later
+        need_bytes = allocation(entry.size)
+        has_room = not entry.detached and self._space.reserve_nowait(need_bytes, entry)
+        if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
+            self._catalog.leave(entry)
+            return Outlook.REFUSED
         self._filler.claim(
             entry,
             0,
             entry.page_count,
             background=True,
             cache_only=True,
-            room_bytes=room_bytes,
+            room_bytes=need_bytes if has_room else 0,
             ended=functools.partial(self._came_ahead, ended),
         )
         return Outlook.BEGUN

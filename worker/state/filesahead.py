@@ -150,15 +150,14 @@ class FilesAhead:
             self._end(run, run.next - run.gaps)
 
     def goes_on(self, run: Run, ino: int, directory: bytes) -> bool:
-        """It is to be brought although it lies in another directory. Else: not before somebody
-        opens a file there, which `was_elsewhere` tells."""
-        if run.crossed and not (run.border or run.at_end):
+        """It lies in this directory: is it to be brought? False: nothing more is, until a file
+        there was opened."""
+        if directory != run.bringing:
+            if run.border or run.at_end or not run.crossed:
+                self._end(run, ino)
+                return False
             run.bringing, run.border = directory, ino
-        return directory == run.bringing
-
-    def was_elsewhere(self, run: Run, ino: int) -> None:
-        """It lies in another directory."""
-        self._end(run, ino)
+        return True
 
     def _end(self, run: Run, next_ino: int) -> None:
         if run.at_end:  # several are asked about at a time

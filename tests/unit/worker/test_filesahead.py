@@ -117,7 +117,7 @@ def test_a_file_that_is_opened_again_and_again_is_no_run() -> None:
 def test_another_directory_is_crossed_into_by_an_open_alone() -> None:
     ahead = FilesAhead()
     run = one_run(ahead)
-    ahead.was_elsewhere(run, LEAST_OPENS + 1)
+    assert not ahead.goes_on(run, LEAST_OPENS + 1, b"e")
     ahead.used(LEAST_OPENS)
     assert take(ahead) == []
     ahead.opened(LEAST_OPENS + 1, b"e")
@@ -127,7 +127,7 @@ def test_another_directory_is_crossed_into_by_an_open_alone() -> None:
 def crossed(ahead: FilesAhead) -> int:
     """A run that has crossed into the directory e; the last number that was opened there."""
     run = one_run(ahead, MOST_GAPS)
-    ahead.was_elsewhere(run, MOST_GAPS + 1)
+    assert not ahead.goes_on(run, MOST_GAPS + 1, b"e")
     last = MOST_GAPS + 4
     ahead.to_list()
     for ino in range(MOST_GAPS + 1, last + 1):
@@ -146,7 +146,6 @@ def test_a_run_that_has_crossed_goes_on_into_one_more_directory() -> None:
     ahead.begun(run, ino, SIZE)
     assert ahead.goes_on(run, ino + 1, b"f")
     assert not ahead.goes_on(run, ino + 2, b"g"), "one at a time"
-    ahead.was_elsewhere(run, ino + 2)
     assert ahead.next() is None
     ahead.used(last + 1)
     assert run.directory == b"f", "what was opened there was cached"
@@ -207,9 +206,8 @@ def test_where_a_directory_ends_the_next_is_listed_and_gone_on_with() -> None:
 def test_of_several_ends_the_first_counts() -> None:
     ahead = FilesAhead()
     run = one_run(ahead)
-    ahead.was_elsewhere(run, LEAST_OPENS + 3)
-    ahead.was_elsewhere(run, LEAST_OPENS + 1)
-    ahead.was_elsewhere(run, LEAST_OPENS + 2)
+    for ino in (LEAST_OPENS + 3, LEAST_OPENS + 1, LEAST_OPENS + 2):
+        assert not ahead.goes_on(run, ino, b"e")
     ahead.opened(LEAST_OPENS + 1, b"e")
     assert take(ahead, 1) == [LEAST_OPENS + 2]
 
@@ -280,8 +278,7 @@ def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None
                 if what == "next":
                     ahead.begun(run, at, SIZE)
                 elif what == "elsewhere":
-                    if not ahead.goes_on(run, at, b"%d" % (at // 500)):
-                        ahead.was_elsewhere(run, at)
+                    ahead.goes_on(run, at, b"%d" % (at // 500))
                 elif what == "listed":
                     ahead.listed(run)
                 else:
