@@ -64,6 +64,9 @@ class Instant:
     def capacity(self) -> int:
         return CAPACITY_BYTES
 
+    def places_ahead(self) -> int:
+        return 0
+
 
 @dataclass
 class Seen:

@@ -21,8 +21,9 @@ from cachefs.cli.session import attached
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobSpec, JobState
 from cachefs.launcher.state import StateHome
-from worker.state.loading import REQUESTS
+from worker.state.loading import PAGES_COST, REQUESTS
 
+LARGE_REQUESTS = REQUESTS // PAGES_COST
 POLL_S = 0.02
 LIMIT_S = 280.0
 
@@ -44,13 +45,18 @@ def run(lab: Lab, result: Result) -> None:
     with lab.light() as origin:
         small(lab, result, origin)
         large(lab, result, origin)
-    result.notes.append(f"obstore: {REQUESTS} threads, as many as a loader has requests in flight.")
+    result.notes.append(
+        "obstore: as many threads as a loader has requests in flight, "
+        f"{REQUESTS} for small files and {LARGE_REQUESTS} for large ones."
+    )
 
 
 def small(lab: Lab, result: Result, origin: Shaped) -> None:
     data = lab.datasets.small(lab.size(20_000, 4000))
     title = f"{len(data.names):,} files of 110 KiB, {lab.runs} runs"
-    loads, plain, table = beside_obstore(lab, result, origin, data, "obstore_to_files", title)
+    loads, plain, table = beside_obstore(
+        lab, result, origin, data, ("obstore_to_files", REQUESTS), title
+    )
     kept_nothing = peer(lab, origin, data, "obstore_files")
     add_peer(table, "obstore, of which nothing is kept", kept_nothing)
     result.bar(
@@ -62,21 +68,24 @@ def small(lab: Lab, result: Result, origin: Shaped) -> None:
 def large(lab: Lab, result: Result, origin: Shaped) -> None:
     data = lab.datasets.sparse_files(4, lab.size(2048, 256))
     title = f"4 files of {data.size_bytes // 4 // MIB:,} MiB, {lab.runs} runs"
-    loads, plain, _ = beside_obstore(lab, result, origin, data, "obstore_to_file", title)
+    loads, plain, _ = beside_obstore(
+        lab, result, origin, data, ("obstore_to_file", LARGE_REQUESTS), title
+    )
     result.bar(
         "loading large files, of obstore alone", of_obstore(loads, plain), 0.85, "x", at_least=True
     )
 
 
 def beside_obstore(
-    lab: Lab, result: Result, origin: Shaped, data: Dataset, what: str, title: str
+    lab: Lab, result: Result, origin: Shaped, data: Dataset, alone: tuple[str, int], title: str
 ) -> tuple[list[Loaded], list[Pass], Table]:
-    """Loads of a data set, and what obstore alone takes for it, in turns: what else the machine
-    does changes within minutes."""
+    """Loads of a data set, and what obstore alone takes for it (what it does, in how many threads),
+    in turns: what else the machine does changes within minutes."""
+    what, threads = alone
     plain: list[Pass] = []
     loads: list[Loaded] = []
     for _ in range(lab.runs):
-        plain.append(lab.obstore(what, data, origin.url, REQUESTS))
+        plain.append(lab.obstore(what, data, origin.url, threads))
         loads.append(load_once(lab, data, origin))
     table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
     add_rows(table, loads)

@@ -25,7 +25,7 @@ BURST_S: Final = 1.0  # an idle bucket holds what comes in this time
 class Limits(msgspec.Struct, frozen=True):
     """0: no limit."""
 
-    in_flight: int = 64
+    in_flight: int = 512  # more than small reads and threads of a node make together
     requests_per_s: float = 0.0
     bytes_per_s: float = 0.0
 

@@ -24,7 +24,7 @@ from connectors.base import Address, Ask
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS: Final = 64
+CONNECTIONS: Final = 256  # of them as many as reads are on their way; a kept one serves the next
 KEPT_S: Final = 10.0  # less than servers keep them
 CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 10.0  # others wait behind it: who has more patience goes on with it

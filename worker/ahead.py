@@ -20,7 +20,8 @@ from worker.loading.cache import LoadingCache, Outlook
 from worker.parts import Tasks
 from worker.state.filesahead import MOST_FILES, FilesAhead, Run
 
-MOST_IN_FLIGHT: Final = 56  # with the opens that wait; of 64 threads: another open finds one
+MOST_COMING_BYTES: Final = 64 << 20  # at a time, and
+FEW: Final = 32  # files at least, where they are large
 MOST_UNREAD_BYTES: Final = 256 << 20
 UNREAD_SHARE: Final = 8  # at most one part in so many of the cache waits to be read
 AT_ONCE: Final = 16  # then other callbacks of the loop get their turn
@@ -36,19 +37,17 @@ class Ahead:
         cache: LoadingCache,
         service: Callable[[NamespaceId], MetadataService],
         most_files: int = MOST_FILES,
-        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`most_files`: of a run; 0: nothing is ever brought. `waiting`: how many opens wait for
-        bytes now: readers who keep all threads busy by themselves need nobody to foresee anything.
-        """
+        """`most_files`: of a run; 0: nothing is ever brought."""
         self._cache = cache
         self._service = service
         self._most_files = most_files
-        self._waiting = waiting
         self._states: dict[str, FilesAhead] = {}  # by namespace, as names begin
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        self._in_flight = 0
+        self._asking = 0
+        self._coming = 0
+        self._coming_bytes = 0
         self._is_called = False
         self.files = 0  # brought so far
 
@@ -89,13 +88,13 @@ class Ahead:
     def _bring(self) -> None:
         self._is_called = False
         most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
-        most_in_flight = MOST_IN_FLIGHT - self._waiting()
+        most_coming = self._coming + self._cache.places_ahead()
         begun = 0
         for name, state in self._states.items():
             namespace = NamespaceId(bytes.fromhex(name))
             for run in state.to_list():
                 self._list_next(namespace, state, run)
-            while self._in_flight < most_in_flight and state.unread_bytes < most_bytes:
+            while self._has_place(most_coming) and state.unread_bytes < most_bytes:
                 found = state.next()
                 if found is None:
                     break
@@ -104,6 +103,10 @@ class Ahead:
                 if begun >= AT_ONCE:
                     return self._go_on()
 
+    def _has_place(self, most_coming: int) -> bool:
+        count = self._coming + self._asking
+        return count < most_coming and (count < FEW or self._coming_bytes < MOST_COMING_BYTES)
+
     def _look(self, namespace: NamespaceId, state: FilesAhead, run: Run, ino: int) -> None:
         try:
             origin = self._service(namespace).locate_nowait(ino)
@@ -111,7 +114,7 @@ class Ahead:
             return state.was_none(run)
         if origin is not None:
             return self._begin(state, run, origin)
-        self._in_flight += 1
+        self._asking += 1
         self._tasks.start(self._ask(namespace, state, run, ino))
 
     async def _ask(self, namespace: NamespaceId, state: FilesAhead, run: Run, ino: int) -> None:
@@ -123,7 +126,7 @@ class Ahead:
         else:
             self._begin(state, run, origin)
         finally:
-            self._in_flight -= 1
+            self._asking -= 1
             self._go_on()
 
     def _list_next(self, namespace: NamespaceId, state: FilesAhead, run: Run) -> None:
@@ -143,18 +146,20 @@ class Ahead:
             return None
         if not 0 < origin.size <= SMALL_FILE_BYTES:
             return state.was_none(run)
-        ended = functools.partial(self._ended, state, run)
+        ended = functools.partial(self._ended, state, run, origin.size)
         outlook = self._cache.bring_ahead(origin, ended)
         if outlook is Outlook.HERE:
             return state.was_here(run)
         if outlook is Outlook.REFUSED:
             return state.drop(run)
         state.begun(run, ino, origin.size)
-        self._in_flight += 1
+        self._coming += 1
+        self._coming_bytes += origin.size
         self.files += 1
 
-    def _ended(self, state: FilesAhead, run: Run, is_here: bool) -> None:
-        self._in_flight -= 1
+    def _ended(self, state: FilesAhead, run: Run, size_bytes: int, is_here: bool) -> None:
+        self._coming -= 1
+        self._coming_bytes -= size_bytes
         if not is_here:
             state.drop(run)
         self._go_on()

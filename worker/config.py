@@ -23,7 +23,9 @@ class WorkerConfig:
     idle_after_s: float = 3600.0
     origin_deadline_s: float = 30.0
     memory_limit_bytes: int = 0  # of the process; 0: a share of what it may have
-    fetch_threads: int = 64
+    fetch_threads: int = 128
+    ask_threads: int = 64
+    load_threads: int = 64
     disk_threads: int = 4
     sync_interval_s: float = 30.0
     # Data of a namespace that is not attached to this server can be protected by nobody here. True:
@@ -35,7 +37,8 @@ class WorkerConfig:
         """Raises BadConfig for values that mean nothing."""
         if self.admission not in POLICIES:
             raise BadConfig(f"bad admission {self.admission!r}", remedy="use fill or always")
-        if self.limit_bytes <= 0 or self.fetch_threads < 1 or self.disk_threads < 1:
+        threads = self.fetch_threads, self.ask_threads, self.load_threads, self.disk_threads
+        if self.limit_bytes <= 0 or min(threads) < 1:
             raise BadConfig("the cache limit and the numbers of threads must be positive")
         try:
             return eviction_order(self.eviction, owned_last=owned_last)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
+from connectors.streams import CONNECTIONS
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
+FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
 
 
 OnBytes = Callable[[Entry, int], None]
@@ -59,7 +61,14 @@ class Filler:
 
     @property
     def background_room(self) -> bool:
-        return self._background < max(1, int(self._parts.config.fetch_threads * BACKGROUND_SHARE))
+        return self._background < max(1, int(self._parts.config.load_threads * BACKGROUND_SHARE))
+
+    @property
+    def places_ahead(self) -> int:
+        """How many more small files may be brought that nobody waits for (yet)."""
+        parts = self._parts
+        most = CONNECTIONS if parts.small.serves else parts.config.fetch_threads
+        return most - FREE_PLACES - parts.counters.fills_in_flight
 
     def claim(
         self,
@@ -85,7 +94,6 @@ class Filler:
         if purpose is Purpose.READ:
             epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
             purpose = Purpose.SERVE if epoch is None else purpose
-            piece.streams = epoch is None
         piece.purpose = purpose
         piece.ended = ended
         self._pieces.add(piece)
@@ -110,7 +118,7 @@ class Filler:
         return True
 
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
-        if not (piece.is_small and piece.streams):
+        if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
 
         def otherwise(_: object, error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ class Piece:
 
     __slots__ = (
         "background", "cache_only", "end", "ended", "entry", "first", "last", "origin_bytes",
-        "past", "purpose", "room_bytes", "size_bytes", "started_s", "streams", "unsettled", "whole",
+        "past", "purpose", "room_bytes", "size_bytes", "started_s", "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
@@ -36,9 +36,6 @@ class Piece:
         self.whole = False  # a segment is of use only with all pages
         self.past = False  # past the tier's disk, into memory
         self.purpose = Purpose.READ
-        # It may come by the one thread of small files. Not what load jobs bring: their many files
-        # go faster by threads, which are spread over the CPUs.
-        self.streams = False
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
         self.origin_bytes = 0  # that came for it
         self.ended: Callable[[Piece, CacheFSError | None], None] | None = None

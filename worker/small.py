@@ -108,6 +108,11 @@ class SmallReads:
         read = _Read(self, way, asker, origin, store, done, otherwise)
         return self._streams.start(read.ask, read.taken)
 
+    @property
+    def serves(self) -> bool:
+        """Is there a source whose files come so now?"""
+        return any(way.asker is not None for way in self._ways.values())
+
     def learn(self, origin: Origin) -> None:
         """An ordinary read of a small file from the origin has succeeded."""
         way = self._ways.get(_key(origin))

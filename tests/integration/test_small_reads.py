@@ -28,6 +28,7 @@ from cachefs.core.errors import (
     Unavailable,
 )
 from cachefs.core.model import Origin
+from connectors.streams import CONNECTIONS
 from tests.services.hanging_disk import hanging_disk
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
@@ -35,6 +36,7 @@ from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, unt
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
 from worker.cluster.late_connector import AGAIN_S, LateConnector
+from worker.fill import FREE_PLACES
 from worker.loading.cache import Load, Loaded
 from worker.source import Asker, OriginSource, Purpose, SourceBody
 from worker.state.holds import Hold
@@ -212,6 +214,26 @@ def test_sixteen_readers_of_one_file_share_one_request(place: Path, origin: Smal
     run(origin, script())
 
 
+def test_what_is_on_its_way_takes_places_from_files_ahead(place: Path, origin: SmallOrigin) -> None:
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, SMALL) for number in range(1, 12)]
+        async with rig.worker(fetch_threads=50) as worker:
+            assert worker.loading.places_ahead() == 50 - FREE_PLACES, "by threads"
+            await learnt(worker, rig, 1)
+            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES
+            origin.hold()
+            readers = [asyncio.ensure_future(read(worker, ino)) for ino in inos[1:]]
+            await asyncio.to_thread(origin.wait_held, 10)
+            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES - 10
+            origin.go_on()
+            await asyncio.gather(*readers)
+            await recorded(worker)
+            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES
+
+    run(origin, script())
+
+
 def test_large_files_are_not_read_so(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
         rig = made_rig(place, origin)
@@ -310,20 +332,20 @@ def test_many_that_fail_at_once_are_one_failure(place: Path, origin: SmallOrigin
 
     async def script() -> None:
         rig = made_rig(place, origin)
-        inos = [rig.put(number, 5000) for number in range(1, 102)]
+        inos = [rig.put(number, 5000) for number in range(1, CONNECTIONS + 40)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            for ino in inos[1:101]:
+            for ino in inos[1:]:
                 origin.fault(path_of(rig, ino), "503")
             origin.hold()
             readers = [asyncio.ensure_future(read(worker, ino)) for ino in inos[1:]]
-            await asyncio.to_thread(origin.wait_held, 64)
+            await asyncio.to_thread(origin.wait_held, CONNECTIONS)
             rig.origin.block("read")
             origin.go_on()
             await until(lambda: way_of(worker).asker is None)
             await until(lambda: not worker._parts.small._streams._waiting)
             assert way_of(worker).failures == 1
-            assert len(origin.began) == 64
+            assert len(origin.began) == CONNECTIONS
             rig.origin.unblock()
             assert await asyncio.gather(*readers) == [rig.data[ino] for ino in inos[1:]]
             await recorded(worker)
@@ -481,8 +503,7 @@ def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigi
     run(origin, script())
 
 
-def test_what_load_jobs_bring_comes_by_threads(place: Path, origin: SmallOrigin) -> None:
-    """Which are spread over the CPUs; the readers beside them are served as ever."""
+def test_what_load_jobs_bring_comes_so(place: Path, origin: SmallOrigin) -> None:
 
     async def script() -> None:
         rig = made_rig(place, origin)
@@ -490,15 +511,18 @@ def test_what_load_jobs_bring_comes_by_threads(place: Path, origin: SmallOrigin)
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             loaded: list[Loaded] = []
-            for ino in inos[1:-1]:
+            for ino in inos[1:]:
                 found = rig.space.origins[ino]
                 hold = Hold(rig.wall_s + 3600.0)
                 worker.loading.load(Load(found, -1, hold, None, lambda: None, loaded.append))
-            await until(lambda: len(loaded) == 9)
-            assert [one.error for one in loaded] == [None] * 9
-            assert (origin.began, rig.origin.calls["read"]) == ([], 10)
-            assert await read(worker, inos[-1]) == rig.data[inos[-1]]
-            assert origin.began == [path_of(rig, inos[-1])]
+            await until(lambda: len(loaded) == 10)
+            assert loaded == [Loaded(SMALL, None)] * 10
+            assert sorted(origin.began) == sorted(path_of(rig, ino) for ino in inos[1:])
+            assert rig.origin.calls["read"] == 1
+            assert rig.published() == {rig.name(ino) for ino in inos}, "they are durable"
+            for ino in inos:
+                assert await read(worker, ino) == rig.data[ino]
+            assert len(origin.began) == 10
             await recorded(worker)
 
     run(origin, script())
@@ -683,12 +707,12 @@ def test_a_worker_that_closes_leaves_nothing_to_wait_for(place: Path, origin: Sm
 
     async def script() -> None:
         rig = made_rig(place, origin)
-        inos = [rig.put(number, SMALL) for number in range(1, 101)]
+        inos = [rig.put(number, 5000) for number in range(1, CONNECTIONS + 40)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             origin.hold()
             readers = [asyncio.ensure_future(worker.open(NAMESPACE, ino)) for ino in inos[1:]]
-            await asyncio.to_thread(origin.wait_held, 64)
+            await asyncio.to_thread(origin.wait_held, CONNECTIONS)
             rig.origin.block("read")
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 5.0

@@ -70,6 +70,10 @@ class LoadingCache(Protocol):
         """Begins to bring a small file that is likely to be opened soon, as a fill would. `ended`
         is called in the loop, and only after BEGUN: with whether all of it is here."""
 
+    def places_ahead(self) -> int:
+        """How many more may be brought so now: other reads find a place then. Below 0: too many are
+        on their way."""
+
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
         """The places of those that are not complete. Raises OSError when the disk does not say."""
 

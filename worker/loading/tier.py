@@ -90,6 +90,10 @@ class TierLoading:
         )
         return Outlook.BEGUN
 
+    def places_ahead(self) -> int:
+        """See `LoadingCache`."""
+        return self._filler.places_ahead
+
     def _came_ahead(
         self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
     ) -> None:

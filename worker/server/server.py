@@ -59,7 +59,7 @@ class NodeServer:
     ) -> None:
         """`files_ahead`: see `worker.state.filesahead`."""
         self.worker = worker
-        self.ahead = Ahead(worker.loading, sources.service, files_ahead, self._waiting_opens)
+        self.ahead = Ahead(worker.loading, sources.service, files_ahead)
         self._stays = stays
         self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
         self._sources = sources
@@ -160,9 +160,6 @@ class NodeServer:
     def _tell_tiers(self) -> None:
         for session in self._mounts():
             session.tell_tiers()
-
-    def _waiting_opens(self) -> int:
-        return sum(session.waiting_opens for session in self._sessions)
 
     def _mounts(self) -> list[Session]:
         return [session for session in self._sessions if session.role == "fuse"]

@@ -185,11 +185,6 @@ class Session:
 
     # ---- opens that need no task ----
 
-    @property
-    def waiting_opens(self) -> int:
-        """Of small files whose bytes are on their way."""
-        return len(self._openings)
-
     def _opens_soon(self, id: int, body: m.Open) -> bool:
         """False for those that need one."""
         ready = functools.partial(self._ready, id, body)

@@ -21,7 +21,8 @@ from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
 from worker.state.rate import TokenBucket
 
-REQUESTS: Final = 32  # to origins at once
+REQUESTS: Final = 96  # to origins at once, for a page or less
+PAGES_COST: Final = 3  # of a request for more than a page, in requests for less
 PIECES: Final = 4  # of one block at once
 LARGE_BYTES: Final = 8 * PAGE_BYTES  # of a block that takes several requests
 LEAST_BYTES: Final = 64 << 10  # a smaller file counts as so much in hand
@@ -429,7 +430,8 @@ class Loading:
         for job, waiting in self._waiting.items():
             assert waiting, f"job {job} waits without a task"
             assert all(one.id in self._doing and not one.is_begun for one in waiting)
-        assert self._in_flight < self._requests + max(PIECES, *_CHECK_COST.values())
+        most = max(PAGES_COST * PIECES, *_CHECK_COST.values())
+        assert self._in_flight < self._requests + most
         assert self._in_flight >= 0
 
 
@@ -445,5 +447,7 @@ def is_large(file: TaskFile) -> bool:
 
 
 def _cost(file: TaskFile) -> int:
-    """In requests."""
-    return PIECES if is_large(file) else 1
+    """In requests for a page."""
+    if size_of(file) <= PAGE_BYTES:
+        return 1
+    return PAGES_COST * (PIECES if is_large(file) else 1)

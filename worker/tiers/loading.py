@@ -98,6 +98,11 @@ class TiersLoading:
             sum(one.busy_bytes for one in rooms),
         )
 
+    def places_ahead(self) -> int:
+        """See `LoadingCache`."""
+        running = self._keeper.in_service()
+        return min((one.worker.loading.places_ahead() for one in running), default=0)
+
     def capacity(self) -> int:
         """See `LoadingCache`."""
         return sum(one.worker.loading.capacity() for one in self._keeper.in_service())

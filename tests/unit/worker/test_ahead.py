@@ -6,20 +6,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from cachefs.core.errors import CacheFSError, Stale, Unreachable
 from cachefs.core.model import ContentId, Origin
 from tests.unit.worker.rig import MIB, NAMESPACE
-from worker.ahead import MOST_IN_FLIGHT, UNREAD_SHARE, Ahead
+from worker.ahead import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Ahead
 from worker.loading.cache import Outlook
 from worker.state.filesahead import LEAST_OPENS, LIST_AFTER
 
 SIZE = 110 << 10
+PLACES = 100
 
 
-def origin(ino: int) -> Origin:
+def origin(ino: int, size: int = SIZE) -> Origin:
     """In directories of 1,000."""
     path = b"d%d/%d" % (ino // 1000, ino)
-    return Origin(ContentId(NAMESPACE, ino, 0, 7), "u", path, "e", SIZE, 0)
+    return Origin(ContentId(NAMESPACE, ino, 0, 7), "u", path, "e", size, 0)
 
 
 class Service:
@@ -27,15 +30,25 @@ class Service:
 
     def __init__(self) -> None:
         self.end = 100_000
+        self.size = SIZE
         self.asked: list[int] = []
+        self.located: list[int] = []
+        self.knows_at_once = True
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.error: CacheFSError | None = None
 
-    def locate_nowait(self, ino: int) -> Origin:
+    async def locate(self, ino: int) -> Origin:
+        self.located.append(ino)
+        await self.may_answer.wait()
+        return origin(ino, self.size)
+
+    def locate_nowait(self, ino: int) -> Origin | None:
         if ino >= self.end:
             raise Stale("gone")
-        return origin(ino)
+        if not self.knows_at_once:
+            return None
+        return origin(ino, self.size)
 
     async def list_next(self, ino: int) -> None:
         self.asked.append(ino)
@@ -46,29 +59,41 @@ class Service:
 
 
 class Cache:
-    """Everything is on its way until it is told to have come."""
+    """Everything is on its way until it is told to have come. `places`: for that and for `others`,
+    which are on their way too."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
+        self.places = PLACES
+        self.others = 0
+        self.coming = 0
         self.brought: dict[int, Callable[[bool], None]] = {}
 
     def capacity(self) -> int:
         return self.capacity_bytes
 
+    def places_ahead(self) -> int:
+        return self.places - self.others - self.coming
+
     def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
-        self.brought[origin.content.ino] = ended
+        def over(is_here: bool) -> None:
+            self.coming -= 1
+            ended(is_here)
+
+        self.coming += 1
+        self.brought[origin.content.ino] = over
         return Outlook.BEGUN
 
 
 def try_out(
-    script: Callable[[Ahead, Cache, list[int]], Any],
+    script: Callable[[Ahead, Cache], Any],
     capacity: int = 1000 * MIB,
     service: Service | None = None,
 ) -> None:
     async def run() -> None:
-        cache, waiting, asked = Cache(capacity), [0], service or Service()
-        ahead = Ahead(cache, lambda _: asked, waiting=lambda: waiting[0])  # type: ignore[arg-type]
-        await script(ahead, cache, waiting)
+        cache, asked = Cache(capacity), service or Service()
+        ahead = Ahead(cache, lambda _: asked)  # type: ignore[arg-type]
+        await script(ahead, cache)
         await ahead.close()
 
     asyncio.run(run())
@@ -84,25 +109,26 @@ def read(ahead: Ahead, count: int) -> None:
         ahead.opened(origin(ino))
 
 
-def test_no_more_at_once_than_threads_are_there_for() -> None:
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+def test_no_more_at_once_than_there_are_places() -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         read(ahead, 200)
         await settle()
-        assert [*cache.brought] == [*range(201, 201 + MOST_IN_FLIGHT)]
+        assert [*cache.brought] == [*range(201, 201 + PLACES)]
         cache.brought[201](True)
         await settle()
-        assert len(cache.brought) == MOST_IN_FLIGHT + 1
+        assert len(cache.brought) == PLACES + 1
 
     try_out(script)
 
 
-def test_readers_who_keep_the_threads_busy_get_nothing() -> None:
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
-        waiting[0] = MOST_IN_FLIGHT
+@pytest.mark.parametrize("others", [PLACES, 2 * PLACES])
+def test_what_others_bring_takes_its_places(others: int) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
+        cache.others = others
         read(ahead, 200)
         await settle()
         assert not cache.brought
-        waiting[0] = MOST_IN_FLIGHT - 5
+        cache.others = PLACES - 5
         ahead.used([origin(199).content.name])
         await settle()
         assert len(cache.brought) == 5
@@ -110,8 +136,43 @@ def test_readers_who_keep_the_threads_busy_get_nothing() -> None:
     try_out(script)
 
 
+def test_files_whose_place_is_asked_for_take_one() -> None:
+    service = Service()
+    service.knows_at_once = False
+    service.may_answer.clear()
+
+    async def script(ahead: Ahead, cache: Cache) -> None:
+        read(ahead, 200)
+        await settle()
+        assert len(service.located) == PLACES
+        service.may_answer.set()
+        await settle()
+        assert len(cache.brought) == PLACES
+        assert len(service.located) == PLACES
+
+    try_out(script, service=service)
+
+
+def test_large_ones_are_few_at_once() -> None:
+    """Their bytes are, and yet some of them."""
+    service = Service()
+    for size in (2 * MOST_COMING_BYTES // PLACES, 4 * MIB):
+        service.size = size
+        most = max(FEW, -(-MOST_COMING_BYTES // size))
+
+        async def script(ahead: Ahead, cache: Cache, most: int = most) -> None:
+            read(ahead, 200)
+            await settle()
+            assert len(cache.brought) == most
+            cache.brought[201](True)
+            await settle()
+            assert len(cache.brought) == most + 1
+
+        try_out(script, capacity=UNREAD_SHARE * 1000 * MIB, service=service)
+
+
 def test_what_nobody_has_read_yet_is_a_part_of_the_cache_at_most() -> None:
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         read(ahead, 200)
         await settle()
         assert len(cache.brought) == 10
@@ -127,7 +188,7 @@ def test_what_nobody_has_read_yet_is_a_part_of_the_cache_at_most() -> None:
 
 
 def test_what_finds_no_room_ends_the_run() -> None:
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         read(ahead, LEAST_OPENS)
         await settle()
         brought = len(cache.brought)
@@ -140,7 +201,7 @@ def test_what_finds_no_room_ends_the_run() -> None:
 
 
 def test_names_that_mean_nothing_are_ignored() -> None:
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         read(ahead, LEAST_OPENS)
         await settle()
         ahead.used(["", "nonsense", NAMESPACE.hex() + "x" * 40])
@@ -163,7 +224,7 @@ def scan(ahead: Ahead, cache: Cache, first: int, end: int) -> None:
 def test_the_directory_behind_is_listed_on_the_way() -> None:
     service = Service()
 
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         scan(ahead, cache, 1, LIST_AFTER)
         await settle()
         assert service.asked == []
@@ -179,7 +240,7 @@ def test_numbers_that_come_by_a_listing_are_brought_where_the_run_has_crossed_on
     service = Service()
     service.end = 2000
 
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         for first in range(500, 1960, 20):
             scan(ahead, cache, first, first + 20)
             await settle()
@@ -199,7 +260,7 @@ def test_a_listing_that_fails_is_nothing_to_the_reader() -> None:
     service = Service()
     service.error = Unreachable("down")
 
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         scan(ahead, cache, 1, 200)
         await settle()
         assert len(service.asked) == 1
@@ -212,7 +273,7 @@ def test_who_closes_waits_for_no_listing() -> None:
     service = Service()
     service.may_answer.clear()
 
-    async def script(ahead: Ahead, cache: Cache, waiting: list[int]) -> None:
+    async def script(ahead: Ahead, cache: Cache) -> None:
         scan(ahead, cache, 1, 200)
         await settle()
         assert len(service.asked) == 1

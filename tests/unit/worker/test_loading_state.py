@@ -8,11 +8,12 @@ import pytest
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
-from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from worker.state.loading import (
     LARGE_BYTES,
     LONG_S,
     NO_SPACE,
+    PAGES_COST,
     PIECES,
     POLL_S,
     REQUESTS,
@@ -77,7 +78,7 @@ def end(loading: Loading, one: Bring, now: float = 0.0, **said: object) -> list[
 
 
 def test_files_are_begun_in_order_while_requests_are_free() -> None:
-    loading, begun = started(task(1, 20), task(2, 20))
+    loading, begun = started(task(1, 20), task(2, REQUESTS))
     assert [one.file.origin.content.ino for one in begun] == [
         *range(1000, 1020),
         *range(2000, 2000 + REQUESTS - 20),
@@ -95,9 +96,19 @@ def test_what_waits_for_its_commit_makes_no_request() -> None:
     loading.check_invariants()
 
 
-def test_a_large_file_counts_as_several_requests() -> None:
-    _, begun = started(task(1, 20, size=LARGE_BYTES + 1))
-    assert len(begun) == REQUESTS // PIECES
+@pytest.mark.parametrize(
+    ("size", "requests"),
+    [
+        (PAGE_BYTES, 1),
+        (PAGE_BYTES + 1, PAGES_COST),
+        (LARGE_BYTES, PAGES_COST),
+        (LARGE_BYTES + 1, PAGES_COST * PIECES),
+    ],
+)
+def test_a_larger_file_counts_as_several_requests(size: int, requests: int) -> None:
+    loading, begun = started(task(1, REQUESTS + 1, size=size))
+    assert len(begun) == REQUESTS // requests
+    loading.check_invariants()
 
 
 def test_an_outcome_says_what_failed_and_what_was_fetched() -> None:
@@ -143,7 +154,7 @@ def test_another_run_of_the_master_forgets_everything() -> None:
 
 
 def test_a_job_that_is_not_wanted_any_more_is_dropped_without_an_outcome() -> None:
-    loading, begun = started(task(1, 40), task(2, 3, job=2))
+    loading, begun = started(task(1, REQUESTS + 8), task(2, 3, job=2))
     loading.handle(Tick(), POLL_S)
     actions = loading.handle(Answered(Worked("run", [], {2: 0})), POLL_S)
     assert Drop(begun[0].id) in actions
