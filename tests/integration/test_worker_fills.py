@@ -85,7 +85,7 @@ def test_large_requests_have_threads_of_their_own(tmp_path: Path) -> None:
 
 def test_large_requests_go_to_the_other_threads_when_theirs_are_taken(tmp_path: Path) -> None:
     async def script() -> None:
-        rig = Rig(tmp_path, 300 * MIB, fetch_threads=1)
+        rig = Rig(tmp_path, 300 * MIB, fetch_threads=1, load_threads=1)
         inos = [rig.put(n, 4 * MIB) for n in (1, 2)]
         gate = threading.Event()
         source = ByThread(rig, gate)
