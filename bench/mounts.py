@@ -24,6 +24,7 @@ CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
 LOG_TAIL = 1200
 BARE_KERNEL = "bare /dev/fuse"
+BARE_C = "bare /dev/fuse, in C"
 ROLES = {
     b"cachefs.fuse.client": "client",
     b"cachefs.fuse.supervisor": "supervisor",
@@ -276,6 +277,19 @@ def bare_pyfuse3(root: Path, folder: Path) -> Iterator[Mounted]:
     path = root / "mnt-bare"
     command = [sys.executable, "-m", "bench.bare_pyfuse3", str(folder), str(path)]
     with _foreground("bare pyfuse3", command, path) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def bare_c(root: Path, folder: Path) -> Iterator[Mounted]:
+    """The same in C, `bench/bare_kernel.c`. Raises BenchFailed where there is no compiler."""
+    compiler, program = shutil.which("cc"), root / "bare_kernel"
+    if compiler is None:
+        raise BenchFailed("no C compiler for the bare server")
+    source = Path(__file__).with_name("bare_kernel.c")
+    subprocess.run([compiler, "-O2", "-o", program, source], check=True, timeout=COMMAND_LIMIT_S)
+    path = root / "mnt-bare-c"
+    with _foreground(BARE_C, [str(program), str(folder), str(path)], path) as peer:
         yield peer
 
 

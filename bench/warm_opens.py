@@ -2,9 +2,10 @@
 names dropped before, >= 0.5 x with names kept; <= 35 us of the client's CPU per open and release;
 16 processes are not slower than 4.
 
-Native tmpfs, rclone's mount2 and a bare server stand beside. The last is plain Python on /dev/fuse
-that answers what these reads ask, checks nothing and keeps every file registered for ever
-(`bench/bare_kernel.py`): about the most that one thread of Python can do. Passes of all take turns,
+Native tmpfs, rclone's mount2 and two bare servers stand beside. These answer on /dev/fuse what such
+reads ask, check nothing and keep every file registered for ever: one in plain Python
+(`bench/bare_kernel.py`), about the most that one thread of Python can do, and one in C
+(`bench/bare_kernel.c`), about the most that a server can do there at all. Passes of all take turns,
 ratios are taken within a turn. Every byte was compared with its checksum before the clock started.
 """
 
@@ -16,7 +17,7 @@ from itertools import product
 
 from bench.datasets import SMALL_BYTES
 from bench.harness import Lab, Pass, main, median, median_rate, middle
-from bench.mounts import BARE_KERNEL, Mounted, bare_kernel
+from bench.mounts import BARE_C, BARE_KERNEL, Mounted, bare_c, bare_kernel
 from bench.report import Result
 
 READERS, MANY = 4, 16
@@ -38,6 +39,7 @@ def run(lab: Lab, result: Result) -> None:
                 "client"
             ),
             stack.enter_context(bare_kernel(lab.root, data.folder)),
+            stack.enter_context(bare_c(lab.root, data.folder)),
             stack.enter_context(lab.rclone(data, url)),
         ]
         for mount in mounts:
@@ -70,10 +72,11 @@ def show(result: Result, passes: Passes, count: int, turns: int) -> None:
 
 
 def compare(result: Result, passes: Passes) -> None:
-    """What ours and the bare server get of native, and ours of the bare server."""
+    """What ours and the bare servers get of native, and ours of them."""
     columns = ("who", "names dropped", "kept", f"kept, {MANY} processes")
     table = result.table("Files/s in the same turn, medians of the ratios", *columns)
-    for who, base in (("cachefs", NATIVE), (BARE_KERNEL, NATIVE), ("cachefs", BARE_KERNEL)):
+    pairs = [(who, NATIVE) for who in ("cachefs", BARE_KERNEL, BARE_C)]
+    for who, base in [*pairs, ("cachefs", BARE_KERNEL), ("cachefs", BARE_C)]:
         ratios = [
             middle(
                 one.files_per_s / other.files_per_s
