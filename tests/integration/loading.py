@@ -15,10 +15,12 @@ from tests.integration.conftest import CACHEFS, COMMAND_LIMIT_S, Bucket, Node
 from tests.integration.dataset import body
 from tests.services.cluster import Machine
 from tests.services.proxy import Counters
+from worker.state.loading import REQUESTS
 
 FILE_BYTES = 4000
 MANY = 2000
-AGAIN = 1.1  # how often a byte may come, with what was under way at a death
+# What a death of a worker may cost: what was under way, and came and was not recorded yet.
+LOST_BYTES = 2 * REQUESTS * FILE_BYTES
 
 
 def put_many(bucket: Bucket, count: int, size_bytes: int, prefix: str = "train") -> int:

@@ -144,7 +144,7 @@ def test_everything_is_warm_after_a_restart_of_all(
         machine.kill()
     for machine in (cluster.master, *cluster.workers):
         machine.start()
-    cluster.epoch()
+    cluster.wait_until_met()
     before = proxy.counters().object_bytes
     mount = cluster.mount(1, "/data")
     assert digests(mount) == expected(files)

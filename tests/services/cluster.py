@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,19 @@ class Cluster:
 
         (epoch,) = wait_until(known, "all workers know one epoch", limit_s)
         return int(epoch)
+
+    def wait_until_met(self, limit_s: float = 30.0) -> None:
+        """Until all workers have heard where all others are: who starts again is at another
+        address, in the same epoch, and the others hear that with the answer to a heartbeat. Before
+        that they do not reach it, and ask the origin for what it has."""
+        self.epoch(limit_s)
+        since = time.monotonic()
+
+        def heard() -> bool:
+            beaten_s: list[float] = [row["seen_s"] for row in self.worker_rows()]
+            return max(beaten_s) < time.monotonic() - since
+
+        wait_until(heard, "all workers have heard of each other", limit_s)
 
     def wait_until_settled(self, limit_s: float = 30.0) -> None:
         """Until every block is in its place, and every worker knows where that is."""
