@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
-from connectors.streams import CONNECTIONS
 from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
-FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
 
 
 OnBytes = Callable[[Entry, int], None]
@@ -62,13 +60,6 @@ class Filler:
     @property
     def background_room(self) -> bool:
         return self._background < max(1, int(self._parts.config.load_threads * BACKGROUND_SHARE))
-
-    @property
-    def places_ahead(self) -> int:
-        """How many more small files may be brought that nobody waits for (yet)."""
-        parts = self._parts
-        most = CONNECTIONS if parts.small.serves else parts.config.fetch_threads
-        return most - FREE_PLACES - parts.counters.fills_in_flight
 
     def claim(
         self,

@@ -36,8 +36,8 @@ from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, unt
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
 from worker.cluster.late_connector import AGAIN_S, LateConnector
-from worker.fill import FREE_PLACES
 from worker.loading.cache import Load, Loaded
+from worker.loading.tier import FREE_PLACES
 from worker.source import Asker, OriginSource, Purpose, SourceBody
 from worker.state.holds import Hold
 from worker.store.tier import Tier

@@ -15,6 +15,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
+from connectors.streams import CONNECTIONS
 from worker.entry import Entry
 from worker.fill import Filler
 from worker.inside import Inside
@@ -31,6 +32,7 @@ from worker.transfer import PIECE_PAGES
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
 FEW: Final = 4  # blocks of which a part was here, at once
+FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
 
 
 class TierLoading:
@@ -92,7 +94,9 @@ class TierLoading:
 
     def places_ahead(self) -> int:
         """See `LoadingCache`."""
-        return self._filler.places_ahead
+        parts = self._parts
+        most = CONNECTIONS if parts.small.serves else parts.config.fetch_threads
+        return most - FREE_PLACES - parts.counters.fills_in_flight
 
     def _came_ahead(
         self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
