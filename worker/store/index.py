@@ -289,7 +289,6 @@ def _open_environment(path: str) -> lmdb.Environment:
                 mode=0o600,
                 metasync=False,
                 readahead=False,
-                meminit=False,
             )
         except lmdb.MemoryError:  # a limit on address space
             map_bytes //= 4
