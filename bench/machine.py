@@ -8,16 +8,16 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.services.processes import stat_fields
+from tests.services.processes import families, stat_fields
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of these processes and of the children they waited for, in seconds."""
+    """User and system time of these processes and of all that they started, in seconds."""
     total_ticks = 0
-    for pid in pids:
+    for pid in families(pids):
         try:
             total_ticks += sum(int(field) for field in stat_fields(pid)[11:15])
         except (FileNotFoundError, ProcessLookupError):

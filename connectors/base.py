@@ -61,17 +61,36 @@ class Body(Protocol):
 Address = tuple[int, tuple[Any, ...]]  # family and address of a socket
 
 
-class Ask(NamedTuple):
-    """A request for all of a small file, which `connectors.streams` can send."""
+class Request(NamedTuple):
+    """For all of a small file, over plain HTTP/1.1: `connectors.streams` can send it."""
 
     address: Address
-    head: bytes  # of the request, over plain HTTP/1.1
+    head: bytes
     size: int  # of the file, in bytes
-    is_it: Callable[[int, Mapping[str, str]], bool]  # by status and headers (names in lower case)
-    ended: Callable[[int, str], None]  # told once: body bytes that came; "" or an error's code
+    status: int  # of the reply that has it
+    headers: tuple[tuple[str, str], ...]  # of that reply, names in lower case, etags clean
+
+    def is_answer(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Is a reply with these the one that was asked for? Names in lower case."""
+        return status == self.status and all(
+            _value(headers, name) == value for name, value in self.headers
+        )
 
     def __repr__(self) -> str:
-        return "Ask(...)"  # its head has a signature
+        return "Request(...)"  # its head has a signature
+
+
+class Ask(NamedTuple):
+    """A request, and who is told once what it came to: body bytes that came; "" or an error's
+    code."""
+
+    request: Request
+    ended: Callable[[int, str], None]
+
+
+def _value(headers: Mapping[str, str], name: str) -> str:
+    value = headers.get(name, "")
+    return clean_etag(value) if name == "etag" else value
 
 
 Asker = Callable[[bytes, Fingerprint], Ask | None]
@@ -123,6 +142,11 @@ class Connector(Protocol):
 
     def close(self) -> None:
         """Releases connections; idempotent."""
+
+
+def clean_etag(text: str) -> str:
+    """Without quotes and without the mark of a weak one."""
+    return text.removeprefix("W/").strip('"')
 
 
 def order_key(name: bytes, is_directory: bool) -> bytes:

@@ -30,13 +30,23 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Address, Ask, Asker, Body, Capabilities, Entry, Page
+from connectors.base import (
+    Address,
+    Ask,
+    Asker,
+    Body,
+    Capabilities,
+    Entry,
+    Page,
+    Request,
+    clean_etag,
+)
 from connectors.pages import Pages
 from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
 from connectors.s3_direct import Direct
 from connectors.s3_errors import from_obstore, refuses_certificate
 from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
-from connectors.s3_listing import DIRECTORY, Listing, clean_etag, directory_page, parse_listing
+from connectors.s3_listing import DIRECTORY, Listing, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
 from connectors.s3_options import S3Options
 from connectors.s3_sign import Signer
@@ -234,15 +244,8 @@ class S3Connector:
             head = signer.head(self._key(path), _conditions(0, size, version))
         except NotFound:
             return None
-
-        def is_it(status: int, headers: Mapping[str, str]) -> bool:
-            try:
-                self._compare_range(headers, path, 0, size, version)
-            except CacheFSError:
-                return False
-            return status == HTTPStatus.PARTIAL_CONTENT
-
-        return Ask(address, head, size, is_it, _ignore)
+        headers = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
+        return Ask(Request(address, head, size, HTTPStatus.PARTIAL_CONTENT, headers), _ignore)
 
     def _get(
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from cachefs.core.errors import BadBody, OriginError
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Entry, Page, order_key
+from connectors.base import Entry, Page, clean_etag, order_key
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 
@@ -81,11 +81,6 @@ def _key(text: str, encoded: bool) -> str:
 def _mtime_ns(text: str) -> int:
     """Whole seconds, as HEAD has no more."""
     return int(datetime.fromisoformat(text).timestamp()) * 10**9
-
-
-def clean_etag(text: str) -> str:
-    """Without quotes and without the mark of a weak one."""
-    return text.removeprefix("W/").strip('"')
 
 
 def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:

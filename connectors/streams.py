@@ -1,5 +1,5 @@
-"""Many small reads at once by one thread: requests go out on kept connections, and bodies are taken
-as they come.
+"""Many small reads at once in one thread: requests go out on kept connections, and bodies are taken
+as they come. Owned by that thread.
 
 Why not a thread for each: for a file of 100 KB the changes of threads cost more than the reading
 does (`bench/cold_small`). Only what goes well is done here. After any other answer, a connection
@@ -15,12 +15,11 @@ import logging
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
-from connectors.base import Address, Ask
+from connectors.base import Address, Request
 
 log = logging.getLogger(__name__)
 
@@ -39,30 +38,28 @@ _CUT: Final = "unreachable"
 _REFUSED: Final = "origin-error"
 _ONCE: Final = frozenset({"connection", "content-length", "content-range", "etag"})
 
-Prepare = Callable[[], Ask | None]
-Taken = Callable[[memoryview | None], None]
+Taken = Callable[[memoryview | None, int, str], None]
+"""The body, valid during the call; or None, how many bytes of it came, and an error's code."""
 
 
 class Read:
     """One file on its way. `start`: where its bytes begin in the buffer, behind the head."""
 
     __slots__ = (
-        "ask",
         "began_s",
         "buffer",
         "got",
         "is_over",
-        "prepare",
+        "request",
         "start",
         "stop",
         "taken",
         "until_s",
     )
 
-    def __init__(self, prepare: Prepare, taken: Taken) -> None:
-        self.prepare = prepare
+    def __init__(self, request: Request, taken: Taken) -> None:
+        self.request = request
         self.taken = taken
-        self.ask: Ask | None = None
         self.buffer = bytearray()
         self.got = 0
         self.start = self.stop = -1
@@ -76,16 +73,13 @@ class Read:
         return memoryview(self.buffer)[self.got : stop]
 
     def end(self, code: str) -> None:
-        """Tells whoever counts and whoever waits, at the first call: the body, or with a code that
-        it did not come. Raises what these two raise, but both are told."""
+        """Tells whoever waits, at the first call: the body, or with a code that it did not come.
+        Raises what that one raises."""
         if self.is_over:
             return
         self.is_over = True
-        try:
-            if self.ask is not None:
-                self.ask.ended(self.got - self.start if self.start >= 0 else 0, code)
-        finally:
-            self.taken(None if code else memoryview(self.buffer)[self.start : self.stop])
+        came = self.got - self.start if self.start >= 0 else 0
+        self.taken(None if code else memoryview(self.buffer)[self.start : self.stop], came, code)
 
 
 class Connection:
@@ -113,20 +107,25 @@ class Connection:
         self.connecting = True  # until the socket can be written to
 
 
-class Streams:
-    """The thread starts with the first read. `start` and `close` are for any thread."""
+class Inbox(Protocol):
+    """A descriptor by which the thread is told what to read."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name = name
+    def fileno(self) -> int: ...
+    def ready(self) -> bool:
+        """Something came: starts what it asks for. False: nothing more will."""
+
+    def turned(self) -> None:
+        """Some reads may have ended, and the thread is about to wait."""
+
+
+class Streams:
+    """Reads that are started, by the inbox and by those that are told of others, while this
+    serves."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # of the start and the end, and of what is added
-        self._thread: threading.Thread | None = None
-        self._closed = False
         self._waiting: collections.deque[Read] = collections.deque()
-        self._asleep = False  # it needs to be woken for what waits
-        # The thread's own.
-        self._bell = -1
-        self._poll: select.epoll | None = None
+        self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._idle: list[Connection] = []  # the last one is used next
         self._busy = 0
@@ -134,104 +133,52 @@ class Streams:
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
         self._kept_bytes = 0
         self._looked_s = 0.0
+        self._has_ended = False
 
-    def start(self, prepare: Prepare, taken: Taken) -> bool:
-        """`prepare` says in the thread what to ask for, and must not wait. `taken` is called there
-        exactly once: with the body, which is valid during the call, or with None where it did not
-        come. False, and neither is called, once this has ended, or where it cannot begin."""
-        with self._lock:
-            if self._closed or (self._thread is None and not self._begin_thread()):
-                return False
-            self._waiting.append(Read(prepare, taken))
-            if self._asleep:
-                self._ring()
-        return True
+    def start(self, request: Request, taken: Taken) -> None:
+        """`taken` is called exactly once, and not before this returns."""
+        self._waiting.append(Read(request, taken))
 
-    def _begin_thread(self) -> bool:
-        """False where there are no descriptors, or no threads, for it now."""
+    def serve(self, inbox: Inbox) -> None:
+        """Until the inbox has ended; then all reads are given back, and this serves no second time.
+        Raises what the inbox, or who is told of a read, raises: also then."""
         try:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._poll = select.epoll()
-            self._poll.register(self._bell, select.EPOLLIN)
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-        except (OSError, RuntimeError):
-            self._close_poll()
-            return False
-        self._thread = thread
-        return True
-
-    def _close_poll(self) -> None:
-        if self._poll is not None:
-            self._poll.close()
-            self._poll = None
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
-
-    def _ring(self) -> None:
-        """With the lock."""
-        if self._bell >= 0:
-            self._asleep = False
-            os.eventfd_write(self._bell, 1)
-
-    def close(self, wait_s: float) -> bool:
-        """Gives back all reads. False when one is still being taken after `wait_s`. Idempotent."""
-        with self._lock:
-            self._closed = True
-            thread = self._thread
-            self._ring()
-        if thread is None:
-            return True
-        thread.join(wait_s)
-        return not thread.is_alive()
-
-    # ---- in the thread ----
-
-    def _run(self) -> None:
-        try:
-            while not self._closed:
-                self._turn()
-        except BaseException:
-            log.exception("small files are read by threads of their own from now on")
+            self._poll.register(inbox.fileno(), select.EPOLLIN)
+            while not self._has_ended:
+                self._turn(inbox)
         finally:
             self._end()
 
     def _end(self) -> None:
-        with self._lock:
-            self._closed = True
-            left = [self._begun] if self._begun is not None else []
-            left += [one.read for one in self._connections.values() if one.read is not None]
-            left += self._waiting
-            self._waiting.clear()
-            for connection in self._connections.values():
-                connection.sock.close()
-            self._connections.clear()
-            self._idle.clear()
-            self._buffers.clear()
-            self._close_poll()
+        left = [self._begun] if self._begun is not None else []
+        left += [one.read for one in self._connections.values() if one.read is not None]
+        left += self._waiting
+        self._waiting.clear()
+        for connection in self._connections.values():
+            connection.sock.close()
+        self._connections.clear()
+        self._idle.clear()
+        self._buffers.clear()
+        self._poll.close()
         for read in left:
             try:
                 read.end(_CUT)
             except BaseException:
                 log.exception("a read of a small file could not be given back")
 
-    def _turn(self) -> None:
-        assert self._poll is not None
+    def _turn(self, inbox: Inbox) -> None:
         while self._waiting and self._busy < CONNECTIONS:
             self._begun = self._waiting.popleft()
             self._begin(self._begun)
             self._begun = None
-        self._asleep = True  # before the look at what waits: who adds to it looks in this order too
+        inbox.turned()
         may_begin = self._waiting and self._busy < CONNECTIONS
-        events = self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1)
-        self._asleep = False
-        for fd, _ in events:
+        for fd, _ in self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1):
             connection = self._connections.get(fd)
             if connection is not None:
                 self._on_event(connection)
-            elif fd == self._bell:
-                os.eventfd_read(fd)
+            elif not inbox.ready():
+                self._has_ended = True
         now = self._clock()
         if now - self._looked_s >= LOOK_S:
             self._looked_s = now
@@ -247,14 +194,11 @@ class Streams:
                 self._drop(connection)
 
     def _begin(self, read: Read) -> None:
-        read.ask = read.prepare()
-        if read.ask is None:
-            return read.end(_REFUSED)
-        if read.ask.size > BODY_BYTES:
+        if read.request.size > BODY_BYTES:
             return self._back(read, _REFUSED)
         read.began_s = self._clock()
-        read.buffer = self._buffer(HEAD_BYTES + read.ask.size + 1)
-        kept = self._kept(read.ask.address)
+        read.buffer = self._buffer(HEAD_BYTES + read.request.size + 1)
+        kept = self._kept(read.request.address)
         if kept is not None:
             return self._send(kept, read)
         self._connect(read)
@@ -266,11 +210,10 @@ class Streams:
         return None
 
     def _connect(self, read: Read) -> None:
-        assert read.ask is not None
         if len(self._connections) >= CONNECTIONS and self._idle:
             self._drop(self._idle[0])
         try:
-            connection = self._open(read.ask.address)
+            connection = self._open(read.request.address)
         except OSError:
             return self._back(read, _CUT)
         self._connections[connection.sock.fileno()] = connection
@@ -280,7 +223,6 @@ class Streams:
 
     def _open(self, address: Address) -> Connection:
         """Raises OSError."""
-        assert self._poll is not None
         connection = Connection(address)
         try:
             self._poll.register(connection.sock, select.EPOLLOUT)
@@ -290,13 +232,12 @@ class Streams:
         return connection
 
     def _send(self, connection: Connection, read: Read) -> None:
-        assert read.ask is not None
         if connection.read is None:
             connection.read = read
             self._busy += 1
         read.until_s = self._clock() + SILENCE_LIMIT_S
         try:
-            whole = connection.sock.send(read.ask.head) == len(read.ask.head)
+            whole = connection.sock.send(read.request.head) == len(read.request.head)
         except OSError:
             whole = False
         if not whole:
@@ -312,7 +253,6 @@ class Streams:
             self._receive(connection, read)
 
     def _connected(self, connection: Connection, read: Read) -> None:
-        assert self._poll is not None
         if connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             return self._give_back(connection, _CUT)
         connection.connecting = False
@@ -339,14 +279,13 @@ class Streams:
 
     def _has_head(self, connection: Connection, read: Read) -> bool:
         """Also where it gives the read back, False."""
-        assert read.ask is not None
         end = read.buffer.find(b"\r\n\r\n", 0, min(read.got, HEAD_BYTES))
         if end < 0 and read.got < HEAD_BYTES:
             return False
         status, headers = parse_head(read.buffer[:end]) if end >= 0 else (0, {})
         start = end + 4
-        stop = start + read.ask.size
-        is_right = _is_plain(headers, read.ask.size) and read.ask.is_it(status, headers)
+        stop = start + read.request.size
+        is_right = _is_plain(headers, read.request.size) and read.request.is_answer(status, headers)
         if not is_right or read.got > stop:
             self._give_back(connection, _REFUSED)
             return False

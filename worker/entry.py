@@ -16,6 +16,7 @@ from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from worker.state.holds import Hold
 from worker.state.pages import PageMap, page_count
 from worker.state.readahead import ReadAhead
+from worker.store.tier import Tier
 
 
 class Entry:
@@ -108,6 +109,17 @@ class Entry:
 
         self.on_commit.append(wake)
         return waiter
+
+    def make_file(self, tier: Tier) -> None:
+        """The cache file, unless there is one; in a thread, or where that does not block. Raises
+        OSError."""
+        if self.fd >= 0:
+            return
+        with self.creation:
+            if self.fd < 0 and self.detached:
+                self.fd = tier.scratch_file(self.size)
+            elif self.fd < 0:
+                self.fd = tier.create(self.name, self.size)
 
 
 class Handle:

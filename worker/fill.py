@@ -22,7 +22,8 @@ from worker.entry import Entry
 from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
 from worker.segments import Segment, Segments, memory_file
-from worker.source import NotHere, Purpose, SourceBody
+from worker.small.reads import Small
+from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
 from worker.state.memory import buffer_bytes
@@ -111,12 +112,16 @@ class Filler:
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
         if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
+        make = functools.partial(self._make_file, piece.entry, transfer)
+
+        def came(checksum: int, allocated: int) -> None:
+            piece.entry.measured_bytes = allocated
+            transfer.came(checksum)
 
         def otherwise(_: object, error: BaseException | None) -> None:
             self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
 
-        store = functools.partial(self._run_into_cache, piece, transfer)
-        return self._parts.small.start(piece.entry.origin, store, done, otherwise)
+        return self._parts.small.start(Small(piece.entry.origin, make, came, done, otherwise))
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts
@@ -215,6 +220,7 @@ class Filler:
             if not piece.past:
                 for page in [*piece.unsettled]:
                     piece.settle(page)
+        self._parts.small.leave_tier()
         for transfer, piece in self._running.items():
             if not piece.past:
                 transfer.abort()
@@ -223,7 +229,8 @@ class Filler:
     def disk_writes(self) -> list[Hashable]:
         """The writes to the disk that are under way, each by a name that no other has."""
         running = [*self._running]
-        return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
+        mine = [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
+        return [*mine, *self._parts.small.at_disk()]
 
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry, first = piece.entry, piece.first
@@ -282,20 +289,20 @@ class Filler:
 
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
-    def _run_into_cache(
-        self, piece: Piece, transfer: Transfer, body: SourceBody | None = None
-    ) -> None:
-        """In a thread. `body`: it is here already."""
+    def _make_file(self, entry: Entry, transfer: Transfer) -> int:
+        """The file that a transfer may write to: its descriptor. Raises also Interrupted."""
         transfer.raise_if_aborted()
-        entry = piece.entry
         transfer.at_disk += 1
         self.make_file(entry)
         transfer.at_disk += 1
+        return entry.fd
+
+    def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
+        """In a thread."""
+        entry = piece.entry
+        self._make_file(entry, transfer)
         try:
-            if body is not None:
-                transfer.take(body, entry.fd)
-            else:
-                transfer.run(self._parts.source, entry.fd, piece.purpose)
+            transfer.run(self._parts.source, entry.fd, piece.purpose)
         finally:
             # A call of the loop that releases the GIL waits for a thread to give it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
@@ -305,14 +312,8 @@ class Filler:
 
     def make_file(self, entry: Entry) -> None:
         """In a thread: the cache file, unless there is one. Raises DiskFault."""
-        if entry.fd >= 0:
-            return
         try:
-            with entry.creation:
-                if entry.fd < 0 and entry.detached:
-                    entry.fd = self._parts.tier.scratch_file(entry.size)
-                elif entry.fd < 0:
-                    entry.fd = self._parts.tier.create(entry.name, entry.size)
+            entry.make_file(self._parts.tier)
         except OSError as err:
             raise DiskFault(err) from err
 

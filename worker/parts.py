@@ -18,7 +18,7 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
 from worker.config import Clocks, WorkerConfig
-from worker.small import SmallReads
+from worker.small.reads import SmallReads
 from worker.source import Source
 from worker.state.accounting import Ledger
 from worker.state.bypath import PathTally
@@ -338,7 +338,7 @@ def make_parts(
         fetchers=fetchers,
         askers=Threads("ask", config.ask_threads, wake),
         loaders=Threads("load", config.load_threads, wake),
-        small=SmallReads(source, wake, fetchers, None if tier.in_memory else disk),
+        small=SmallReads(source, fetchers, None if tier.in_memory else disk),
         disk=disk,
         metadata=metadata,
         source=source,

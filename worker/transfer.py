@@ -66,10 +66,7 @@ class Transfer:
         case."""
         self.raise_if_aborted()
         size = range_bytes(self._origin.size, self.next_page, self._end)
-        self.take(source.read(self._origin, self._at, size, purpose), fd)
-
-    def take(self, body: SourceBody, fd: int) -> None:
-        """As `run`, where the body is here."""
+        body = source.read(self._origin, self._at, size, purpose)
         self._fd = fd
         self._body = body
         try:
@@ -79,6 +76,13 @@ class Transfer:
             body.close()
         if self._at != self._stop:
             raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
+
+    def came(self, checksum: int) -> None:
+        """In place of `run`, where somebody else has written all of it, from the origin: one page.
+        Raises Interrupted."""
+        self.raise_if_aborted()
+        self.origin_bytes = self._stop - self._at
+        self._page(self.origin_bytes, checksum)
 
     def abort(self) -> None:
         """From any thread: nothing more is written, `run` ends as soon as its body lets it."""

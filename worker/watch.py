@@ -54,6 +54,7 @@ class TierWatch:
     def look(self) -> None:
         """One look at what is under way."""
         parts = self._parts
+        parts.small.look()
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
         writes = self._filler.disk_writes()
         now = parts.clocks.monotonic()

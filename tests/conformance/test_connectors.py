@@ -12,8 +12,8 @@ import pytest
 from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import Asker, Connector, Entry, Page, order_key
-from connectors.streams import Streams
 from tests.conformance.origins import Origin, OriginFactory, put_all
+from tests.services.streams_thread import StreamsThread
 
 KINDS = ("file", "s3-versitygw", "s3-moto", "memory", "memory-unordered", "memory-decorated")
 MANY = 1050  # more than a page of any store
@@ -245,10 +245,10 @@ def test_more_than_a_page(origin: Origin) -> None:
 
 
 @pytest.fixture
-def streams() -> Iterator[Streams]:
-    made = Streams("streams")
+def streams() -> Iterator[StreamsThread]:
+    made = StreamsThread()
     yield made
-    assert made.close(WAIT_S)
+    made.close(WAIT_S)
 
 
 def asker_of(kind: str, connector: Connector) -> Asker | None:
@@ -259,16 +259,18 @@ def asker_of(kind: str, connector: Connector) -> Asker | None:
 
 
 def brought(
-    streams: Streams, asker: Asker, files: list[tuple[bytes, Fingerprint]]
+    streams: StreamsThread, asker: Asker, files: list[tuple[bytes, Fingerprint]]
 ) -> list[bytes | None]:
     """All at once, in the order of `files`."""
     taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
     def start(number: int, path: bytes, version: Fingerprint) -> None:
-        def take(body: memoryview | None) -> None:
+        def take(body: memoryview | None, *_: object) -> None:
             taken.put((number, None if body is None else bytes(body)))
 
-        assert streams.start(lambda: asker(path, version), take)
+        ask = asker(path, version)
+        assert ask is not None
+        assert streams.start(ask.request, take)
 
     for number, (path, version) in enumerate(files):
         start(number, path, version)
@@ -278,7 +280,7 @@ def brought(
 
 
 def test_small_files_that_somebody_else_asks_for(
-    kind: str, origin: Origin, streams: Streams
+    kind: str, origin: Origin, streams: StreamsThread
 ) -> None:
     put_all(origin, SMALL)
     asker = asker_of(kind, origin.connector)
@@ -291,7 +293,9 @@ def test_small_files_that_somebody_else_asks_for(
         assert brought(streams, asker, files) == [SMALL[path] for path in paths]
 
 
-def test_of_another_version_nothing_is_brought(kind: str, origin: Origin, streams: Streams) -> None:
+def test_of_another_version_nothing_is_brought(
+    kind: str, origin: Origin, streams: StreamsThread
+) -> None:
     changes = {b"f": b"NEW", b"g": b"longer than before", b"h": b"s", b"i": b""}
     put_all(origin, dict.fromkeys((*changes, b"gone", b"same"), b"old"))
     asker = asker_of(kind, origin.connector)

@@ -1,5 +1,5 @@
-"""Small files that come by one thread: the same bytes, accounts and errors as by the threads, and
-what does not come that way comes the ordinary one."""
+"""Small files that come by the process for them: the same bytes, accounts and errors as by the
+threads, and what does not come that way comes the ordinary one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import contextlib
 import errno
 import os
 import random
+import resource
 import shutil
+import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -30,6 +33,7 @@ from cachefs.core.errors import (
 from cachefs.core.model import Origin
 from connectors.streams import CONNECTIONS
 from tests.services.hanging_disk import hanging_disk
+from tests.services.processes import is_running
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, until
@@ -47,7 +51,7 @@ from worker.worker import Worker
 SMALL = 110 << 10
 SEED = random.SystemRandom().getrandbits(32)
 SHARED_MEMORY = Path("/dev/shm")
-STREAM = "fetch-small"
+PROCESS = "process"
 
 
 @pytest.fixture
@@ -74,15 +78,20 @@ def place(
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, str]:
-    """By which thread each file was written to the tier last."""
+    """By whom each file was written to the tier last."""
     names: dict[bytes, str] = {}
-    take = Transfer.take
+    came, run = Transfer.came, Transfer.run
 
-    def taken(self: Transfer, body: SourceBody, fd: int) -> None:
+    def by_process(self: Transfer, checksum: int) -> None:
+        names[self._origin.path] = PROCESS
+        came(self, checksum)
+
+    def by_thread(self: Transfer, source: Any, fd: int, purpose: Purpose) -> None:
         names[self._origin.path] = threading.current_thread().name
-        take(self, body, fd)
+        run(self, source, fd, purpose)
 
-    monkeypatch.setattr(Transfer, "take", taken)
+    monkeypatch.setattr(Transfer, "came", by_process)
+    monkeypatch.setattr(Transfer, "run", by_thread)
     return names
 
 
@@ -94,7 +103,7 @@ def made_rig(directory: Path, origin: SmallOrigin, limit_bytes: int = 64 * MIB) 
 
 
 def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
-    """No descriptor and no thread of a worker may be left, and no connection to the origin."""
+    """No descriptor, thread or process of a worker may be left, and no connection to the origin."""
 
     async def whole() -> None:
         await script
@@ -103,7 +112,7 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
     rig_module.run(whole())
     # The end of a thread is seen a moment after its last call.
     for thread in threading.enumerate():
-        if thread.name.startswith(("fetch-", "ask-", "load-")):
+        if thread.name.startswith(("fetch-", "ask-", "load-", "reap")):
             thread.join(LIMIT_S)
             assert not thread.is_alive(), thread.name
 
@@ -111,8 +120,11 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
 async def read(worker: Worker, ino: int) -> bytes:
     """All of a file, and what the worker learns by it."""
     data = await rig_module.read(worker, ino)
-    ways = worker._parts.small._ways
+    small = worker._parts.small
+    ways = small._ways
     await until(lambda: all(way.asker is not None or way.wait > 0 for way in ways.values()))
+    # A process that was started tells that it is ready.
+    await until(lambda: small._engine._run is None or small._engine.is_ready)
     return data
 
 
@@ -159,8 +171,8 @@ async def published(rig: Rig, names: set[str]) -> None:
 # ---- what goes well ------------------------------------------------------------------------------
 
 
-def test_after_the_first_file_of_a_source_one_thread_reads_them(
-    place: Path, origin: SmallOrigin, stored: dict[bytes, str], request: pytest.FixtureRequest
+def test_after_the_first_file_of_a_source_the_process_reads_them(
+    place: Path, origin: SmallOrigin, stored: dict[bytes, str]
 ) -> None:
     async def script() -> None:
         rig = made_rig(place, origin)
@@ -184,12 +196,7 @@ def test_after_the_first_file_of_a_source_one_thread_reads_them(
                 key = rig.content(ino).key
                 sums = worker._parts.tier.index.checksums(key, len(rig.data[ino]))[1]
                 assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
-        threads = {stored[path_of(rig, ino)] for ino in inos[1:]}
-        if "memory" in request.node.name:
-            assert threads == {STREAM}
-        else:
-            assert STREAM not in threads
-            assert all(name.startswith("disk-") for name in threads)
+        assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {PROCESS}
         async with rig.worker() as worker:
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
@@ -280,7 +287,7 @@ def test_what_does_not_come_is_read_by_a_thread_and_then_it_goes_on(
             origin.fault(path_of(rig, 3), fault, times=2)  # a kept connection is tried again
             assert await read(worker, 3) == rig.data[3]
             assert rig.origin.calls["read"] == 2
-            assert stored[path_of(rig, 3)] != STREAM
+            assert stored[path_of(rig, 3)] != PROCESS
             assert origin.ended[-1][1], "an error was told"
             for ino in (4, 5):
                 assert await read(worker, ino) == rig.data[ino]
@@ -343,7 +350,7 @@ def test_many_that_fail_at_once_are_one_failure(place: Path, origin: SmallOrigin
             rig.origin.block("read")
             origin.go_on()
             await until(lambda: way_of(worker).asker is None)
-            await until(lambda: not worker._parts.small._streams._waiting)
+            await until(lambda: not worker._parts.small._waiting)
             assert way_of(worker).failures == 1
             assert len(origin.began) == CONNECTIONS
             rig.origin.unblock()
@@ -415,6 +422,40 @@ def test_many_faults_among_many_readers(place: Path, origin: SmallOrigin) -> Non
             await recorded(worker)
             assert worker.status()["origin_bytes"] == sum(len(rig.data[ino]) for ino in inos)
             assert len(origin.served) > len(inos) // 4
+            await published(rig, {rig.name(ino) for ino in inos})
+
+    run(origin, script())
+
+
+def test_the_process_is_killed_among_many_readers(place: Path, origin: SmallOrigin) -> None:
+    """What it was at comes again by threads; later ones by the next process."""
+
+    async def script() -> None:
+        rig = made_rig(place, origin)
+        inos = [rig.put(number, rig.random.randrange(1, 200_000)) for number in range(1, 201)]
+        kills = 3
+
+        async def reader(worker: Worker, order: list[int]) -> None:
+            for ino in order:
+                assert await read(worker, ino) == rig.data[ino]
+
+        async def killer(worker: Worker) -> None:
+            for number in range(1, kills + 1):
+                await until(lambda: len(origin.served) > number * 30)  # noqa: B023
+                os.kill(process_of(worker), signal.SIGKILL)
+                await until(lambda: worker._parts.small._engine._run is None)
+                worker._parts.small._engine._again_s = 0.0
+                for way in worker._parts.small._ways.values():
+                    way.failures = 0
+
+        async with rig.worker() as worker:
+            await learnt(worker, rig, 1)
+            orders = [rig.random.sample(inos, len(inos)) for _ in range(8)]
+            await asyncio.gather(killer(worker), *(reader(worker, order) for order in orders))
+            await recorded(worker)
+            most = sum(len(rig.data[ino]) for ino in inos) + kills * CONNECTIONS * 200_000
+            assert worker.status()["origin_bytes"] <= most
+            assert len(origin.served) > kills * 30
             await published(rig, {rig.name(ino) for ino in inos})
 
     run(origin, script())
@@ -576,26 +617,33 @@ def test_a_late_connector_has_no_asker_before_it_is_found_nor_after_a_refusal(
 # ---- disks ---------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_fails_the_write_is_read_past(
-    place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def process_of(worker: Worker) -> int:
+    run = worker._parts.small._engine._run
+    assert run is not None
+    assert isinstance(run.child, subprocess.Popen)
+    return run.child.pid
+
+
+@contextlib.contextmanager
+def largest_file(pid: int, size_bytes: int) -> Iterator[None]:
+    """Its file systems take no more of a file."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, -1))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fails_the_write_is_read_past(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
         rig = made_rig(place, origin)
         inos = [rig.put(number, SMALL) for number in range(1, 12)]
-        real = os.pwrite
-
-        def broken(fd: int, data: Any, offset: int) -> int:
-            if "/tier/files/" in os.readlink(f"/proc/self/fd/{fd}"):
-                raise OSError(errno.EIO, "Input/output error")
-            return real(fd, data, offset)
-
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "pwrite", broken)
+            with largest_file(process_of(worker), 5000):
                 found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:10]))
                 assert found == [rig.data[ino] for ino in inos[1:10]]
-                assert origin.served, "it came by the one thread"
+                assert origin.served, "it came by the process"
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             await recorded(worker)
             await published(rig, {rig.name(1)})
@@ -630,18 +678,27 @@ def test_a_full_disk_is_read_past(
     run(origin, script())
 
 
-def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin) -> None:
-    """What the one thread brings is held by the threads that write, not by that one."""
+@pytest.mark.parametrize("when", ["as files are made", "as they are written"])
+def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, when: str) -> None:
+    """And once it answers again, small files come by a process as before."""
 
     async def script(directory: Path, hang: Callable[[], None], go_on: Callable[[], None]) -> None:
         rig = made_rig(directory, origin, 100 * MIB)
         inos = [rig.put(number, SMALL) for number in range(1, 12)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            hang()
+            process = process_of(worker)
+            if when == "as they are written":
+                origin.hold()
+                opening = asyncio.gather(*(worker.open(NAMESPACE, ino) for ino in inos[1:9]))
+                await asyncio.to_thread(origin.wait_held, 8)
+                hang()
+                origin.go_on()
+            else:
+                hang()
+                opening = asyncio.gather(*(worker.open(NAMESPACE, ino) for ino in inos[1:9]))
             try:
-                opened = await asyncio.gather(*(worker.open(NAMESPACE, ino) for ino in inos[1:9]))
-                assert len(origin.served) == 8
+                opened = await opening
                 assert worker.status()["tiers"][0]["state"] == "offline"
                 for ino, grant in zip(inos[1:9], opened, strict=True):
                     ensured, fd = await worker.ensure(grant.handle, 0, SMALL, past_tier=True)
@@ -656,7 +713,13 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin) ->
                 go_on()
             await until(lambda: worker.status()["tiers"][0]["state"] == "normal")
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
+            if when == "as they are written":
+                await until(lambda: not is_running(process))
+                worker._parts.small._engine._again_s = 0.0
+                way_of(worker).wait = 1
+                assert await read(worker, 10) == rig.data[10]
             assert await read(worker, 11) == rig.data[11]
+            assert path_of(rig, 11) in origin.served
             await recorded(worker)
 
     with hanging_disk(tmp_path) as disk:

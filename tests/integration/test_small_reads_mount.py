@@ -4,7 +4,6 @@ server cost requests, never a wrong byte."""
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import errno
 import os
 import random
@@ -17,7 +16,7 @@ import pytest
 from connectors.streams import CONNECTIONS
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import digests, expected, images
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import families, is_running, wait_until
 from tests.services.proxy import Counters, FaultProxy, cut_body, status
 
 FILES = 300
@@ -52,13 +51,16 @@ def server_of(node: Node, mounted: Path) -> int:
     return pids[0]
 
 
-def polls(pid: int) -> int:
-    """How many epolls a process has: the thread that reads small files has one of its own."""
-    found = 0
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found += "eventpoll" in os.readlink(path)
-    return found
+def readers_of(server: int) -> list[int]:
+    """Processes of it that read small files."""
+    return [pid for pid in families([server]) if b"worker.small.process" in command(pid)]
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def test_small_files_come_once_with_few_connections(
@@ -68,10 +70,10 @@ def test_small_files_come_once_with_few_connections(
     assert sum(len(names) for _, _, names in os.walk(mounted)) == FILES
     first = sorted(files)[0]
     assert (mounted / first).read_bytes() == files[first]
-    before, polls_before = proxy.counters(), polls(server_of(node, mounted))
+    before = proxy.counters()
     assert read_all(mounted, files, rng) == []
     seen = proxy.counters()
-    assert polls(server_of(node, mounted)) == polls_before + 1, "the thread for them has started"
+    assert len(readers_of(server_of(node, mounted))) == 1, "the process for them has started"
     assert seen.object_bytes == sum(map(len, files.values()))
     assert seen.requests["GET"] - before.requests["GET"] == FILES - 1
     # Those of the threads before anything was learned, and those of the one.
@@ -179,13 +181,46 @@ def test_the_server_is_killed_while_they_are_read(
         reading = pool.submit(read_all, mounted, files, rng)
         proxy.wait_until(lambda seen: seen.object_bytes > total // 3, 60)
         server = server_of(node, mounted)
+        (small,) = readers_of(server)
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not is_running(server), "the server is dead")
+        wait_until(lambda: not is_running(small), "and its process has ended")
         assert reading.result(120) == []
     proxy.latency_s = 0.0
     node.umount(mounted)
     mounted = node.mount(bucket.url, *bucket.options)
     assert digests(mounted) == expected(files)
+
+
+def test_the_process_for_them_is_killed_while_they_are_read(
+    node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes], rng: random.Random
+) -> None:
+    """What it was at comes again; a stopped one is found to be so, and replaced."""
+    mounted = node.mount(bucket.url, *bucket.options)
+    node.allowed_log.append("the process that reads small files")
+    total = sum(map(len, files.values()))
+    proxy.latency_s = 0.01
+    server = server_of(node, mounted)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_all, mounted, files, rng)
+        proxy.wait_until(lambda seen: seen.object_bytes > total // 4, 60)
+        (first,) = readers_of(server)
+        os.kill(first, signal.SIGKILL)
+        assert reading.result(120) == []
+    assert proxy.counters().object_bytes <= total + READERS * max(map(len, files.values()))
+    more = {f"more/{name}": data for name, data in files.items()}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda item: bucket.put(*item), more.items()))
+
+    def another() -> list[int]:
+        (mounted / more_names.pop()).read_bytes()
+        return readers_of(server)
+
+    more_names = sorted(more)
+    (second,) = wait_until(another, "another is started")
+    os.kill(second, signal.SIGSTOP)
+    assert read_all(mounted, more, rng) == []
+    wait_until(lambda: not is_running(second), "the stopped one is killed")
 
 
 def test_everything_is_killed_and_mounted_again(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,23 @@ def is_running(pid: int) -> bool:
         return stat_fields(pid)[0] not in "ZX"
     except OSError:
         return False
+
+
+def families(pids: Iterable[int]) -> set[int]:
+    """These processes, and all below them that run now."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            children.setdefault(int(stat_fields(int(entry.name))[1]), []).append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, left = set(), [*pids]
+    while left:
+        pid = left.pop()
+        if pid not in found:
+            found.add(pid)
+            left += children.get(pid, [])
+    return found
 
 
 def waits(pid: int) -> str:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Fingerprint
-from connectors.base import Ask, Asker
+from connectors.base import Ask, Asker, Request
 from connectors.memory import MemoryConnector
 
 LIMIT_S: Final = 30.0
@@ -41,12 +40,10 @@ class AskedConnector(MemoryConnector):
         if not self.asks:
             return None
 
-        def is_it(status: int, headers: Mapping[str, str]) -> bool:
-            return status == 200 and headers.get("etag") == version.etag
-
         self._origin.began.append(path)
         head = b"GET /%s HTTP/1.1\r\nHost: small\r\n\r\n" % path
-        return Ask(self._origin.address, head, version.size, is_it, self._ended)
+        headers = (("etag", version.etag),)
+        return Ask(Request(self._origin.address, head, version.size, 200, headers), self._ended)
 
     def _ended(self, size_bytes: int, error: str) -> None:
         self._origin.ended.append((size_bytes, error))

@@ -1,6 +1,7 @@
 """The memory budget of a worker: what it holds, what more it may take. Pure.
 
-    process    the interpreter, libraries, stacks: an estimate
+    process    interpreters, libraries, stacks, of the process that reads small files too: an
+               estimate
     metadata   eviction order, live files, handles: an estimate by count
     buffers    bodies on their way for somebody who waits
     windows    bodies on their way ahead of readers
@@ -20,7 +21,7 @@ from typing import Final
 MIB: Final = 1 << 20
 DEFAULT_SHARE: Final = 0.8  # of the memory that this process may have at most
 LEAST_BYTES: Final = 128 * MIB
-PROCESS_BYTES: Final = 64 * MIB
+PROCESS_BYTES: Final = 96 * MIB
 KNOWN_BYTES: Final = 250  # of a cached file that nobody has open: eviction order, last use
 LIVE_BYTES: Final = 6_000  # of one that is open, or on its way
 BUFFER_BYTES: Final = 2 * MIB  # of one body on its way, wherever its bytes go

@@ -8,12 +8,12 @@ import itertools
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cachefs.core.errors import BY_CODE
-from connectors.base import Address, Ask
-from connectors.streams import Streams
+from connectors.base import Address, Request
+from tests.services.streams_thread import StreamsThread
 
 LIMIT_S = 20.0  # of every wait
 
@@ -37,7 +37,7 @@ class Clock:
 
 
 @dataclass
-class Request:
+class Came:
     """What came, as the script sees it. `connection` and `number` count from 0, the latter on the
     connection."""
 
@@ -47,7 +47,7 @@ class Request:
     sock: socket.socket
 
 
-Script = Callable[[Request], bool]
+Script = Callable[[Came], bool]
 """Answers; False: then the server closes."""
 
 
@@ -73,7 +73,7 @@ def reply(target: str, *more: str, status: str = "206 Partial Content") -> bytes
     return "\r\n".join([*lines, "", ""]).encode() + content(target, size)
 
 
-def answer(request: Request) -> bool:
+def answer(request: Came) -> bool:
     request.sock.sendall(reply(request.target))
     return True
 
@@ -129,7 +129,7 @@ class RawServer:
                 with self.changed:
                     self.requests.append(target)
                     self.changed.notify_all()
-                if not self.script(Request(target, connection, number, sock)):
+                if not self.script(Came(target, connection, number, sock)):
                     break
         with self.changed:
             self.ended += 1
@@ -164,7 +164,6 @@ class Pending:
     """A read, and all that is said of it."""
 
     target: str
-    asked: int = 0
     taken: list[bytes | None] = field(default_factory=list)
     ended: list[tuple[int, str]] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
@@ -175,13 +174,11 @@ class Pending:
         assert self.done.wait(LIMIT_S), f"{self.target} is not taken"
         return self.taken[0]
 
-    def take(self, body: memoryview | None) -> None:
+    def take(self, body: memoryview | None, came_bytes: int, code: str) -> None:
         self.before()
         self.taken.append(None if body is None else bytes(body))
+        self.ended.append((came_bytes, code))
         self.done.set()
-
-    def end(self, size_bytes: int, code: str) -> None:
-        self.ended.append((size_bytes, code))
 
 
 def is_given_back(read: Pending) -> bool:
@@ -197,32 +194,24 @@ class Rig:
     def __init__(self, server: RawServer) -> None:
         self.server = server
         self.clock = Clock()
-        self.streams = Streams("streams", self.clock)
+        self.thread = StreamsThread(self.clock)
+        self.streams = self.thread.streams
         self.reads: list[Pending] = []
 
     def start(
         self,
         target: str,
         address: Address | None = None,
-        then: Callable[[], None] = lambda: None,
         taken: Callable[[], None] = lambda: None,
     ) -> Pending:
-        """`then` is done where the read is prepared, `taken` before it is."""
+        """`taken` is done before it is."""
         pending = Pending(target, before=taken)
         size = size_of(target)
-
-        def is_it(status: int, headers: Mapping[str, str]) -> bool:
-            right = headers.get("content-range") == f"bytes 0-{size - 1}/{size}"
-            return right and status == 206 and headers.get("etag") == f'"{target}"'
-
-        def prepare() -> Ask:
-            then()
-            pending.asked += 1
-            head = f"GET {target} HTTP/1.1\r\nHost: origin.test\r\n\r\n".encode()
-            return Ask(address or self.server.address, head, size, is_it, pending.end)
-
+        head = f"GET {target} HTTP/1.1\r\nHost: origin.test\r\n\r\n".encode()
+        headers = ("etag", target), ("content-range", f"bytes 0-{size - 1}/{size}")
+        request = Request(address or self.server.address, head, size, 206, headers)
         self.reads.append(pending)
-        pending.started = self.streams.start(prepare, pending.take)
+        pending.started = self.thread.start(request, pending.take)
         return pending
 
     def read(self, target: str, address: Address | None = None) -> bytes | None:
@@ -234,17 +223,14 @@ class Rig:
 
     def turn(self) -> None:
         """Has the thread look at the clock."""
-        for _ in range(2):
-            done = threading.Event()
-            assert self.streams.start(lambda: None, lambda _: done.set())  # noqa: B023
-            assert done.wait(LIMIT_S)
+        self.thread.turn(LIMIT_S)
 
     def got_bytes(self) -> int:
         """Of reads under way."""
         connections = [*self.streams._connections.values()]
         return sum(one.read.got for one in connections if one.read is not None)
 
-    def send(self, request: Request, data: bytes) -> None:
+    def send(self, request: Came, data: bytes) -> None:
         """On the one connection there is: it is received when this returns, by itself."""
         before = self.got_bytes()
         request.sock.sendall(data)
@@ -253,11 +239,9 @@ class Rig:
         )
 
     def check(self) -> None:
-        """At the end: each read was told once of everything."""
+        """At the end: each read was told once."""
         for read in self.reads:
-            assert len(read.taken) == read.started, read.target
-            assert read.asked <= 1
-            assert len(read.ended) == read.asked, read.target
+            assert len(read.taken) == len(read.ended) == read.started, read.target
 
 
 @contextlib.contextmanager
@@ -267,7 +251,8 @@ def rig() -> Iterator[Rig]:
     try:
         yield made
     finally:
-        ended = made.streams.close(LIMIT_S)
-        server.close()
-    assert ended, "the thread does not end"
+        try:
+            made.thread.close(LIMIT_S)
+        finally:
+            server.close()
     made.check()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Ask, Asker
+from connectors.base import Ask, Asker, Request
 from connectors.compose import decorate
 from connectors.limit import Limit, Limits, TokenBucket
 from connectors.memory import MemoryConnector
@@ -146,9 +146,8 @@ class Asked(MemoryConnector):
             raise ZeroDivisionError("nobody expected it")
         if path != b"f":
             return None
-        return Ask(
-            (socket.AF_INET, ("127.0.0.1", 9)), b"head", version.size, lambda *_: True, self._end
-        )
+        address = socket.AF_INET, ("127.0.0.1", 9)
+        return Ask(Request(address, b"head", version.size, 200, ()), self._end)
 
     def _end(self, size_bytes: int, error: str) -> None:
         self.told.append((size_bytes, error))

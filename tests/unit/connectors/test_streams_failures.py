@@ -18,8 +18,8 @@ from connectors.streams import (
 )
 from tests.unit.connectors.raw_http import LIMIT_S as WAIT_S
 from tests.unit.connectors.raw_http import (
+    Came,
     Pending,
-    Request,
     Rig,
     answer,
     content,
@@ -76,7 +76,7 @@ ANSWERS = {
 def test_given_back_after_another_answer(rig: Rig, name: str) -> None:
     """And the connection is not used again."""
 
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         request.sock.sendall(ANSWERS[name] if request.connection == 0 else RIGHT)
         return True
 
@@ -90,7 +90,7 @@ def test_given_back_after_another_answer(rig: Rig, name: str) -> None:
 
 
 def test_a_long_head_is_given_back_where_a_large_buffer_is_at_hand(rig: Rig) -> None:
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         request.sock.sendall(reply(request.target, "X: " + "x" * HEAD_BYTES))
         return True
 
@@ -101,7 +101,7 @@ def test_a_long_head_is_given_back_where_a_large_buffer_is_at_hand(rig: Rig) -> 
 
 
 def test_the_longest_head(rig: Rig) -> None:
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         room = HEAD_BYTES + 100 - len(reply(request.target, "X: "))
         request.sock.sendall(reply(request.target, "X: " + "x" * room))
         return True
@@ -112,7 +112,7 @@ def test_the_longest_head(rig: Rig) -> None:
 
 @pytest.mark.parametrize("at", [1, len(RIGHT) - 101, len(RIGHT) - 100, len(RIGHT) - 1])
 def test_given_back_where_the_answer_is_cut(rig: Rig, at: int) -> None:
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         rig.send(request, RIGHT[:at])
         return False
 
@@ -123,7 +123,7 @@ def test_given_back_where_the_answer_is_cut(rig: Rig, at: int) -> None:
 
 
 def test_a_body_that_goes_on_later_ends_its_connection(rig: Rig) -> None:
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         rig.send(request, RIGHT)
         request.sock.sendall(b"more")
         return True
@@ -135,7 +135,7 @@ def test_a_body_that_goes_on_later_ends_its_connection(rig: Rig) -> None:
 
 
 def test_what_comes_behind_a_body_is_left(rig: Rig) -> None:
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         rig.send(request, RIGHT[:-50])
         request.sock.sendall(RIGHT[-50:] + b"more")
         return True
@@ -149,7 +149,7 @@ def test_what_comes_behind_a_body_answers_nobody(rig: Rig) -> None:
     """However much it looks like the answer to the next request."""
     other = "/other/100"
 
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         if request.target == other:
             return answer(request)
         rig.send(request, RIGHT[:-50])
@@ -213,7 +213,7 @@ def test_given_back_after_silence(rig: Rig, at: int) -> None:
     silent = threading.Event()
     over = threading.Event()
 
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         if at:
             rig.send(request, RIGHT[:at])
         silent.set()
@@ -233,10 +233,10 @@ def test_given_back_after_silence(rig: Rig, at: int) -> None:
 
 def test_given_back_where_an_answer_trickles(rig: Rig) -> None:
     """However short the silence between its bytes is."""
-    came: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    came: queue.SimpleQueue[Came] = queue.SimpleQueue()
     over = threading.Event()
 
-    def script(request: Request) -> bool:
+    def script(request: Came) -> bool:
         came.put(request)
         return over.wait(WAIT_S)
 
@@ -258,11 +258,3 @@ def test_given_back_where_an_answer_trickles(rig: Rig) -> None:
 def test_a_file_that_is_too_large_is_not_asked_for(rig: Rig) -> None:
     assert is_given_back(rig.start(f"/f/{BODY_BYTES + 1}"))
     assert rig.server.requests == []
-
-
-def test_what_is_not_to_be_asked_for(rig: Rig) -> None:
-    taken: list[object] = []
-    assert rig.streams.start(lambda: None, taken.append)
-    rig.turn()
-    assert taken == [None]
-    assert rig.server.connections == 0

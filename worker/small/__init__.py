@@ -1,0 +1,1 @@
+"""Whole small files from the origin, by a process of its own."""

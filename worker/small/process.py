@@ -1,0 +1,143 @@
+"""The process that reads small files: requests to origins go out on its connections, bodies go
+straight into files that the server has made (`worker.small.wire`).
+
+`python -I -m worker.small.process SOCKET WORDS VERSION`: descriptors of a socket to the server and
+of the memory in which `at_disk` stands, and the version of the server: another one, installed while
+that runs, does not serve it, and it reads by threads until it is started again. The process has no
+name, no credentials (a signed head is good for one object, for minutes), no index and no state: it
+ends with its server, and may be killed at any time. Who started it learns by the end of the socket
+that nothing more is written.
+
+Why a process: the server's Python is one thread at a time, and what a small file costs it bounds
+how many come. On two CPUs a load job gets a quarter more files/s so (`bench/loads`), at the same
+CPU per file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+from array import array
+from typing import Final
+
+import xxhash
+
+import cachefs
+from connectors.streams import Streams
+from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Got, decode_gets, encode
+from worker.store.filesystem import allocated_bytes
+
+WORDS_BYTES: Final = mmap.PAGESIZE
+ANSWER_LIMIT_S: Final = 10.0  # for a server that does not listen
+_FD_BYTES: Final = array("i").itemsize
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(MOST_OF_ONE * _FD_BYTES)
+
+
+class Task:
+    """One file. Its descriptor is closed when it is told of."""
+
+    __slots__ = ("_fd", "_number", "_reader")
+
+    def __init__(self, reader: Reader, number: int, fd: int) -> None:
+        self._reader = reader
+        self._number = number
+        self._fd = fd
+
+    def taken(self, body: memoryview | None, came_bytes: int, code: str) -> None:
+        """See `connectors.streams.Taken`."""
+        try:
+            if body is None:
+                got = Got(self._number, code, came_bytes)
+            else:
+                got = self._stored(self._number, body)
+        finally:
+            os.close(self._fd)
+        self._reader.tell(got)
+
+    def _stored(self, number: int, body: memoryview) -> Got:
+        checksum, size_bytes = xxhash.xxh3_64_intdigest(body), len(body)
+        self._reader.at_disk(number)
+        try:
+            done = 0
+            while done < size_bytes:  # a full disk shows itself at the next one
+                done += os.pwrite(self._fd, body[done:] if done else body, done)
+            allocated = allocated_bytes(self._fd)
+        except OSError as err:
+            return Got(number, "", size_bytes, errno=err.errno or errno.EIO)
+        finally:
+            self._reader.at_disk(0)
+        return Got(number, "", size_bytes, checksum, allocated)
+
+
+class Reader:
+    """The server's socket as an inbox of the streams (`connectors.streams.Inbox`)."""
+
+    def __init__(self, sock: socket.socket, words: memoryview) -> None:
+        self._sock = sock
+        self._words = words
+        self._streams = Streams()
+        self._ended: list[Got] = []
+        self._owes_answer = True  # an empty one tells that this is alive
+
+    def run(self) -> None:
+        """Until the server has gone."""
+        self._sock.settimeout(ANSWER_LIMIT_S)
+        self._streams.serve(self)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def ready(self) -> bool:
+        """See `Inbox`."""
+        try:
+            data, control, _, _ = self._sock.recvmsg(MESSAGE_BYTES, _CONTROL_BYTES)
+        except ConnectionError:
+            return False
+        fds = array("i")
+        for _, _, part in control:
+            fds.frombytes(part[: len(part) - len(part) % _FD_BYTES])
+        if not data:
+            return False
+        gets = decode_gets(data)
+        self._owes_answer = not gets
+        for get, fd in zip(gets, fds, strict=True):
+            self._streams.start(get.request, Task(self, get.number, fd).taken)
+        return True
+
+    def turned(self) -> None:
+        """See `Inbox`."""
+        if self._ended or self._owes_answer:
+            ended, self._ended, self._owes_answer = self._ended, [], False
+            with contextlib.suppress(ConnectionError):  # its end is about to be read
+                self._sock.send(encode(ended))
+
+    def tell(self, got: Got) -> None:
+        self._ended.append(got)
+
+    def at_disk(self, number: int) -> None:
+        """The file of that number is being written now; 0: none."""
+        self._words[0] = number
+
+
+def main() -> None:
+    # The terminal, and a service manager, tell all processes: this one ends when the server has.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s small files: %(message)s")
+    sock, words = (int(argument) for argument in sys.argv[1:3])
+    if sys.argv[3] != cachefs.__version__:
+        sys.exit(f"small files: this is {cachefs.__version__}, and the server {sys.argv[3]}")
+    shared = mmap.mmap(words, WORDS_BYTES)
+    os.close(words)
+    with socket.socket(fileno=sock) as server:
+        Reader(server, memoryview(shared).cast("Q")).run()
+
+
+if __name__ == "__main__":
+    main()
