@@ -173,14 +173,17 @@ class Streams:
             self._begun = None
         inbox.turned()
         may_begin = self._waiting and self._busy < CONNECTIONS
-        for fd, _ in self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1):
+        events = self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1)
+        began_s = self._clock()
+        for fd, _ in events:
             connection = self._connections.get(fd)
             if connection is not None:
                 self._on_event(connection)
             elif not inbox.ready():
                 self._has_ended = True
         now = self._clock()
-        if now - self._looked_s >= LOOK_S:
+        if now - self._looked_s >= LOOK_S and now - began_s < LOOK_S:
+            # Else what came while those who were told took long is looked at first.
             self._looked_s = now
             self._look(now)
 

@@ -23,6 +23,7 @@ from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
 from worker.segments import Segment, Segments, memory_file
 from worker.small.reads import Small
+from worker.small.wire import Got
 from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.state.accounting import allocation
@@ -112,16 +113,15 @@ class Filler:
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
         if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
-        make = functools.partial(self._make_file, piece.entry, transfer)
+        entry, make = piece.entry, functools.partial(self._make_file, piece.entry, transfer)
 
-        def came(checksum: int, allocated: int) -> None:
-            piece.entry.measured_bytes = allocated
-            transfer.came(checksum)
+        def came(got: Got) -> None:
+            entry.measured_bytes = got.allocated_bytes
+            transfer.came(got.came_bytes, got.checksum, got.errno)
 
-        def otherwise(_: object, error: BaseException | None) -> None:
-            self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
-
-        return self._parts.small.start(Small(piece.entry.origin, make, came, done, otherwise))
+        check, run = transfer.raise_if_aborted, self._run_into_cache
+        otherwise = lambda *_: self._threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
+        return self._parts.small.start(Small(entry.origin, make, check, came, done, otherwise))
 
     def _threads(self, piece: Piece) -> Threads:
         parts = self._parts

@@ -77,12 +77,14 @@ class Transfer:
         if self._at != self._stop:
             raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
 
-    def came(self, checksum: int) -> None:
-        """In place of `run`, where somebody else has written all of it, from the origin: one page.
-        Raises Interrupted."""
+    def came(self, size_bytes: int, checksum: int, number: int) -> None:
+        """In place of `run`, where somebody else has written all of it, from the origin, one page,
+        or was refused that by the file system (an errno). Raises DiskFault, Interrupted."""
+        self.origin_bytes = size_bytes
         self.raise_if_aborted()
-        self.origin_bytes = self._stop - self._at
-        self._page(self.origin_bytes, checksum)
+        if number:
+            raise DiskFault(OSError(number, os.strerror(number)))
+        self._page(size_bytes, checksum)
 
     def abort(self) -> None:
         """From any thread: nothing more is written, `run` ends as soon as its body lets it."""

@@ -82,9 +82,9 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, str]:
     names: dict[bytes, str] = {}
     came, run = Transfer.came, Transfer.run
 
-    def by_process(self: Transfer, checksum: int) -> None:
+    def by_process(self: Transfer, *args: int) -> None:
         names[self._origin.path] = PROCESS
-        came(self, checksum)
+        came(self, *args)
 
     def by_thread(self: Transfer, source: Any, fd: int, purpose: Purpose) -> None:
         names[self._origin.path] = threading.current_thread().name

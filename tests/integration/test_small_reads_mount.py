@@ -124,7 +124,7 @@ def test_connections_cut_all_at_once(
             proxy.cut_connections()
         assert reading.result(120) == []
     largest = max(map(len, files.values()))
-    # A reader has one file on its way, and what the one thread gives back is read by another.
+    # A reader has one file on its way, and what the process gives back is read by another.
     most = sum(map(len, files.values())) + times * READERS * largest
     assert proxy.counters().object_bytes <= most
     assert digests(mounted) == expected(files)

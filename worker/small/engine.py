@@ -49,6 +49,7 @@ class Child(Protocol):
     """A process that was started, or something in its place."""
 
     def kill(self) -> None: ...
+    def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
 
 
@@ -96,6 +97,7 @@ class Run:
         self.is_ready = False  # it has told something, and was not killed
         self.is_killed = False
         self.has_ended = False
+        self._writes = 0
         self.heard_s = 0.0
         self.pinged_s: float | None = None  # and nothing was heard since
 
@@ -104,6 +106,11 @@ class Run:
         """The number of the read whose file is being written; 0: none."""
         return self._words[0]
 
+    def has_written(self) -> bool:
+        """Is it at a write, or was it since the last call? Then it is the disk that takes long."""
+        before, self._writes = self._writes, self._words[1]
+        return self._words[0] != 0 or self._writes != before
+
     def close(self) -> None:
         """After its end."""
         self.has_ended, self.is_ready = True, False
@@ -111,7 +118,6 @@ class Run:
         self._words.release()
         self._memory.close()
         self.child.kill()
-        threading.Thread(target=self.child.wait, name="reap", daemon=True).start()
 
     def kill(self) -> None:
         self.is_killed, self.is_ready = True, False
@@ -141,6 +147,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._heard: dict[int, Heard] = {}
         self._outbox: list[tuple[Get, int]] = []
+        self._ending: list[Child] = []  # to be reaped
 
     @property
     def is_ready(self) -> bool:
@@ -171,13 +178,14 @@ class Engine:
                 self._launched = Run(self._spawn)
         return True
 
-    def attend(self) -> None:
-        """Hears from now on what was launched."""
+    def attend(self) -> bool:
+        """Hears from now on what was launched. False where that has ended meanwhile."""
         run = self._launched
         if run is not None and run is not self._run and not self._closed:
             self._run = run
             run.heard_s = self._clock()
             self._loop.add_reader(run.sock, self._read, run)
+        return self._run is not None
 
     def start(self, request: Request, fd: int, heard: Heard) -> None:
         """Reads a file into `fd`, which stays the caller's and open until `heard` is called. Only
@@ -195,12 +203,15 @@ class Engine:
 
     def look(self) -> None:
         """Now and then, in the loop: does it answer?"""
+        self._ending = [child for child in self._ending if child.poll() is None]
         run, now = self._run, self._clock()
         if run is not None:
             self._read(run)  # this loop itself may have stood still
         if run is None or run.is_killed or run.has_ended:
             return
-        if run.pinged_s is None and now - run.heard_s >= PING_S:
+        if run.has_written():
+            run.heard_s, run.pinged_s = now, None
+        elif run.pinged_s is None and now - run.heard_s >= PING_S:
             run.pinged_s = now
             with contextlib.suppress(OSError):  # full, so that it is about to be asked anyhow
                 run.sock.send(encode([]))
@@ -254,7 +265,7 @@ class Engine:
             heard = self._heard.pop(got.number, None)
             if heard is None:
                 return self._nonsense(run)
-            heard(got)
+            self._loop.call_soon(heard, got)  # one that raises keeps nothing from others
 
     def _nonsense(self, run: Run) -> None:
         log.error("the process that reads small files tells what nobody asked")
@@ -264,19 +275,20 @@ class Engine:
         """The process has, or is about to: it holds nothing any more."""
         if run.has_ended:
             return
-        self._loop.remove_reader(run.sock)
-        run.close()
         self._run = None
         with self._lock:
             self._launched = None
             closed = self._closed
+        heard, self._heard = self._heard, {}
+        self._outbox.clear()
+        self._loop.remove_reader(run.sock)
+        run.close()
+        self._ending.append(run.child)
         if not closed:
             log.warning("the process that reads small files has ended; threads read them for now")
-        self._outbox.clear()
         self._on_end()
-        heard, self._heard = self._heard, {}
         for tell in heard.values():
-            tell(None)
+            self._loop.call_soon(tell, None)
 
     def close(self, wait_s: float) -> bool:
         """For another thread than the loop's. False when the process has not ended after `wait_s`.

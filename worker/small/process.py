@@ -29,6 +29,7 @@ from typing import Final
 import xxhash
 
 import cachefs
+from cachefs.core.errors import TooManyOpenFiles
 from connectors.streams import Streams
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Got, decode_gets, encode
 from worker.store.filesystem import allocated_bytes
@@ -61,18 +62,20 @@ class Task:
         self._reader.tell(got)
 
     def _stored(self, number: int, body: memoryview) -> Got:
-        checksum, size_bytes = xxhash.xxh3_64_intdigest(body), len(body)
+        checksum, size_bytes, refused = xxhash.xxh3_64_intdigest(body), len(body), 0
         self._reader.at_disk(number)
         try:
             done = 0
             while done < size_bytes:  # a full disk shows itself at the next one
                 done += os.pwrite(self._fd, body[done:] if done else body, done)
+        except OSError as err:
+            refused = err.errno or errno.EIO
+        try:
             allocated = allocated_bytes(self._fd)
         except OSError as err:
-            return Got(number, "", size_bytes, errno=err.errno or errno.EIO)
-        finally:
-            self._reader.at_disk(0)
-        return Got(number, "", size_bytes, checksum, allocated)
+            allocated, refused = 0, err.errno or errno.EIO
+        self._reader.at_disk(0)
+        return Got(number, "", size_bytes, checksum, allocated, refused)
 
 
 class Reader:
@@ -106,8 +109,10 @@ class Reader:
             return False
         gets = decode_gets(data)
         self._owes_answer = not gets
-        for get, fd in zip(gets, fds, strict=True):
+        for get, fd in zip(gets, fds, strict=False):
             self._streams.start(get.request, Task(self, get.number, fd).taken)
+        for get in gets[len(fds) :]:  # no descriptors are left for their files
+            self.tell(Got(get.number, TooManyOpenFiles.code, 0))
         return True
 
     def turned(self) -> None:
@@ -119,10 +124,13 @@ class Reader:
 
     def tell(self, got: Got) -> None:
         self._ended.append(got)
+        if len(self._ended) >= MOST_OF_ONE:  # those behind it in this turn may take long
+            self.turned()
 
     def at_disk(self, number: int) -> None:
         """The file of that number is being written now; 0: none."""
         self._words[0] = number
+        self._words[1] += 1
 
 
 def main() -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.model import NamespaceId, Origin
 from connectors.base import Ask
 from connectors.streams import CONNECTIONS
@@ -27,17 +27,16 @@ from worker.small.engine import Engine, Spawn, spawn
 from worker.small.wire import Got
 from worker.source import Asker, Source
 from worker.threads import Done, Threads
-from worker.transfer import DiskFault
 
 log = logging.getLogger(__name__)
 
 MOST_SOURCES: Final = 1000
 MOST_WAIT: Final = 256
 KEPT_S: Final = 60.0  # what was learned of a source: names and credentials change
-LOST: Final = "unreachable"
+LOST: Final = Interrupted.code  # nobody can say what it came to
 
 MakeFile = Callable[[], int]
-Came = Callable[[int, int], None]  # xxh3_64, allocated bytes
+Came = Callable[[Got], None]
 
 
 class _Way:
@@ -67,11 +66,13 @@ class _Way:
 @dataclass(frozen=True, slots=True)
 class Small:
     """A file to be brought. `make_file` gives the descriptor to write to, which stays open until
-    the end; it may block and raise. Then either `came`, which may raise, and `done(None, error)`
-    are called, or `otherwise` is: all of it is left to a thread."""
+    the end; it may block. It and `check` raise where that is not to be done any more. Then either
+    `came`, which may raise, and `done(None, error)` are called, or `otherwise` is: all of it is
+    left to a thread."""
 
     origin: Origin
     make_file: MakeFile
+    check: Callable[[], None]
     came: Came
     done: Done
     otherwise: Done
@@ -112,8 +113,8 @@ class SmallReads:
         self._waiting: collections.deque[_Read] = collections.deque()
 
     def start(self, small: Small) -> bool:
-        """Brings all of a file; nothing is called before this returns. False: not in this way, and
-        nothing is called."""
+        """Brings all of a file; how it ended is told after this has returned. False: not in this
+        way, and nothing is called."""
         way = self._ways.get(_key(small.origin))
         if way is None or not self._engine.is_ready:
             return False
@@ -160,8 +161,7 @@ class SmallReads:
             return None
 
     def _learned(self, way: _Way, asker: Asker | None) -> None:
-        self._engine.attend()
-        if asker is None:
+        if not self._engine.attend() or asker is None:
             way.fail()
         else:
             way.asker, way.until_s = asker, self._clock() + KEPT_S
@@ -195,7 +195,7 @@ class SmallReads:
     def _begin(self, read: _Read) -> None:
         self._under_way += 1
         if self._makers is not None:
-            done = lambda fd, error: self._made(read, fd, error)  # noqa: E731
+            done = functools.partial(self._made, read)
             return self._makers.submit(read.small.make_file, done=done)
         try:
             fd = read.small.make_file()
@@ -205,18 +205,19 @@ class SmallReads:
             self._made(read, fd, None)
 
     def _made(self, read: _Read, fd: int, error: BaseException | None) -> None:
-        if error is not None:
-            return self._end(read, error)
+        try:
+            if error is not None:
+                raise error
+            read.small.check()
+        except CacheFSError as err:
+            return self._end(read, err)
         # Another one may not have come since this one was started.
-        ask = read.asker(read.small.origin) if read.way.asker is read.asker else None
-        if ask is None:
-            self._loop.call_soon(self._not_come, read)
-        elif not self._engine.is_ready:
-            ask.ended(0, LOST)
+        is_asked = read.way.asker is read.asker and self._engine.is_ready
+        read.ask = read.asker(read.small.origin) if is_asked else None
+        if read.ask is None:
             self._loop.call_soon(self._not_come, read)
         else:
-            read.ask = ask
-            self._engine.start(ask.request, fd, lambda got: self._heard(read, got))
+            self._engine.start(read.ask.request, fd, functools.partial(self._heard, read))
 
     def _heard(self, read: _Read, got: Got | None) -> None:
         assert read.ask is not None
@@ -225,10 +226,8 @@ class SmallReads:
             return self._not_come(read)
         read.ask.ended(got.came_bytes, "")
         read.way.failures = 0
-        if got.errno:
-            return self._end(read, DiskFault(OSError(got.errno, os.strerror(got.errno))))
         try:
-            read.small.came(got.checksum, got.allocated_bytes)
+            read.small.came(got)
         except CacheFSError as err:
             return self._end(read, err)
         self._end(read, None)
@@ -236,12 +235,16 @@ class SmallReads:
     def _not_come(self, read: _Read) -> None:
         if read.way.asker is read.asker:  # many fail at once: that is one failure
             read.way.fail()
-        self._left()
-        read.small.otherwise(None, None)
+        try:
+            read.small.otherwise(None, None)
+        finally:
+            self._left()
 
     def _end(self, read: _Read, error: BaseException | None) -> None:
-        self._left()
-        read.small.done(None, error)
+        try:
+            read.small.done(None, error)
+        finally:
+            self._left()
 
     def _left(self) -> None:
         """A place is free."""

@@ -258,3 +258,28 @@ def test_given_back_where_an_answer_trickles(rig: Rig) -> None:
 def test_a_file_that_is_too_large_is_not_asked_for(rig: Rig) -> None:
     assert is_given_back(rig.start(f"/f/{BODY_BYTES + 1}"))
     assert rig.server.requests == []
+
+
+def test_what_came_while_others_took_long_is_not_late(rig: Rig) -> None:
+    """They are told in the same thread: the next ones' bytes wait in their sockets meanwhile."""
+    taking, sent = threading.Event(), threading.Event()
+
+    def script(request: Came) -> bool:
+        if request.target != "/first/100":
+            assert taking.wait(WAIT_S)
+        answer(request)
+        if request.target != "/first/100":
+            sent.set()
+        return True
+
+    def takes_long() -> None:
+        taking.set()
+        assert sent.wait(WAIT_S)
+        rig.clock.now_s += LIMIT_S + 1
+
+    rig.server.script = script
+    later = rig.start("/later/100")
+    rig.server.wait(lambda: len(rig.server.requests) == 1, "not asked")
+    first = rig.start("/first/100", taken=takes_long)
+    assert rig.is_right(first)
+    assert rig.is_right(later)

@@ -27,6 +27,9 @@ class FakeProcess:
     def kill(self) -> None:
         self.killed = True
 
+    def poll(self) -> int | None:
+        return 0 if self.killed else None
+
     def wait(self, timeout: float | None = None) -> int:
         return 0
 

@@ -3,6 +3,7 @@ process does."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
@@ -129,6 +130,8 @@ def test_all_are_told_of_its_end(taken: int) -> None:
         assert [got is None for _, got in bench.told] == [False] * taken + [True] * (100 - taken)
         assert bench.ends == 1
         assert process.killed
+        bench.engine.look()
+        assert bench.engine._ending == [], "it is reaped"
 
     on_bench(script)
 
@@ -200,6 +203,49 @@ def test_one_that_is_silent_is_asked_and_then_killed() -> None:
 
     on_bench(script)
     run(never_ready())
+
+
+@pytest.mark.parametrize("how", ["is at a write", "writes"])
+def test_one_that_writes_to_a_slow_disk_is_not_hanging(how: str) -> None:
+    async def script(bench: Bench, process: FakeProcess) -> None:
+        run = bench.engine._run
+        assert run is not None
+        run._words[0] = 7 if how == "is at a write" else 0
+        for _ in range(20):
+            run._words[1] += how == "writes"
+            bench.now_s += HANG_S
+            bench.engine.look()
+        assert not process.killed
+        run._words[0] = 0
+        bench.engine.look()
+        for _ in range(2):
+            bench.now_s += HANG_S + 0.1
+            bench.engine.look()
+        assert process.killed
+
+    on_bench(script)
+
+
+@pytest.mark.parametrize("how", ["got", "end"])
+def test_one_that_fails_as_it_is_told_keeps_nothing_from_others(how: str) -> None:
+    async def script(bench: Bench, process: FakeProcess) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+        def fail(_: Got | None) -> None:
+            raise ZeroDivisionError("nobody expected it")
+
+        for _ in range(3):
+            bench.engine.start(REQUEST, bench.file, fail)
+            bench.start()
+        await bench.taken(process, 6)
+        if how == "got":
+            process.tell(*(Got(get.number, "", 3) for get in process.got))
+        else:
+            process.end()
+        await until(lambda: len(bench.told) == 3)
+        assert bench.engine.in_flight == 0
+
+    on_bench(script)
 
 
 def test_another_is_started_after_a_while() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import resource
 import signal
@@ -137,7 +138,26 @@ def test_a_file_system_that_refuses_the_bytes(origin: SmallOrigin) -> None:
         resource.prlimit(files.pid, resource.RLIMIT_FSIZE, (5000, -1))
         got = await files.one(b"b/c")
         assert (got.errno, got.code, got.came_bytes) == (errno.EFBIG, "", len(DATA[b"b/c"]))
+        assert got.allocated_bytes == allocated_bytes(files.files[b"b/c"].fileno()) > 0
         assert not (await files.one(b"a")).errno
+
+    with_process(origin, script)
+
+
+def test_where_no_descriptors_are_left(origin: SmallOrigin) -> None:
+    async def script(files: Files) -> None:
+        used = {int(fd.name) for fd in Path(f"/proc/{files.pid}/fd").iterdir()}
+        free = next(number for number in itertools.count() if number not in used)
+        before = resource.prlimit(files.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(files.pid, resource.RLIMIT_NOFILE, (free + 1, before[1]))
+        for path in DATA:
+            files.start(path)
+        await until(lambda: len(files.told) == len(DATA))
+        codes = sorted(got.code for got in files.told.values() if got is not None)
+        assert codes == ["too-many-open-files", "too-many-open-files", "unreachable"]
+        files.told.clear()
+        resource.prlimit(files.pid, resource.RLIMIT_NOFILE, before)
+        assert not (await files.one(b"a")).code
 
     with_process(origin, script)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable
@@ -59,6 +60,7 @@ class Bench:
         self.events: list[Any] = []
         self.makes: BaseException | None = None
         self.comes: BaseException | None = None
+        self.left = False
         self.file = os.memfd_create("file")
         self.reads = SmallReads(
             self,  # type: ignore[arg-type]
@@ -89,15 +91,22 @@ class Bench:
             raise self.makes
         return self.file
 
-    def came(self, *args: int) -> None:
+    def check(self) -> None:
+        if self.left:
+            raise Interrupted("the tier was left")
+
+    def came(self, got: Got) -> None:
         if self.comes is not None:
             raise self.comes
-        self.events.append(args)
+        if got.errno:
+            raise DiskFault(OSError(got.errno, "refused"))
+        self.events.append((got.checksum, got.allocated_bytes))
 
     def start(self, source: int = 1) -> bool:
         small = Small(
             origin(source),
             self.make_file,
+            self.check,
             self.came,
             lambda _, error: self.events.append(error),
             lambda *_: self.events.append("otherwise"),
@@ -301,7 +310,7 @@ def test_after_an_end_of_the_process_threads_read_until_there_is_another() -> No
         bench.processes.last.end()
         await until(lambda: bench.events[2:])
         assert bench.events == [CAME, None, "otherwise"]
-        assert bench.asked == [(3, ""), (0, "unreachable")]
+        assert bench.asked == [(3, ""), (0, "interrupted")]
         assert not bench.start()
         assert [bench.learn() for _ in range(1000)] == [0] * 1000, "not at once"
         bench.now_s += RESTART_S
@@ -339,6 +348,65 @@ def test_an_end_while_a_file_is_made() -> None:
         assert bench.asked == []
 
     on_bench(script, on_disk=True)
+
+
+def test_what_is_not_wanted_once_its_file_is_made_is_not_asked_for() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.ready()
+        bench.start()
+        bench.left = True
+        bench.disk.run()
+        assert [type(one) for one in bench.events] == [Interrupted]
+        assert bench.asked == []
+        bench.left = False
+        bench.start()
+        bench.disk.run()
+        await bench.end("")
+
+    on_bench(script, on_disk=True)
+
+
+def test_an_end_while_another_source_is_looked_at() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.ready()
+        bench.reads.learn(origin(2))
+        ((look, args, done),) = bench.threads.calls
+        bench.threads.calls.clear()
+        asker = look(*args)
+        assert asker is not None
+        bench.processes.last.end()
+        await until(lambda: bench.reads._engine._run is None)
+        done(asker, None)
+        bench.now_s += RESTART_S
+        assert bench.learn(2) == 1, "not only in a minute"
+        await ready(bench.reads._engine, bench.processes)
+        assert bench.start(2)
+
+    on_bench(script)
+
+
+def test_who_fails_as_he_is_told_takes_no_place() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.ready()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        fault = ZeroDivisionError("nobody expected it")
+
+        def fail(*_: object) -> None:
+            raise fault
+
+        small = Small(origin(1), bench.make_file, bench.check, bench.came, fail, fail)
+        assert bench.reads.start(small)
+        assert bench.start()
+        await bench.end("")
+        assert bench.events == [CAME, CAME, None]
+        for _ in range(2):
+            assert bench.reads.start(small)
+            assert bench.start()
+        bench.processes.last.end()
+        await until(lambda: bench.events.count("otherwise") == 2)
+        assert bench.reads._under_way == 0
+
+    on_bench(script)
 
 
 def test_a_process_that_cannot_be_started() -> None:
