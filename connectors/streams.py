@@ -133,7 +133,6 @@ class Streams:
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
         self._kept_bytes = 0
         self._looked_s = 0.0
-        self._has_ended = False
 
     def start(self, request: Request, taken: Taken) -> None:
         """`taken` is called exactly once, and not before this returns."""
@@ -144,8 +143,8 @@ class Streams:
         Raises what the inbox, or who is told of a read, raises: also then."""
         try:
             self._poll.register(inbox.fileno(), select.EPOLLIN)
-            while not self._has_ended:
-                self._turn(inbox)
+            while self._turn(inbox):
+                pass
         finally:
             self._end()
 
@@ -166,7 +165,8 @@ class Streams:
             except BaseException:
                 log.exception("a read of a small file could not be given back")
 
-    def _turn(self, inbox: Inbox) -> None:
+    def _turn(self, inbox: Inbox) -> bool:
+        """False once the inbox has ended."""
         while self._waiting and self._busy < CONNECTIONS:
             self._begun = self._waiting.popleft()
             self._begin(self._begun)
@@ -174,18 +174,19 @@ class Streams:
         inbox.turned()
         may_begin = self._waiting and self._busy < CONNECTIONS
         events = self._poll.poll(0 if may_begin else LOOK_S if self._connections else -1)
-        began_s = self._clock()
+        began_s, goes_on = self._clock(), True
         for fd, _ in events:
             connection = self._connections.get(fd)
             if connection is not None:
                 self._on_event(connection)
             elif not inbox.ready():
-                self._has_ended = True
+                goes_on = False
         now = self._clock()
         if now - self._looked_s >= LOOK_S and now - began_s < LOOK_S:
             # Else what came while those who were told took long is looked at first.
             self._looked_s = now
             self._look(now)
+        return goes_on
 
     def _look(self, now: float) -> None:
         """Ends what takes too long, and connections that nobody used for a while."""

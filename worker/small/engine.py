@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
@@ -28,8 +27,7 @@ import msgspec
 
 import cachefs
 from connectors.base import Request
-from worker.small.process import WORDS_BYTES
-from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Get, Got, decode_got, encode
+from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Get, Got, decode_got, encode
 
 log = logging.getLogger(__name__)
 
@@ -228,10 +226,10 @@ class Engine:
         run = self._run
         while run is not None and self._outbox and not run.is_killed:
             part = self._outbox[:MOST_OF_ONE]
-            fds = array("i", [fd for _, fd in part])
-            control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
             try:
-                run.sock.sendmsg([encode([get for get, _ in part])], control)
+                socket.send_fds(
+                    run.sock, [encode([get for get, _ in part])], [fd for _, fd in part]
+                )
             except BlockingIOError:
                 self._loop.call_later(AGAIN_S, self._send)
                 return

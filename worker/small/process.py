@@ -23,7 +23,6 @@ import os
 import signal
 import socket
 import sys
-from array import array
 from typing import Final
 
 import xxhash
@@ -31,13 +30,10 @@ import xxhash
 import cachefs
 from cachefs.core.errors import TooManyOpenFiles
 from connectors.streams import Streams
-from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Got, decode_gets, encode
+from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Got, decode_gets, encode
 from worker.store.filesystem import allocated_bytes
 
-WORDS_BYTES: Final = mmap.PAGESIZE
 ANSWER_LIMIT_S: Final = 10.0  # for a server that does not listen
-_FD_BYTES: Final = array("i").itemsize
-_CONTROL_BYTES: Final = socket.CMSG_SPACE(MOST_OF_ONE * _FD_BYTES)
 
 
 class Task:
@@ -99,12 +95,9 @@ class Reader:
     def ready(self) -> bool:
         """See `Inbox`."""
         try:
-            data, control, _, _ = self._sock.recvmsg(MESSAGE_BYTES, _CONTROL_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES, MOST_OF_ONE)
         except ConnectionError:
             return False
-        fds = array("i")
-        for _, _, part in control:
-            fds.frombytes(part[: len(part) - len(part) % _FD_BYTES])
         if not data:
             return False
         gets = decode_gets(data)

@@ -81,13 +81,12 @@ class Small:
 class _Read:
     """One of them under way."""
 
-    __slots__ = ("ask", "asker", "small", "way")
+    __slots__ = ("asker", "small", "way")
 
     def __init__(self, way: _Way, asker: Asker, small: Small) -> None:
         self.way = way
         self.asker = asker
         self.small = small
-        self.ask: Ask | None = None
 
 
 class SmallReads:
@@ -213,18 +212,17 @@ class SmallReads:
             return self._end(read, err)
         # Another one may not have come since this one was started.
         is_asked = read.way.asker is read.asker and self._engine.is_ready
-        read.ask = read.asker(read.small.origin) if is_asked else None
-        if read.ask is None:
+        ask = read.asker(read.small.origin) if is_asked else None
+        if ask is None:
             self._loop.call_soon(self._not_come, read)
         else:
-            self._engine.start(read.ask.request, fd, functools.partial(self._heard, read))
+            self._engine.start(ask.request, fd, functools.partial(self._heard, read, ask))
 
-    def _heard(self, read: _Read, got: Got | None) -> None:
-        assert read.ask is not None
+    def _heard(self, read: _Read, ask: Ask, got: Got | None) -> None:
         if got is None or got.code:
-            read.ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
+            ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
             return self._not_come(read)
-        read.ask.ended(got.came_bytes, "")
+        ask.ended(got.came_bytes, "")
         read.way.failures = 0
         try:
             read.small.came(got)

@@ -6,6 +6,7 @@ empty one.
 
 from __future__ import annotations
 
+import mmap
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from connectors.base import Request
 
 MOST_OF_ONE: Final = 16  # gets in a datagram
 MESSAGE_BYTES: Final = 192 << 10
+WORDS_BYTES: Final = mmap.PAGESIZE  # of the memory that both see
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True, gc=False):

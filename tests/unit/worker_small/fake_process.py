@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from array import array
 
 from connectors.base import Request
 from tests.unit.worker.rig import until
@@ -12,7 +11,6 @@ from worker.small.engine import Engine
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Get, Got, decode_gets, encode
 
 REQUEST = Request((2, ("127.0.0.1", 9)), b"GET secret", 3, 206, (("etag", "e"),))
-CONTROL_BYTES = socket.CMSG_SPACE(MOST_OF_ONE * 4)
 
 
 class FakeProcess:
@@ -47,10 +45,9 @@ class FakeProcess:
         found = []
         while True:
             try:
-                data, control, _, _ = self.sock.recvmsg(MESSAGE_BYTES, CONTROL_BYTES)
+                data, fds, _, _ = socket.recv_fds(self.sock, MESSAGE_BYTES, MOST_OF_ONE)
             except BlockingIOError:
                 return found
-            fds = array("i", b"".join(part for _, _, part in control))
             gets = decode_gets(data)
             assert len(gets) == len(fds)
             found.append([(get, _inode(fd)) for get, fd in zip(gets, fds, strict=True)])
