@@ -274,6 +274,7 @@ class Engine:
         if run.has_ended:
             return
         self._run = None
+        self._ending.append(run.child)
         with self._lock:
             self._launched = None
             closed = self._closed
@@ -281,7 +282,6 @@ class Engine:
         self._outbox.clear()
         self._loop.remove_reader(run.sock)
         run.close()
-        self._ending.append(run.child)
         if not closed:
             log.warning("the process that reads small files has ended; threads read them for now")
         self._on_end()
@@ -294,13 +294,16 @@ class Engine:
         with self._lock:
             self._closed = True
             run = self._launched
-        if run is None:
-            return True
-        run.child.kill()
+        children = [*self._ending]
+        if run is not None:
+            run.child.kill()
+            children.append(run.child)
         try:
-            run.child.wait(wait_s)
+            for child in children:
+                child.wait(wait_s)
         except subprocess.TimeoutExpired:
             return False
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._ended, run)
+        if run is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ended, run)
         return True

@@ -88,6 +88,8 @@ def with_process(origin: SmallOrigin, script: Callable[[Files], Awaitable[None]]
         finally:
             run = engine._run
             assert await asyncio.to_thread(engine.close, 10.0)
+            ended = [child for child in engine._ending if isinstance(child, subprocess.Popen)]
+            assert all(child.returncode is not None for child in ended), "one is not reaped"
             await until(lambda: engine._run is None)
             assert run is None or run.child.wait(0) is not None
             await until(lambda: origin.connections == 0)
