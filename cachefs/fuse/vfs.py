@@ -64,7 +64,7 @@ REPORT_USES_S: Final = 1.0
 OPEN_STALE_S: Final = 3600.0
 MAX_PAGES_PER_SEEK: Final = 1 << 16
 MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
-_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_CHANGES: Final = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT  # O_APPEND alone changes nothing
 _FILE: Final = Kind.FILE
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
 
@@ -174,6 +174,12 @@ class Vfs:
         """Raises ReadOnly."""
         raise ReadOnly("the file system is read-only")
 
+    def refuse_writing(self, flags: int) -> None:
+        """Raises ReadOnly for flags of an open that may change a file. The kernel's mount flag does
+        not suffice: `mount -o remount,rw` takes it away without asking the client."""
+        if flags & _CHANGES:
+            self.refuse_write()
+
     # ---- files ----
 
     def open_nowait(self, nodeid: int, flags: int, pid: int = 0) -> int | MustWait:
@@ -189,8 +195,7 @@ class Vfs:
     def open_file_nowait(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle | MustWait:
         """An open file without a number yet: the transport keeps it, or drops it once it has made
         use of its descriptor."""
-        if flags & _WRITES:
-            self.refuse_write()
+        self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
             return MUST_WAIT
@@ -201,8 +206,7 @@ class Vfs:
     def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | MustWait | None:
         """(descriptor, size in bytes, tier) of a file that is complete here and is read without us:
         the caller closes the descriptor. None: there is nothing to read; open it as a file."""
-        if flags & _WRITES:
-            self.refuse_write()
+        self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
             return MUST_WAIT
@@ -216,8 +220,7 @@ class Vfs:
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
         """As `open_file_nowait`, asking the server. Raises as `open`."""
-        if flags & _WRITES:
-            self.refuse_write()
+        self.refuse_writing(flags)
         ino = nodeid & MAX_INO
         try:
             return await self._files.open(ino, pid)

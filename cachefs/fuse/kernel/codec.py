@@ -62,9 +62,11 @@ class Op(enum.IntEnum):
     READDIRPLUS = 44
     RENAME2 = 45
     LSEEK = 46
+    COPY_FILE_RANGE = 47
     SYNCFS = 50
     TMPFILE = 51
     STATX = 52
+    COPY_FILE_RANGE_64 = 53
 
 
 class Init(enum.IntFlag):
@@ -117,6 +119,7 @@ RELEASE_IN: Final = struct.Struct("<QIIQ")  # fh flags release_flags lock_owner
 INIT_IN: Final = struct.Struct("<IIIII")  # major minor max_readahead flags flags2 (11 unused)
 INIT_OUT: Final = struct.Struct("<IIIIHHIIHHIIH22x")
 STATFS_REPLY: Final = struct.Struct("<IiQ" + "QQQQQIIII24x")
+IOCTL_IN: Final = struct.Struct("<QIIQII")  # fh flags cmd arg in_size out_size
 INTERRUPT_IN: Final = struct.Struct("<Q")  # unique
 ACCESS_IN: Final = struct.Struct("<II")  # mask pad
 DIRENT: Final = struct.Struct("<QQII")  # ino off namelen type
@@ -142,6 +145,7 @@ _BODY_BYTES: Final[dict[int, int]] = {  # at least so many after the header; nam
     Op.ACCESS: ACCESS_IN.size,
     Op.INTERRUPT: INTERRUPT_IN.size,
     Op.BATCH_FORGET: 8,
+    Op.IOCTL: IOCTL_IN.size,
 }
 
 

@@ -53,7 +53,12 @@ class Opens:
 
     def open_nowait(self, unique: int, nodeid: int, flags: int, pid: int) -> bytes | MustWait:
         """The reply to an OPEN of what is complete here, or open already. Raises what `Vfs.open`
-        raises, Stale to have the name looked up again, TooManyOpenFiles, OSError."""
+        raises, Stale to have the name looked up again, TooManyOpenFiles, OSError.
+
+        Flags that write are refused before anything else: the kernel opens the backing file of a
+        passthrough open with the flags of the caller, whatever those of the registered descriptor
+        are, so an open that joined would write into the cache file."""
+        self._vfs.refuse_writing(flags)
         node = self.nodes.get(nodeid)
         if node is not None:
             if unique & UNIQUE_MASK in node.handles:  # the request came again

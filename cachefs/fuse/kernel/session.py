@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from cachefs.core.errors import Interrupted, ProtocolError, ReadOnly, Unsupported
+from cachefs.core.errors import Interrupted, ProtocolError, Unsupported
 from cachefs.core.model import MAX_NAME_BYTES
 from cachefs.fuse.attributes import NOMINAL_BYTES, NOMINAL_FILES, PREFERRED_IO_BYTES
 from cachefs.fuse.directories import Entry
@@ -39,7 +39,12 @@ REQUESTS_PER_ROUND: Final = 64  # then other tasks get their turn
 _WRITES: Final = (
     Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2, Op.LINK,
     Op.WRITE, Op.SETXATTR, Op.REMOVEXATTR, Op.CREATE, Op.FALLOCATE, Op.TMPFILE,
+    Op.COPY_FILE_RANGE, Op.COPY_FILE_RANGE_64,
 )  # fmt: skip
+
+_CHANGING_IOCTLS: Final = frozenset(  # FS_IOC_SETFLAGS and SETVERSION (64, 32 bits), FSSETXATTR
+    (0x40086602, 0x40046602, 0x40087602, 0x40047602, 0x401C5820)
+)
 
 Handler = Callable[[int, int, int, int], bytes | None]  # unique, nodeid, pid, length -> reply
 Answer = Coroutine[Any, Any, bytes | None]
@@ -334,7 +339,14 @@ class KernelSession:
         """Nothing is counted: an ino is answered for as long as the server knows it."""
 
     def _refuse_write(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
-        raise ReadOnly("the file system is read-only")
+        self._vfs.refuse_write()
+
+    def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
+        """Refuses the commands that change a file; no other one is known here."""
+        _, _, command, *_ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
+        if command in _CHANGING_IOCTLS:
+            self._vfs.refuse_write()
+        return codec.error_reply(unique, errno.ENOTTY)
 
     def _init(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         raise Unsupported("INIT is answered when the file system is mounted, once")
@@ -356,6 +368,7 @@ class KernelSession:
             Op.READDIRPLUS: self._readdirplus,
             Op.RELEASEDIR: self._releasedir,
             Op.INTERRUPT: self._interrupt,
+            Op.IOCTL: self._ioctl,
             Op.INIT: self._init,
         }
         return handlers | dict.fromkeys(_WRITES, self._refuse_write)

@@ -261,7 +261,7 @@ def test_links_access_and_writes(node: FakeNode, run: Callable[[Test], None]) ->
         with pytest.raises(ReadOnly):
             vfs.access(os.W_OK)
         warm = await look(vfs, "d/warm")
-        for flags in (os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_APPEND):
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_RDWR | os.O_APPEND, os.O_CREAT):
             with pytest.raises(ReadOnly):
                 vfs.open_nowait(warm, flags)
             with pytest.raises(ReadOnly):

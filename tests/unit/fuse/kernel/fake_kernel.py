@@ -10,6 +10,7 @@ from cachefs.core.model import MAX_INO
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable
 from cachefs.fuse.kernel.codec import OPEN_REPLY, OpenFlag
 from cachefs.fuse.node import MUST_WAIT, MustWait
+from cachefs.fuse.vfs import Vfs
 
 SIZE = 9 << 20
 
@@ -103,6 +104,9 @@ class FakeVfs:
 
     def in_service(self, tier: int) -> bool:
         return not self.out if tier < 0 else tier not in self.out
+
+    refuse_writing = Vfs.refuse_writing
+    refuse_write = Vfs.refuse_write
 
     def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | None:
         if self.failure is not None:

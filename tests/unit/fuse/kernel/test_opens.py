@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cachefs.core.errors import Stale, TooManyOpenFiles
+from cachefs.core.errors import ReadOnly, Stale, TooManyOpenFiles
 from cachefs.core.model import nodeid, split_nodeid
 from cachefs.fuse.kernel import table as table_module
 from cachefs.fuse.kernel.codec import RESENT
@@ -102,6 +102,16 @@ def test_a_complete_file_goes_to_the_kernel_and_is_given_back(client: Client) ->
     client.close(INO, second)
     assert client.device.backing == {}
     assert len(client.table) == 0
+
+
+def test_an_open_for_writing_does_not_join(client: Client) -> None:
+    """The kernel would open the cache file as the caller asks, and write into it."""
+    client.vfs.complete.add(INO)
+    client.open(INO)
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_CREAT, os.O_ACCMODE):
+        with pytest.raises(ReadOnly):
+            client.opens.open_nowait(1000, INO, flags, 1)
+    assert len(client.table) == 1
 
 
 def test_a_partial_file_is_asked_for(client: Client) -> None:

@@ -241,11 +241,33 @@ def test_other_requests(run: Run) -> None:
     [
         Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2,
         Op.LINK, Op.WRITE, Op.SETXATTR, Op.REMOVEXATTR, Op.CREATE, Op.FALLOCATE, Op.TMPFILE,
+        Op.COPY_FILE_RANGE, Op.COPY_FILE_RANGE_64,
     ],
 )  # fmt: skip
 def test_every_change_is_refused(run: Run, op: Op) -> None:
     async def test(served: Served) -> None:
         assert await served.kernel.fails(op, bytes(64)) == errno.EROFS
+
+    run(test)
+
+
+def test_ioctls_that_change_a_file_are_refused(run: Run) -> None:
+    async def test(served: Served) -> None:
+        for command, expected in ((0x40086602, errno.EROFS), (0x5401, errno.ENOTTY)):
+            body = codec.IOCTL_IN.pack(0, 0, command, 0, 8, 0)
+            assert await served.kernel.fails(Op.IOCTL, body) == expected
+
+    run(test)
+
+
+def test_an_open_for_writing_never_joins(run: Run) -> None:
+    """Of a file that the session serves already, by whichever mode."""
+
+    async def test(served: Served) -> None:
+        kernel = served.kernel
+        where, _ = await kernel.open("d/warm")
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_CREAT, os.O_ACCMODE):
+            assert await kernel.fails(Op.OPEN, open_body(flags), at=where) == errno.EROFS
 
     run(test)
 
