@@ -27,6 +27,7 @@ import msgspec
 
 import cachefs
 from connectors.base import Request
+from worker.small.lifeline import Tied
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Get, Got, decode_got, encode
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,10 @@ Raises OSError."""
 
 
 def spawn(sock: socket.socket, words: int) -> Child:
-    """The process, on all CPUs, with nothing of this one but the two descriptors."""
+    """The process, on all CPUs, with nothing of this one but the two descriptors; it never outlives
+    this one."""
     fds = sock.fileno(), words
-    child = subprocess.Popen(
+    child = Tied(
         [sys.executable, "-I", "-m", "worker.small.process", *map(str, fds), cachefs.__version__],
         env={name: os.environ[name] for name in KEPT_ENV if name in os.environ},  # no credentials
         stdin=subprocess.DEVNULL,
