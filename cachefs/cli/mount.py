@@ -20,6 +20,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.fuse import mount_flags
 from cachefs.launcher import processes
 from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.processes import Server, Watch
@@ -87,10 +88,14 @@ def perform(
     foreground: bool = False,
     as_json: bool = False,
     debug: bool = False,
+    mount_options: tuple[str, ...] = (),
 ) -> int:
     """Mount, and in the foreground stay until it ends; the exit code. Raises the typed errors, with
     nothing left mounted or running that was not there before."""
+    mount_flags.check(mount_options)
     request = plan(source, where, chosen, foreground=foreground, debug=debug)
+    client = msgspec.structs.replace(request.client, mount_options=mount_options)
+    request = msgspec.structs.replace(request, client=client)
     server, started = _start(request, foreground)
     for warning in dict.fromkeys([server.warning, started.warning]):
         if warning:

@@ -15,16 +15,17 @@ from cachefs.cli import edge
 from cachefs.core.config import find_setting
 from cachefs.core.errors import BadConfig
 from cachefs.core.settings import BY_NAME, Scalar, Type
+from cachefs.fuse import mount_flags
 
 USAGE: Final = "usage: mount.cachefs SOURCE MOUNTPOINT [-o OPTION[=VALUE][,...]]"
-# Options that mount(8), fstab(5) and systemd use among themselves, or that change nothing here.
+# Options that mount(8), fstab(5) and systemd use among themselves, or that change nothing here: a
+# mount is always nosuid and nodev.
 _GENERIC_NAMES: Final = (
-    "rw auto noauto _netdev nofail defaults user nouser users nousers owner group exec noexec suid"
-    " nosuid dev nodev atime noatime relatime norelatime strictatime diratime nodiratime lazytime"
-    " nolazytime sync async dirsync silent loud default_permissions"
+    "rw auto noauto _netdev nofail defaults nouser nousers owner group suid nosuid dev nodev"
+    " default_permissions"
 )
-GENERIC: Final = frozenset(_GENERIC_NAMES.split())
-_GENERIC_VALUED: Final = ("x-", "X-", "comment=", "context=", "fscontext=", "defcontext=")
+GENERIC: Final = frozenset(_GENERIC_NAMES.split()) | mount_flags.NAMES
+_GENERIC_VALUED: Final = ("x-", "X-", "comment=", *mount_flags.CONTEXTS)
 
 
 class Arguments(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class Arguments(msgspec.Struct, frozen=True):
     config_file: str | None = None
     debug: bool = False
     fake: bool = False
+    mount_options: tuple[str, ...] = ()  # that the kernel applies itself
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -64,8 +66,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
 
 def _split(text: str) -> list[str]:
-    """The options between commas; `\\,` is a comma of a value."""
-    parts = re.split(r"(?<!\\),", text)
+    """The options between commas; a comma after a backslash, or between double quotes, is part of
+    a value."""
+    parts = re.split(r'(?<!\\),(?=(?:[^"]*"[^"]*")*[^"]*$)', text)
     return [part.replace("\\,", ",") for part in parts if part]
 
 
@@ -82,7 +85,13 @@ def _with_options(arguments: Arguments, options: Sequence[str]) -> Arguments:
             debug = True
         else:
             flags |= _flag(name, value if separator else None)
-    return msgspec.structs.replace(arguments, flags=flags, config_file=config_file, debug=debug)
+    return msgspec.structs.replace(
+        arguments,
+        flags=flags,
+        config_file=config_file,
+        debug=debug,
+        mount_options=mount_flags.collect(options),
+    )
 
 
 def _flag(name: str, value: str | None) -> dict[str, Scalar]:
@@ -113,7 +122,13 @@ def _mount(args: Sequence[str]) -> int:
     if arguments.fake:
         mount.source_spec(arguments.source, chosen)
         return 0
-    return mount.perform(arguments.source, arguments.mountpoint, chosen, debug=arguments.debug)
+    return mount.perform(
+        arguments.source,
+        arguments.mountpoint,
+        chosen,
+        debug=arguments.debug,
+        mount_options=arguments.mount_options,
+    )
 
 
 if __name__ == "__main__":

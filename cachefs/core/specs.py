@@ -93,6 +93,7 @@ class ClientSpec(msgspec.Struct, frozen=True):
     file_mode: int = 0o644
     dir_mode: int = 0o755
     transport: str = "pyfuse3"
+    mount_options: tuple[str, ...] = ()  # see `cachefs.fuse.mount_flags`
     passthrough: str = "auto"  # "off": the kernel asks for every byte
     log_file: str = ""
     log_level: str = "info"

@@ -50,7 +50,7 @@ def mount_options(spec: ClientSpec) -> list[str]:
         options.append("allow_other")
     if spec.default_permissions:
         options.append("default_permissions")
-    return options
+    return options + [option.replace(",", "\\,") for option in spec.mount_options]
 
 
 def device_at(mountpoint: str) -> str:

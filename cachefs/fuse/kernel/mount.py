@@ -15,7 +15,7 @@ from typing import Final
 
 from cachefs.core.errors import CannotMount
 from cachefs.core.specs import ClientSpec
-from cachefs.fuse import mounting
+from cachefs.fuse import mount_flags, mounting
 from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 
 DEVICE: Final = "/dev/fuse"
@@ -55,6 +55,8 @@ def _mount2(spec: ClientSpec, fd: int) -> None:
     options += ["allow_other"] if spec.allow_other else []
     options += ["default_permissions"] if spec.default_permissions else []
     flags = _MS_NOSUID | _MS_NODEV | (_MS_RDONLY if spec.read_only else 0)
+    flags |= mount_flags.flags_of(spec.mount_options)
+    options += mount_flags.data_of(spec.mount_options)
     libc = ctypes.CDLL(None, use_errno=True)
     source, where = os.fsencode(mounting.source_name(spec)), os.fsencode(spec.mountpoint)
     kind = f"fuse.{mounting.SUBTYPE}".encode()

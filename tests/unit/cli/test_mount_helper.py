@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import pytest
 
@@ -9,6 +11,7 @@ from cachefs.cli import mount_helper
 from cachefs.cli.mount_helper import parse_arguments
 from cachefs.cli.settings import load_settings
 from cachefs.core.errors import BadConfig
+from cachefs.fuse import mount_flags
 
 
 def flags(options: str) -> dict[str, object]:
@@ -26,6 +29,38 @@ def test_a_full_line() -> None:
 def test_generic_options_are_passed_over() -> None:
     names = "rw,noauto,_netdev,nofail,defaults,user,x-systemd.automount,X-mount.mkdir,noatime"
     assert flags(f"{names},comment=abc,nosuid,nodev,exec") == {}
+
+
+def kernel_options(options: str) -> tuple[str, ...]:
+    return parse_arguments(["s3://b", "/mnt", "-o", options]).mount_options
+
+
+def test_options_of_the_kernel_are_kept() -> None:
+    """The later one of two that contradict each other counts; `user` is `noexec` too."""
+    assert kernel_options("rw,nofail,noexec,dirsync,nodev,noatime") == (
+        "noexec",
+        "dirsync",
+        "noatime",
+    )
+    assert kernel_options("user,x-a=b") == ("noexec",)
+    assert kernel_options("users,exec,sync,async,ro") == ()
+    context = 'context="system_u:object_r:tmp_t:s0:c1,c2"'
+    assert kernel_options(f"ro,{context},noexec") == (context, "noexec")
+
+
+@pytest.mark.parametrize("name", ["context", "fscontext", "defcontext", "rootcontext"])
+def test_a_context_without_selinux_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is never dropped; where the kernel has SELinux, root may set it."""
+    (option,) = kernel_options(f"{name}=a:b:c")
+    monkeypatch.setattr(mount_flags, "_SELINUX", tmp_path / "status")
+    with pytest.raises(BadConfig, match=f"-o {name}: SELinux is not enabled"):
+        mount_flags.check([option], is_root=True)
+    (tmp_path / "status").touch()
+    mount_flags.check([option], is_root=True)
+    with pytest.raises(BadConfig, match=f"-o {name}: only root"):
+        mount_flags.check([option], is_root=False)
 
 
 def test_switches() -> None:

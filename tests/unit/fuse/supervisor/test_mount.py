@@ -77,6 +77,28 @@ def test_what_root_asks_the_kernel(
     os.close(fd)
 
 
+OPTIONS = ("noexec", "noatime", "dirsync", 'context="a:b:c:d,e"')
+
+
+def test_options_that_the_kernel_applies(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = Libc()
+    as_root(monkeypatch, libc)
+    os.close(m.mount(msgspec.structs.replace(SPEC, mount_options=OPTIONS)))
+    ((_, _, _, flags, data),) = libc.calls
+    assert flags == 1 | 2 | 4 | 8 | 1024 | 128  # read-only, nosuid, nodev, and what is asked for
+    assert data.endswith(b',context="a:b:c:d,e"')
+    assert b"noexec" not in data
+
+
+def test_the_tool_is_told_the_options(
+    device: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    act = f"socket.send_fds(sock, [b'x'], [os.open({str(device)!r}, os.O_RDWR)])"
+    said = by_tool(monkeypatch, tmp_path, act)
+    os.close(m.mount(msgspec.structs.replace(SPEC, mount_options=OPTIONS[:3])))
+    assert said.read_text().splitlines()[1].endswith(",noexec,noatime,dirsync")
+
+
 @pytest.mark.parametrize(("number", "remedy"), [(errno.EPERM, "root"), (errno.EBUSY, "")])
 def test_what_the_kernel_refuses(
     device: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
