@@ -29,6 +29,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     origin_deadline_s: float = 30.0
     log_level: str = "info"
     log_to_stderr: bool = False
+    launch_fds: tuple[int, ...] = ()  # of launch locks, inherited: closed once it has said Started
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -75,6 +76,16 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     migration_bytes_s: int = 200 << 20
     log_level: str = "info"
     log_to_stderr: bool = False
+    launch_fds: tuple[int, ...] = ()  # as of `ServerSpec`
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What keeps a mount alive: a process that inherits these descriptors can start a supervisor
+    for it."""
+
+    fuse_fd: int
+    table_fd: int
+    negotiated: bytes  # as `cachefs.fuse.supervisor.wire` encodes it
 
 
 class ClientSpec(msgspec.Struct, frozen=True):
@@ -104,17 +115,18 @@ class ClientSpec(msgspec.Struct, frozen=True):
     heartbeat_timeout_s: float = 10.0  # a client that does not beat for so long is replaced
     control_fd: int = -1  # to its supervisor, inherited; -1: it has none
     successor: bool = False  # it follows one that ended: the mount is there
+    held: Held | None = None  # of a successor that is the only client of its mount
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """A mount that the client `pid` serves and whose supervisor is lost; descriptors are
-    inherited."""
+    """A mount whose supervisor is lost, and its client `pid`; descriptors are inherited."""
 
     pid: int
     control_fd: int
     fuse_fd: int
     table_fd: int
     negotiated: bytes  # as `cachefs.fuse.supervisor.wire` encodes it
+    serving: bool = True  # False: the client is still starting, and nobody serves
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True):

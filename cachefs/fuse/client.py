@@ -38,7 +38,7 @@ from cachefs.launcher.cluster import ensure_node
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.processes import STOP_SIGNALS, Server, ensure_server
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.state import StateHome
+from cachefs.launcher.state import MountRecord, StateHome
 
 log = logging.getLogger("cachefs.client")
 
@@ -62,9 +62,12 @@ class Client:
 
     async def run(self) -> None:
         """Until the mount is gone. Raises the typed error of a start that failed."""
-        self._conn = conn = await self._connect()
-        conn.on_event = self._early_event
         async with trio.open_nursery() as nursery:
+            if self.link is not None:
+                self.link.on_supervisor = self.write_record
+                nursery.start_soon(self.link.guard)
+            self._conn = conn = await self._connect()
+            conn.on_event = self._early_event
             nursery.start_soon(conn.run)
             await self._serve(conn)
             nursery.cancel_scope.cancel()
@@ -118,6 +121,11 @@ class Client:
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
+
+    def write_record(self) -> None:
+        """Writes who serves the mount, or is about to, and who supervises."""
+        supervisor = self.link.supervisor if self.link is not None else 0
+        self.home.write_mount(MountRecord.of(self.spec, os.getpid(), supervisor))
 
     # ---- what ends it ----
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -13,7 +12,6 @@ from cachefs.fuse import mounting
 from cachefs.fuse.kernel.session import KernelSession
 from cachefs.fuse.supervisor import wire as w
 from cachefs.fuse.vfs import Vfs
-from cachefs.launcher.state import MountRecord
 
 if TYPE_CHECKING:
     from cachefs.client.connection import Connection
@@ -55,8 +53,8 @@ class Served:
             self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
         )
         device = mounting.device_at(client.spec.mountpoint)
-        link.on_retire, link.on_supervisor = self._retire, self._write_record
-        self._write_record()
+        link.on_retire = self._retire
+        client.write_record()
         async with trio.open_nursery() as nursery:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
@@ -79,11 +77,6 @@ class Served:
     def _retire(self) -> None:
         self._is_retired = True
         self._session.retire()
-
-    def _write_record(self) -> None:
-        """Who serves and who supervises."""
-        record = MountRecord.of(self._client.spec, os.getpid(), self._link.supervisor)
-        self._client.home.write_mount(record)
 
     async def _report(self) -> None:
         """Tells the server what `status` shows, when it has changed."""

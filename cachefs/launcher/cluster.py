@@ -58,7 +58,8 @@ def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[st
 def start_worker(
     spec: WorkerSpec, *, background: bool, reap: bool = False, command: Sequence[str] = ()
 ) -> Started:
-    """Start a node's worker, and wait until it is a member. Raises as `start_master`."""
+    """Start a node's worker, and wait until it is a member; it holds the locks `spec.launch_fds`
+    until then. Raises as `start_master`."""
     check_extra()
     directory = node_dir(spec)
     err_log = state.private_dir(directory / state.LOG_NAME) / "server.err" if background else None
@@ -68,6 +69,7 @@ def start_worker(
         err_log,
         spec.origin_deadline_s + SERVER_START_S,
         reap=reap,
+        pass_fds=spec.launch_fds,
     )
 
 
@@ -97,10 +99,11 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
     if pointer is not None:
         return Server(pointer.socket, False, "")
     directory = home.node_dir(address, spec.name)
-    with launch_lock(directory):
+    with launch_lock(directory) as lock:
         pointer = running(directory)
         if pointer is not None:
             return Server(pointer.socket, False, "")
+        spec = msgspec.structs.replace(spec, launch_fds=(lock,))
         started = start_worker(spec, background=not spec.log_to_stderr, reap=True, command=command)
     return Server(str(directory / state.SOCKET_NAME), True, started.warning)
 

@@ -343,8 +343,8 @@ async def _serve(
 def main() -> int:
     """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
+    ready = ReadyPipe(spec.launch_fds)
     allocator.settle()
-    ready = ReadyPipe()
     try:
         directory = StateHome(Path(spec.home)).source_dir(spec.source) / "log"
         directory.mkdir(mode=0o700, exist_ok=True)

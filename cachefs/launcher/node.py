@@ -402,8 +402,8 @@ def _with_port(url: str, port: int) -> str:
 def main() -> int:
     """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
+    ready = ReadyPipe(spec.launch_fds)
     allocator.settle()
-    ready = ReadyPipe()
     try:
         log_dir = private_dir(node_dir(spec) / LOG_NAME)
         log_to(str(Path(log_dir) / "server.log"), spec.log_level, to_stderr=spec.log_to_stderr)

@@ -1,8 +1,10 @@
 """Starts servers and FUSE clients as processes of their own, and finds those that already run.
 
 A server is looked for, and started, under the launch locks of its source and of its cache directory
-(always in that order), so that two mounts at once share one server. Children run in a session of
-their own with a clean set of descriptors; what they need to know goes over standard input, so that
+(always in that order), so that two mounts at once share one server. The server inherits the locks
+and holds them until it answers: when its starter is killed meanwhile, the next one waits for this
+server and starts no other. Children run in a session of their own with a clean set of descriptors;
+what they need to know goes over standard input, so that
 nothing of it shows in a process title. They answer with one `Started` line on standard output.
 """
 
@@ -38,6 +40,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import state
+from cachefs.launcher.documents import standard_input
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
@@ -79,14 +82,17 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
     source_dir = home.source_dir(spec.source)
     own_cache_dir = source_dir / state.CACHE_NAME
     cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
-    with launch_lock(source_dir), launch_lock(cache_dir):
+    with launch_lock(source_dir) as source_lock, launch_lock(cache_dir) as cache_lock:
         for directory in (source_dir, cache_dir):
             pointer = running(directory)
             if pointer is not None:
                 other = cache_dir != own_cache_dir and read_pointer(cache_dir) != pointer
                 return Server(pointer.socket, False, _OTHER_CACHE if other else "")
         size_bytes = cache_size(cache_dir, spec.cache_size_bytes)
-        spec = msgspec.structs.replace(spec, cache_dir=str(cache_dir), cache_size_bytes=size_bytes)
+        locks = (source_lock, cache_lock)
+        spec = msgspec.structs.replace(
+            spec, cache_dir=str(cache_dir), cache_size_bytes=size_bytes, launch_fds=locks
+        )
         log = home.log_dir(spec.source) / "server.err"
         timeout_s = spec.origin_deadline_s + SERVER_START_S
         started = start_child(
@@ -95,6 +101,7 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
             None if spec.log_to_stderr else log,
             timeout_s,
             reap=True,  # a client that starts a server again lives on after its end
+            pass_fds=locks,
         )
     return Server(str(source_dir / state.SOCKET_NAME), True, started.warning)
 
@@ -197,8 +204,9 @@ def _not_ours(path: Path, cause: str) -> AccessDenied:
 
 
 @contextlib.contextmanager
-def launch_lock(directory: Path) -> Iterator[None]:
-    """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`. Raises InUse."""
+def launch_lock(directory: Path) -> Iterator[int]:
+    """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`: its descriptor. A
+    child that inherits this holds the lock too. Raises InUse."""
     path = directory / state.LOCK_NAME
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -207,7 +215,7 @@ def launch_lock(directory: Path) -> Iterator[None]:
         raise _not_ours(directory, f"cannot be locked: {err.strerror}") from err
     try:
         _flock(fd, directory)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -275,13 +283,19 @@ def is_served(record: MountRecord) -> bool:
 
 
 def start_child(
-    command: Sequence[str], document: bytes, log: Path | None, timeout_s: float, *, reap: bool
+    command: Sequence[str],
+    document: bytes,
+    log: Path | None,
+    timeout_s: float,
+    *,
+    reap: bool,
+    pass_fds: Sequence[int] = (),
 ) -> Started:
     """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it.
 
     With `reap` its end is collected for as long as this process lives; else by `wait_child`.
     """
-    process = _spawn(command, document, log)
+    process = _spawn(command, document, log, pass_fds)
     try:
         started = _read_started(process, log, timeout_s)
         if started.failure is not None:
@@ -299,26 +313,26 @@ def start_child(
     return started
 
 
-def _spawn(command: Sequence[str], document: bytes, log: Path | None) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: Sequence[str], document: bytes, log: Path | None, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log_fd = os.open(log, flags, 0o600) if log is not None else None
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log_fd,
-            cwd="/",
-            umask=0o077,
-            start_new_session=True,
-        )
+        with standard_input(document) as stdin:
+            return subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=log_fd,
+                cwd="/",
+                umask=0o077,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
     finally:
         if log_fd is not None:
             os.close(log_fd)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(document)
-    return process
 
 
 def _read_started(process: subprocess.Popen[bytes], log: Path | None, timeout_s: float) -> Started:
@@ -410,20 +424,18 @@ def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
     OSError."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        process = subprocess.Popen(
-            module_command(SUPERVISOR_MODULE),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            cwd="/",
-            umask=0o077,
-            pass_fds=fds,
-            start_new_session=True,
-        )
+        with standard_input(msgspec.msgpack.encode(spec)) as stdin:
+            process = subprocess.Popen(
+                module_command(SUPERVISOR_MODULE),
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                umask=0o077,
+                pass_fds=fds,
+                start_new_session=True,
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(msgspec.msgpack.encode(spec))
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     return process.pid
 

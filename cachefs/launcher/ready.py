@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,9 +12,15 @@ from cachefs.core.specs import Started
 
 class ReadyPipe:
     """Takes over standard output: `say` writes one JSON line to it, closes it, and leaves /dev/null
-    in its place, so that whoever started this process sees the end of the pipe."""
+    in its place, so that whoever started this process sees the end of the pipe.
 
-    def __init__(self) -> None:
+    `held` are inherited descriptors of locks under which this process was started. They are closed
+    when it has said something, so that the locks outlive a starter that is killed meanwhile."""
+
+    def __init__(self, held: Sequence[int] = ()) -> None:
+        self._held = held
+        for fd in held:
+            os.set_inheritable(fd, False)
         self._fd = os.dup(1)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, 1)
@@ -29,4 +36,5 @@ class ReadyPipe:
         except BrokenPipeError:
             pass
         finally:
-            os.close(fd)
+            for each in (fd, *self._held):
+                os.close(each)

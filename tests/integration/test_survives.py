@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tests.services.processes import is_running, wait_until
 MIB = 1 << 20
 KILLS = 50
 LIMIT_S = 60.0
+PAUSE_S = 8.0  # of a read that waits for one start of server and client, on a busy machine
 SEED = random.SystemRandom().getrandbits(32)
 READER = Path(__file__).with_name("reader.py")
 SMALL = ("--cache-size", "48MiB", "--admission", "always")
@@ -301,6 +303,68 @@ def test_server_and_client_are_killed_at_once(
     survivor.next_client(client)
     assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
     survivor.finish_readers()
+
+
+def children(pid: int) -> set[int]:
+    """The processes that this one started, whichever thread did."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for path in tasks for child in path.read_text().split()}
+
+
+def next_child(pid: int, before: set[int]) -> int:
+    """The pid of the next process that this one starts."""
+    return next(iter(wait_until(lambda: children(pid) - before, "another child", LIMIT_S)))
+
+
+def test_a_client_is_killed_as_it_starts_the_server(mount: Callable[..., Survivor]) -> None:
+    """[S-crash] Its successor waits for that server, and for nothing else."""
+    survivor = mount()
+    server, client = survivor.server, survivor.client
+    before = children(client)
+    os.kill(server, signal.SIGKILL)
+    survivor.node.pids.add(next_child(client, before))
+    os.kill(client, signal.SIGKILL)
+    began_s = time.monotonic()
+    assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
+    assert time.monotonic() - began_s < PAUSE_S
+    survivor.next_client(client)
+    survivor.node.umount(survivor.path)
+
+
+def test_a_supervisor_is_killed_as_it_starts_a_client(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """[S-crash] The successor has the descriptors from its start, and starts a supervisor."""
+    survivor = mount()
+    survivor.start_readers(rng)
+    for _ in range(3):
+        client, supervisor = survivor.client, survivor.supervisor
+        before = children(supervisor)
+        os.kill(client, signal.SIGKILL)
+        survivor.node.pids.add(next_child(supervisor, before))
+        os.kill(supervisor, signal.SIGKILL)
+        survivor.next_supervisor(supervisor)
+        survivor.next_client(client)
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
+
+
+def test_a_client_is_killed_as_it_starts_a_supervisor(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """[S-crash] The supervisor has the descriptors from its start, and starts a client."""
+    survivor = mount()
+    survivor.start_readers(rng)
+    for _ in range(3):
+        client, supervisor = survivor.client, survivor.supervisor
+        before = children(client)
+        os.kill(supervisor, signal.SIGKILL)
+        survivor.node.pids.add(next_child(client, before))
+        os.kill(client, signal.SIGKILL)
+        survivor.next_client(client)
+        survivor.next_supervisor(supervisor)
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
 
 
 def test_warm_files_are_served_while_the_server_hangs(

@@ -2,12 +2,14 @@
 supervisor when its own is lost.
 
 The client holds /dev/fuse and the takeover table too, so the mount does not depend on a supervisor
-while there is a client. Belongs to one trio loop.
+while there is a client. A successor has them from its start, before it is told to serve: when the
+supervisor is lost meanwhile, it starts another (`guard`). Belongs to one trio loop.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -25,22 +27,31 @@ from cachefs.launcher.processes import start_supervisor
 
 log = logging.getLogger(__name__)
 
-PAUSE_FIRST_S: Final = 0.1  # between lost supervisors
-PAUSE_MAX_S: Final = 30.0
+PAUSE_FIRST_S: Final = 0.1  # after a supervisor that ended soon after its start
+PAUSE_MAX_S: Final = 5.0
+GOOD_S: Final = 2.0  # one that lived for so long is followed at once
 
 
 class Link:
-    """See the module. `fuse_fd`, `table` and `negotiated` are there once `take` has returned."""
+    """See the module. `table` and `negotiated` are there once `take` has returned."""
 
     def __init__(self, spec: ClientSpec) -> None:
         self.supervisor = os.getppid()
-        self.fuse_fd = -1
+        self.fuse_fd, self._table_fd, self._values = -1, -1, b""
+        if spec.held is not None:
+            self._hold(spec.held.fuse_fd, spec.held.table_fd, spec.held.negotiated)
         self.table: TakeoverTable
         self.negotiated: Negotiated
         self.takeover = False
         self.on_retire: Callable[[], None] = lambda: None
         self.on_supervisor: Callable[[], None] = lambda: None  # another one
         self._has_left = False  # the supervisor, of its own will
+        self._ready: w.Ready | None = None  # once it was said
+        self._guard = trio.CancelScope()
+        self._unguarded = trio.Event()
+        self._unguarded.set()
+        self._started_s = -math.inf  # the supervisor that is watched
+        self._pause_s = PAUSE_FIRST_S
         self._spec = spec
         self._sock = socket.socket(fileno=spec.control_fd)
         self._sock.setblocking(False)
@@ -48,22 +59,73 @@ class Link:
 
     def say(self, note: w.Note) -> None:
         """Tells the supervisor; one that is lost or does not read is not waited for."""
+        if isinstance(note, w.Ready):
+            self._ready = note
         try:
             w.send(self._sock, note)
         except OSError as err:
             log.debug("the supervisor is not told %s: %s", type(note).__name__, err)
 
     async def take(self) -> None:
-        """Waits to be told to serve. Raises Unreachable when the supervisor ends before that, or
-        Unsupported for a takeover table of another version."""
-        note, fds = await self._receive()
-        if not isinstance(note, w.Serve) or len(fds) != w.MAX_FDS:
+        """Waits to be told to serve. A successor that has the descriptors starts another supervisor
+        when this one ends before that; else Unreachable is raised. Raises Unsupported for a
+        takeover table of another version."""
+        self._guard.cancel()
+        await self._unguarded.wait()
+        while True:
+            note, fds = await self._receive()
+            if isinstance(note, w.Serve) and len(fds) == w.MAX_FDS:
+                break
             for fd in fds:
                 os.close(fd)
-            raise Unreachable("the supervisor ended before the mount was there")
-        self.fuse_fd, self.takeover = fds[0], note.takeover
-        self.table = TakeoverTable(fds[1])
-        self.negotiated = note.negotiated
+            if note is not None or self.fuse_fd < 0:
+                raise Unreachable("the supervisor ended before the mount was there")
+            await self._replace(logging.WARNING, is_serving=False)
+        for fd in (self.fuse_fd, self._table_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._hold(fds[0], fds[1], w.encode_negotiated(note.negotiated))
+        self.table, self.negotiated = TakeoverTable(self._table_fd), note.negotiated
+        self.takeover = note.takeover
+
+    async def guard(self) -> None:
+        """Starts another supervisor when this one is lost, until `take`. Where the descriptors come
+        with the order to serve only, there is nothing to guard."""
+        self._unguarded = trio.Event()
+        try:
+            with self._guard:
+                while self.fuse_fd >= 0 and not self._guard.cancel_called:
+                    await trio.lowlevel.wait_readable(self._sock)
+                    if not self._is_at_end():
+                        break
+                    await self._replace(logging.WARNING, is_serving=False)
+        finally:
+            self._unguarded.set()
+
+    def _is_at_end(self) -> bool:
+        """Is there no note left to read, nor any to come?"""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError as err:  # told once, before what the supervisor said last
+            log.debug("control socket: %s", err)
+            return False
+
+    async def _replace(self, level: int, *, is_serving: bool) -> None:
+        """Starts another supervisor in the place of one that is lost, and pauses when that one had
+        not lived for long."""
+        log.log(level, "the supervisor %d is lost; starting another", self.supervisor)
+        now_s = trio.current_time()
+        lived_s, self._started_s = now_s - self._started_s, now_s
+        await self._start_another(is_serving=is_serving)
+        if not is_serving and self._ready is not None:
+            self.say(self._ready)
+        if lived_s >= GOOD_S:
+            self._pause_s = PAUSE_FIRST_S
+            return
+        await trio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
     async def run(self) -> None:
         """Beats and listens, until cancelled."""
@@ -77,17 +139,10 @@ class Link:
             await trio.sleep(w.BEAT_S)
 
     async def _listen(self) -> None:
-        pause_s = PAUSE_FIRST_S
         while True:
-            started = trio.current_time()
             await self._obey()
-            if trio.current_time() - started > PAUSE_MAX_S:
-                pause_s = PAUSE_FIRST_S
             level = logging.INFO if self._has_left else logging.WARNING
-            log.log(level, "the supervisor %d is lost; starting another", self.supervisor)
-            await self._start_another()
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            await self._replace(level, is_serving=True)
 
     async def _obey(self) -> None:
         """Until the supervisor is lost."""
@@ -118,13 +173,13 @@ class Link:
             except BlockingIOError:
                 continue
 
-    async def _start_another(self) -> None:
+    async def _start_another(self, *, is_serving: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        fds = (theirs.fileno(), self.fuse_fd, self.table.fd)
-        negotiated = w.encode_negotiated(self.negotiated)
-        adopted = Adopted(os.getpid(), *fds, negotiated)
-        spec = SupervisorSpec(msgspec.structs.replace(self._spec, control_fd=-1), adopted)
+        fds = (theirs.fileno(), self.fuse_fd, self._table_fd)
+        adopted = Adopted(os.getpid(), *fds, self._values, is_serving)
+        client = msgspec.structs.replace(self._spec, control_fd=-1, held=None)
+        spec = SupervisorSpec(client, adopted)
         with theirs:
             try:
                 self.supervisor = await trio.to_thread.run_sync(start_supervisor, spec, fds)
@@ -133,6 +188,11 @@ class Link:
         self._sock.close()
         self._sock = ours
         self.on_supervisor()
+
+    def _hold(self, fuse_fd: int, table_fd: int, negotiated: bytes) -> None:
+        self.fuse_fd, self._table_fd, self._values = fuse_fd, table_fd, negotiated
+        for fd in (fuse_fd, table_fd):
+            os.set_inheritable(fd, False)
 
     def close(self) -> None:
         """Idempotent. The descriptors go with the process."""

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from cachefs.core.specs import ClientSpec
+from cachefs.core.specs import ClientSpec, Held
+from cachefs.launcher.documents import standard_input
 
 CLIENT_MODULE: Final = "cachefs.fuse.client"
 _REAP_S: Final = 0.1  # one whose other threads end late; a successor waits meanwhile
@@ -31,27 +32,30 @@ class Process:
         self.pidfd = os.pidfd_open(pid)
 
     @classmethod
-    def start(cls, spec: ClientSpec, python: str, *, successor: bool) -> Process:
-        """Starts a client of an interpreter (and so of a version). Its standard error is ours.
-        Raises OSError."""
+    def start(
+        cls, spec: ClientSpec, python: str, *, successor: bool, held: Held | None = None
+    ) -> Process:
+        """Starts a client of an interpreter (and so of a version), which inherits the descriptors
+        of `held`. Its standard error is ours. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            spec = msgspec.structs.replace(spec, control_fd=theirs.fileno(), successor=successor)
+            spec = msgspec.structs.replace(
+                spec, control_fd=theirs.fileno(), successor=successor, held=held
+            )
+            kept = (held.fuse_fd, held.table_fd) if held is not None else ()
             try:
-                child = subprocess.Popen(
-                    [python, "-I", "-m", CLIENT_MODULE],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    cwd="/",
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+                with standard_input(msgspec.msgpack.encode(spec)) as stdin:
+                    child = subprocess.Popen(
+                        [python, "-I", "-m", CLIENT_MODULE],
+                        stdin=stdin,
+                        stdout=subprocess.DEVNULL,
+                        cwd="/",
+                        pass_fds=[theirs.fileno(), *kept],
+                        start_new_session=True,
+                    )
             except BaseException:
                 ours.close()
                 raise
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(msgspec.msgpack.encode(spec))
         return cls(child.pid, ours, child)
 
     @classmethod

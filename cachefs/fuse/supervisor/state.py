@@ -240,12 +240,16 @@ class Supervision:
         self.finished = False
 
     @classmethod
-    def of_running(cls, heartbeat_timeout_s: float, pid: int, now: float) -> Supervision:
-        """As a supervisor that was started by the client `pid`, which serves."""
+    def of_running(
+        cls, heartbeat_timeout_s: float, pid: int, now: float, *, serving: bool = True
+    ) -> Supervision:
+        """As a supervisor that was started by the client `pid`, which serves, or is to serve once
+        it is ready."""
         self = cls(heartbeat_timeout_s)
         self._mounted = self._announced = True
         client = self._clients[pid] = Client(pid, now)
-        client.enter(Phase.SERVING, now)
+        if serving:
+            client.enter(Phase.SERVING, now)
         return self
 
     def handle(self, event: Event, now: float) -> list[Action]:

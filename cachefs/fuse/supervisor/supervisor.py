@@ -21,7 +21,7 @@ from typing import Final
 
 from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.messages import Failure, failure_of
-from cachefs.core.specs import Adopted, ClientSpec, Started, SupervisorSpec
+from cachefs.core.specs import Adopted, ClientSpec, Held, Started, SupervisorSpec
 from cachefs.fuse import mounting
 from cachefs.fuse.kernel.mount import answer_init, mount
 from cachefs.fuse.kernel.negotiation import Negotiated
@@ -63,7 +63,9 @@ class Supervisor:
             self._state = s.Supervision(spec.client.heartbeat_timeout_s)
         else:
             timeout_s = spec.client.heartbeat_timeout_s
-            self._state = s.Supervision.of_running(timeout_s, spec.adopt.pid, now)
+            self._state = s.Supervision.of_running(
+                timeout_s, spec.adopt.pid, now, serving=spec.adopt.serving
+            )
             self._adopt(spec.adopt)
 
     # ---- its life ----
@@ -249,13 +251,22 @@ class Supervisor:
     def _start(self, upgrade: bool) -> None:
         python = self._upgrades.python if upgrade else sys.executable
         try:
-            process = Process.start(self._spec, python, successor=self._fuse_fd >= 0)
+            process = Process.start(
+                self._spec, python, successor=self._fuse_fd >= 0, held=self._held(upgrade)
+            )
         except OSError as err:
             log.error("no client could be started: %s", err)
             return self._on(s.NotStarted(f"{python}: {err.strerror}"))
         self._add(process)
         log.info("started client %d", process.pid)
         self._on(s.Started(process.pid))
+
+    def _held(self, upgrade: bool) -> Held | None:
+        """What keeps the mount alive, for a client that is the only one: of several, each would
+        start a supervisor of its own when this one is lost."""
+        if self._negotiated is None or upgrade or self._processes:
+            return None
+        return Held(self._fuse_fd, self._table_fd, w.encode_negotiated(self._negotiated))
 
     def _mount(self) -> None:
         failure: Failure | None = None

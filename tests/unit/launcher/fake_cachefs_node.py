@@ -25,7 +25,8 @@ def main() -> int:
     with node.listening(socket_path):
         write_pointer(directory, Pointer(str(socket_path), os.getpid(), spec.stays, "http://x"))
         os.write(1, msgspec.json.encode(Started(os.getpid())) + b"\n")
-        os.close(1)
+        for fd in (1, *spec.launch_fds):
+            os.close(fd)
         node.stopped.wait()
     return 0
 

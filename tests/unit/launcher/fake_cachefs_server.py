@@ -1,10 +1,12 @@
 """A server process for tests of the launcher: `fake_cachefs_server.py MODE`, spec on stdin.
 
-Modes: serve (until told to stop), fail (a typed failure), die (no answer), junk, hang.
+Modes: serve (until told to stop), slow (after a gate), fail (a typed failure), die (no
+answer), junk, hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,9 +23,11 @@ from cachefs.launcher.state import Pointer, StateHome, write_pointer
 from tests.unit.cli.fake_node import FakeNode
 
 
-def say(started: Started) -> None:
-    os.write(1, msgspec.json.encode(started) + b"\n")
-    os.close(1)
+def say(started: Started, *held: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # a starter that has gone
+        os.write(1, msgspec.json.encode(started) + b"\n")
+    for fd in (1, *held):
+        os.close(fd)
 
 
 def serve(spec: ServerSpec) -> None:
@@ -36,7 +40,7 @@ def serve(spec: ServerSpec) -> None:
             write_pointer(place, Pointer(str(socket_path), os.getpid()))
         facts = {"spec": msgspec.to_builtins(spec), "open": sorted(os.listdir("/proc/self/fd"))}
         (directory / "seen.json").write_bytes(msgspec.json.encode(facts))
-        say(Started(os.getpid(), warning="served by a fake"))
+        say(Started(os.getpid(), warning="served by a fake"), *spec.launch_fds)
         node.stopped.wait()
 
 
@@ -45,6 +49,9 @@ def main() -> int:
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
     Path(spec.home, f"pid-{mode}").write_text(str(os.getpid()))
     if mode == "serve":
+        serve(spec)
+    elif mode == "slow":  # until the test lets it
+        Path(spec.home, "gate").read_text()
         serve(spec)
     elif mode == "fail":
         error = NotFound("no such bucket", remedy="check the name", path=spec.source.url)

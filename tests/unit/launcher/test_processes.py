@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cachefs.client.blocking import BlockingClient
@@ -20,10 +21,19 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec
 from cachefs.launcher import processes, state
 from cachefs.launcher.processes import Watch, ensure_server
+from tests.services.processes import wait_until
 from tests.unit.cli.fake_node import FakeNode
 
 SCRIPT = str(Path(__file__).with_name("fake_cachefs_server.py"))
 SIZE_BYTES = 64 << 20
+STARTER = """
+import sys
+import msgspec
+from cachefs.core.specs import ServerSpec
+from cachefs.launcher.processes import ensure_server
+spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
+ensure_server(spec, command=(sys.executable, sys.argv[1], "slow"))
+"""
 
 
 class Launcher:
@@ -85,8 +95,10 @@ def test_the_child_knows_its_spec_and_holds_three_descriptors(launcher: Launcher
     seen = json.loads((launcher.source_dir() / "seen.json").read_text())
     assert seen["spec"]["sync_interval_s"] == 7.0
     assert seen["spec"]["cache_dir"] == str(launcher.source_dir() / "cache")
-    # std streams, the listener, its wake-up pipe, and the listing itself
-    assert len(seen["open"]) <= 8
+    # std streams, the listener, its wake-up pipe, and the listing itself; locks until it is ready
+    locks = {str(fd) for fd in seen["spec"]["launch_fds"]}
+    assert len(locks) == 2
+    assert len(set(seen["open"]) - locks) <= 8
     title = Path(f"/proc/{launcher.pid('serve')}/cmdline").read_bytes()
     assert b"bucket" not in title
 
@@ -190,6 +202,34 @@ def test_a_held_launch_lock_is_waited_for_only_so_long(
     monkeypatch.setattr(processes, "LAUNCH_LOCK_WAIT_S", 0.0)
     with processes.launch_lock(launcher.source_dir()), pytest.raises(errors.InUse):
         launcher.start()
+
+
+def test_a_starter_that_is_killed_leaves_one_server(launcher: Launcher) -> None:
+    """The next mount waits for the server that is being started, and starts no other."""
+    gate = launcher.home / "gate"
+    os.mkfifo(gate)
+    document = msgspec.msgpack.encode(launcher.spec())
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, SCRIPT], stdin=subprocess.PIPE
+    ) as starter:
+        assert starter.stdin is not None
+        starter.stdin.write(document)
+        starter.stdin.close()
+        wait_until((launcher.home / "pid-slow").exists, "the server is being started")
+        starter.kill()
+    found: list[processes.Server] = []
+    other = threading.Thread(target=lambda: found.append(launcher.start("serve")))
+    other.start()
+    gate.write_text("go on")
+    other.join(20)
+    assert found == [processes.Server(str(launcher.source_dir() / "server.sock"), False, "")]
+    assert not (launcher.home / "pid-serve").exists(), "a second server was started"
+
+
+def test_a_server_that_ends_as_it_starts_frees_the_lock(launcher: Launcher) -> None:
+    with pytest.raises(errors.CacheFSError):
+        launcher.start("die")
+    assert launcher.start().started
 
 
 def test_the_server_stops_when_told(launcher: Launcher) -> None:

@@ -29,6 +29,9 @@ class Client:
         self.manners = (plan[self.number : self.number + 1] or [""])[0] or "good"
         self.sock = socket.socket(fileno=spec.control_fd)
         self.log(f"started {os.getpid()} {spec.successor}")
+        self.log(
+            f"held {spec.held is not None and os.path.exists(f'/proc/self/fd/{spec.held.fuse_fd}')}"
+        )
 
     def log(self, line: str) -> None:
         os.write(self.file, f"{line}\n".encode())

@@ -13,7 +13,7 @@ import trio.testing
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import UfsSpec
-from cachefs.core.specs import ClientSpec, SupervisorSpec
+from cachefs.core.specs import ClientSpec, Held, SupervisorSpec
 from cachefs.fuse.kernel.negotiation import Negotiated
 from cachefs.fuse.kernel.table import TakeoverTable
 from cachefs.fuse.supervisor import link as module
@@ -27,13 +27,18 @@ LIMIT_S = 20.0
 class Supervisors:
     """The other end; `started` are those that the link started, by their ends of new sockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, held: bool = False) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(LIMIT_S)
+        self.fuse_fd = os.eventfd(0)
         spec = ClientSpec(home="", socket="", source=UfsSpec("s3://b"), mountpoint="/m")
+        if held:  # the link owns what it inherited
+            table = TakeoverTable.create()
+            fds = os.dup(self.fuse_fd), os.dup(table.fd)
+            table.close()
+            spec = msgspec.structs.replace(spec, held=Held(*fds, w.encode_negotiated(VALUES)))
         self.link = Link(msgspec.structs.replace(spec, control_fd=theirs.detach()))
         self.started: list[SupervisorSpec] = []
-        self.fuse_fd = os.eventfd(0)
 
     def start(self, spec: SupervisorSpec, fds: Sequence[int]) -> int:
         assert spec.adopt is not None
@@ -60,6 +65,15 @@ class Supervisors:
 @pytest.fixture
 def supervisors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisors]:
     made = Supervisors()
+    monkeypatch.setattr(module, "start_supervisor", made.start)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisors]:
+    """The link of a successor that has the descriptors from its start."""
+    made = Supervisors(held=True)
     monkeypatch.setattr(module, "start_supervisor", made.start)
     yield made
     made.close()
@@ -93,6 +107,53 @@ def test_a_supervisor_that_ends_first(supervisors: Supervisors) -> None:
         supervisors.sock.close()
         with pytest.raises(Unreachable):
             await supervisors.link.take()
+
+    run(act)
+
+
+def test_a_successor_replaces_its_supervisor_before_it_serves(guarded: Supervisors) -> None:
+    """While it starts, and while it waits to be told: each time it says again that it is ready."""
+    link = guarded.link
+    seen: list[int] = []
+    link.on_supervisor = lambda: seen.append(link.supervisor)
+
+    async def act() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.guard)
+            guarded.sock.close()
+            while not guarded.started:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            link.say(w.Ready("late"))
+            nursery.start_soon(link.take)
+            while len(guarded.started) < 2:
+                assert await trio.to_thread.run_sync(guarded.hears) == w.Ready("late")
+                guarded.sock.close()
+                while len(guarded.started) < 2:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            assert await trio.to_thread.run_sync(guarded.hears) == w.Ready("late")
+            guarded.tell_to_serve(takeover=True)
+        assert link.takeover
+        assert os.path.samestat(os.fstat(link.fuse_fd), os.fstat(guarded.fuse_fd))
+
+    run(act)
+    assert seen == [1001, 1002]
+    for spec in guarded.started:
+        assert spec.adopt is not None
+        assert not spec.adopt.serving
+        assert spec.client.held is None
+
+
+def test_an_order_is_not_lost_with_its_supervisor(guarded: Supervisors) -> None:
+    """One that told the client to serve and died: it serves, and starts another then."""
+
+    async def act() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded.link.guard)
+            await trio.testing.wait_all_tasks_blocked()
+            guarded.tell_to_serve(takeover=True)
+            guarded.sock.close()
+            await guarded.link.take()
+        assert guarded.started == []
 
     run(act)
 

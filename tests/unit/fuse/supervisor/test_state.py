@@ -477,6 +477,15 @@ def test_a_running_client_is_watched() -> None:
     assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
 
 
+def test_a_client_that_is_still_starting_is_watched() -> None:
+    """Its supervisor was lost before it could be told to serve: it is told by the next one."""
+    world = World(s.Supervision.of_running(TIMEOUT_S, 1, 100.0, serving=False))
+    world.alive, world.next_pid, world.is_mounted = {1}, 2, True
+    assert world.on(s.Ready(1)) == [s.Serve(1, takeover=True)]
+    assert world.on(s.Serving(1)) == []
+    assert world.ends(1, killed=True) == [s.Start()]
+
+
 # ---- anything in any order -----------------------------------------------------------------------
 
 

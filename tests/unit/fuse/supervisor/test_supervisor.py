@@ -161,6 +161,7 @@ def test_deaths_are_followed(shell: Shell) -> None:
     shell.kill(0)
     shell.sees(2, "serve True 2")
     assert shell.client(2)[0].endswith("True"), "a successor"
+    assert [shell.client(number)[1] for number in range(3)] == ["held False", *["held True"] * 2]
     shell.kill(2, signal.SIGSEGV)
     shell.sees(3, "serve True 2")
 
