@@ -6,13 +6,15 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from cachefs.cli import detach, output, settings, users
+from cachefs.cli import detach, namespaces, output, settings, users
 from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.namespaces import Holder
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
 from cachefs.fuse.supervisor.remains import tell_server
 from cachefs.launcher.processes import Watch, is_served
@@ -50,7 +52,8 @@ def command(
 def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     """Unmount; the mount point, and a note on what has not ended yet.
 
-    Raises CannotMount when it is no mount of ours, InUse naming the users of a busy one.
+    Raises CannotMount when it is no mount of ours, InUse naming the users of a busy one, or a
+    process of another mount namespace that still has it.
     """
     table = read_mounts()
     mount = find_mount(where, table)
@@ -70,10 +73,10 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
             tell_server(record.socket, record.mountpoint)
         if read_mounts().of_device(mount.device) or record is None:
             return mount.mountpoint, ""
-        if client_watch is not None and not client_watch.ended(
-            LAZY_END_S if lazy else CLIENT_END_S
-        ):
-            return mount.mountpoint, _not_ended(record, lazy)
+        holders = namespaces.find_holders(mount.device)
+        limit_s = LAZY_END_S if lazy or holders else CLIENT_END_S
+        if client_watch is not None and not client_watch.ended(limit_s):
+            return mount.mountpoint, _not_ended(record, lazy, holders)
         if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
             return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
         home.remove_mount(mount.mountpoint, record.pid)
@@ -117,7 +120,16 @@ def _busy(mount: Mount, table: MountTable, found: list[users.User]) -> InUse:
     return InUse(f"in use by {by}", path=mount.mountpoint, remedy=remedy)
 
 
-def _not_ended(record: MountRecord, lazy: bool) -> str:
+def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> str:
+    if holders:
+        where = ", ".join(holder.describe() for holder in holders)
+        first = holders[0]
+        raise InUse(
+            f"unmounted here, but another mount namespace still has the mount: {where}; "
+            f"its client (pid {record.pid}) goes on",
+            path=record.mountpoint,
+            remedy=f"end that process, or: nsenter -t {first.pid} -m umount {first.mountpoint}",
+        )
     if lazy:
         return f"files are still open; its client (pid {record.pid}) ends with the last of them"
     raise DeadlineExceeded(

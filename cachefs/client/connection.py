@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import trio
 
 from cachefs.client.published import PublishedDirs
-from cachefs.client.sockets import close_fd, connect_socket, receive
+from cachefs.client.sockets import close_fd, connect_socket, listener_of, receive
 from cachefs.client.waits import Wait, Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
@@ -63,6 +63,8 @@ class Connection:
         # One more at each loss: handles of the server belong to an epoch. It grows before anybody
         # hears of the loss, so that who tries again cannot take its old handle for a new one.
         self.epoch = 1
+        self.heard = 0  # frames that have come
+        self.server_pid = listener_of(sock)  # of the process that answers now
         self.published = PublishedDirs()  # none where we are not trusted
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
@@ -142,6 +144,17 @@ class Connection:
         that ended has released everything."""
         if self._sock is not None:
             self._send(m.encode(0, body))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._sock is not None
+
+    def ping(self) -> None:
+        """Asks the server for an answer, which counts as heard whatever it is: a server of an
+        earlier version refuses the question."""
+        if self._sock is not None:
+            self._last_id += 1
+            self._send(m.encode(self._last_id, m.Done()))
 
     def close(self) -> None:
         """Closes what is open; waiting callers get ConnectionLost. Idempotent."""
@@ -240,6 +253,7 @@ class Connection:
             if not data:
                 close_fd(fd)
                 return self._lose("the server ended the connection")
+            self.heard += 1
             self._frame(data, fd)
 
     def _send(self, data: bytes) -> None:
@@ -318,7 +332,7 @@ class Connection:
         except BaseException:
             sock.close()
             raise
-        self._sock = sock
+        self._sock, self.server_pid = sock, listener_of(sock)
         self._outbox_filled = trio.Event()
         if attached is not None:
             self.attached = attached

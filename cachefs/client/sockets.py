@@ -7,6 +7,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import struct
 from typing import Final
 
 from cachefs.core.errors import ProtocolError, Unreachable
@@ -16,6 +17,7 @@ _MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them mus
 _FD_BYTES: Final = array.array("i").itemsize
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # plain, as enums are slow
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
+_CREDENTIALS: Final = struct.Struct("3i")  # pid uid gid
 _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 
@@ -43,6 +45,14 @@ def connect_long(sock: socket.socket, path: str) -> None:
         sock.connect(f"/proc/self/fd/{dir_fd}/{name}")
     finally:
         os.close(dir_fd)
+
+
+def listener_of(sock: socket.socket) -> int:
+    """The pid of the process that listens where this socket is connected to; 0 where that is of
+    another pid namespace."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(raw)[0]
+    return pid
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:

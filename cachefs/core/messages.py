@@ -99,7 +99,7 @@ class Cancel(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """The empty answer."""
+    """The empty answer. A client that asks for a sign of life sends it, and gets it back."""
 
 
 class Failure(Message, frozen=True):

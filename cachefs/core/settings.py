@@ -250,7 +250,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "heartbeat_timeout",
         Type.DURATION,
         10.0,
-        "A client that shows no sign of life for so long is replaced (transport kernel).",
+        "A client that shows no sign of life for so long is replaced (transport kernel); a server"
+        " after three times as long.",
         minimum=1,
     ),
     Setting(

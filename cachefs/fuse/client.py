@@ -31,6 +31,7 @@ from cachefs.core.specs import ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.runs import Runs
+from cachefs.fuse.server_watch import HEARTBEATS, ServerWatch
 from cachefs.fuse.supervisor import wire
 from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs
@@ -118,6 +119,8 @@ class Client:
     async def start_tasks(self, nursery: trio.Nursery, vfs: Vfs, device: str) -> None:
         """What runs beside every session; `nursery` ends with it. Signals are heard from now on."""
         await nursery.start(self._end_on_signals)
+        watch = ServerWatch(self._conn, lambda: self.spec.socket, server_limit_s(self.spec))
+        nursery.start_soon(watch.run)
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
@@ -186,11 +189,17 @@ class Client:
             self.home.write_mount(msgspec.structs.replace(record, socket=socket_path))
 
 
+def server_limit_s(spec: ClientSpec) -> float:
+    """How long a server may give no sign of life."""
+    return HEARTBEATS * spec.heartbeat_timeout_s
+
+
 def _find_server(spec: ClientSpec) -> Server:
+    limit_s = server_limit_s(spec)
     if spec.node is not None:
-        return ensure_node(spec.node, spec.socket)
+        return ensure_node(spec.node, spec.socket, hang_limit_s=limit_s)
     assert spec.server is not None
-    return ensure_server(spec.server)
+    return ensure_server(spec.server, hang_limit_s=limit_s)
 
 
 def _runs(spec: ClientSpec) -> Runs:

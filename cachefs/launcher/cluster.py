@@ -88,9 +88,12 @@ def node_dir(spec: WorkerSpec) -> Path:
     return StateHome(spec.home).node_dir(address_of(spec.master), spec.name)
 
 
-def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()) -> Server:
+def ensure_node(
+    spec: WorkerSpec, used: str = "", *, command: Sequence[str] = (), hang_limit_s: float = 0.0
+) -> Server:
     """A worker of the cluster that answers on this machine: the one at the socket `used`, any
-    other, or a new one as `spec` says. Raises the typed error of a start that failed, InUse when
+    other, or a new one as `spec` says; the worker of mounts is killed when it does not answer for
+    `hang_limit_s` (0: never). Raises the typed error of a start that failed, InUse when
     the worker of mounts hangs."""
     home, address = StateHome(spec.home), address_of(spec.master)
     if used and Path(used).parent.name != spec.name:
@@ -100,7 +103,7 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
         return Server(pointer.socket, False, "")
     directory = home.node_dir(address, spec.name)
     with launch_lock(directory) as lock:
-        pointer = running(directory)
+        pointer = running(directory, hang_limit_s)
         if pointer is not None:
             return Server(pointer.socket, False, "")
         spec = msgspec.structs.replace(spec, launch_fds=(lock,))

@@ -39,9 +39,11 @@ from cachefs.core.messages import error_of
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
-from cachefs.launcher import state
+from cachefs.launcher import hanging, state
 from cachefs.launcher.documents import standard_input
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
+from cachefs.launcher.watches import Watch as Watch
+from cachefs.launcher.watches import is_ours as is_ours
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -71,11 +73,14 @@ def module_command(module: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-m", module)
 
 
-def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
+def ensure_server(
+    spec: ServerSpec, *, command: Sequence[str] = (), hang_limit_s: float = 0.0
+) -> Server:
     """The running server of the source or of the cache directory, or a new one.
 
     In `spec`, an empty `cache_dir` means the source's own, a `cache_size_bytes` of 0 the default
-    size. Raises the typed error of a start that failed, AccessDenied and NoSpace for the cache
+    size. A server that does not answer for `hang_limit_s` (0: never) is killed and replaced.
+    Raises the typed error of a start that failed, AccessDenied and NoSpace for the cache
     directory, InUse when a server hangs; nothing that was started is left running then.
     """
     home = StateHome(spec.home)
@@ -84,7 +89,7 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
     cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
     with launch_lock(source_dir) as source_lock, launch_lock(cache_dir) as cache_lock:
         for directory in (source_dir, cache_dir):
-            pointer = running(directory)
+            pointer = running(directory, hang_limit_s)
             if pointer is not None:
                 other = cache_dir != own_cache_dir and read_pointer(cache_dir) != pointer
                 return Server(pointer.socket, False, _OTHER_CACHE if other else "")
@@ -235,18 +240,21 @@ def _flock(fd: int, directory: Path) -> None:
             time.sleep(_POLL_S)
 
 
-def running(directory: Path) -> Pointer | None:
+def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
     """The server that a directory points to, once it answers; None when there is none.
 
-    A pointer whose process lives but does not answer is that of a server starting or ending.
+    A pointer whose process lives but does not answer is that of a server starting or ending. One
+    that does not answer for `hang_limit_s` (0: whatever it does) is killed. Raises InUse.
     """
-    deadline = time.monotonic() + SETTLE_WAIT_S
+    deadline = time.monotonic() + (hang_limit_s or SETTLE_WAIT_S)
     while (pointer := read_pointer(directory)) is not None:
         if answers(pointer):
             return pointer
         if not is_ours(pointer.pid):
             return None
         if time.monotonic() > deadline:
+            if hang_limit_s and hanging.end_listener(pointer.socket):
+                continue
             raise InUse(
                 f"the server (pid {pointer.pid}) does not answer",
                 remedy=f"look at its log, or end it: kill {pointer.pid}",
@@ -263,15 +271,6 @@ def answers(pointer: Pointer) -> bool:
             return True
     except (Unreachable, DeadlineExceeded, OSError):
         return False
-
-
-def is_ours(pid: int) -> bool:
-    """Is this a living process of CacheFS (and not one that got the number since)?"""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"cachefs" in title
 
 
 def is_served(record: MountRecord) -> bool:
@@ -383,39 +382,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 # ---- waiting for ends ----------------------------------------------------------------------------
-
-
-class Watch:
-    """Watches a process by descriptor, so that a reused number is never mistaken for it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        try:
-            self._fd = os.pidfd_open(pid) if is_ours(pid) else -1
-        except OSError:
-            self._fd = -1
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def ended(self, timeout_s: float) -> bool:
-        """Has it ended, or does it end within the time?"""
-        if self._fd < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; one that has ended is no error."""
-        if self._fd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fd, number)
 
 
 def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:

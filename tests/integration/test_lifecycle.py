@@ -144,6 +144,27 @@ def test_a_busy_mount_names_its_users(node: Node, bucket: Bucket) -> None:
     node.umount(mounted)
 
 
+def test_a_mount_that_another_namespace_has_is_named(node: Node, tmp_path: Path) -> None:
+    """[S-umount] Unmounting it here does not end it there; what is said there to do does."""
+    source = tmp_path / "source"
+    source.mkdir()
+    mounted = node.mount(f"file://{source}")
+    pids = [process["pid"] for process in node.processes(mounted)]
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo there; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"there\n"
+        line = node.fails("umount", mounted)
+        assert not is_mounted(mounted)
+        assert f"another mount namespace still has the mount: sh (pid {other.pid})" in line
+        assert all(map(is_running, pids))
+        remedy = f"nsenter -t {other.pid} -m umount {mounted}"
+        assert remedy in line
+        subprocess.run(remedy.split(), check=True)
+        wait_until(lambda: not any(map(is_running, pids)), "all processes end")
+
+
 def test_foreground_ends_with_an_interrupt(node: Node, bucket: Bucket) -> None:
     bucket.put("a", b"x")
     mountpoint = node.mountpoint()

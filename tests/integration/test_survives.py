@@ -26,7 +26,7 @@ import pytest
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
-from tests.services.processes import is_running, wait_until
+from tests.services.processes import is_running, stat_fields, wait_until
 
 MIB = 1 << 20
 KILLS = 50
@@ -37,6 +37,7 @@ READER = Path(__file__).with_name("reader.py")
 SMALL = ("--cache-size", "48MiB", "--admission", "always")
 # Still less than all; what handles hold over a server's death is not room for others.
 ROOMIER = ("--cache-size", "72MiB", "--admission", "always")
+HUNG_S = 2.0 + 3.0  # until a server is taken for one that hangs: silence, three heartbeats of 1 s
 KINDS = ("open", "hold", "map", "walk", "stat")
 
 
@@ -386,6 +387,44 @@ def test_warm_files_are_served_while_the_server_hangs(
         finally:
             os.kill(server, signal.SIGCONT)
     assert path.read_bytes() == want
+
+
+def hung(pid: int) -> None:
+    """SIGSTOP; the process is stopped when this returns."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: stat_fields(pid)[0] == "T", "it is stopped")
+
+
+def test_a_server_that_hangs_is_replaced(
+    mount: Callable[..., Survivor], rng: random.Random
+) -> None:
+    """[S-crash] Opens of what is not cached wait for that and no longer; SIGCONT revives nobody."""
+    survivor = mount("--heartbeat-timeout", "1s")
+    (survivor.path / "big0").read_bytes()
+    survivor.start_readers(rng, ("stat", "hold"))
+    stopped = survivor.server
+    hung(stopped)
+    began_s = time.monotonic()
+    assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
+    assert time.monotonic() - began_s < HUNG_S + PAUSE_S
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+    assert not is_running(stopped)
+    assert survivor.server != stopped
+    survivor.finish_readers()
+    survivor.node.umount(survivor.path)
+
+
+def test_a_server_hangs_and_its_client_dies(mount: Callable[..., Survivor]) -> None:
+    """[S-crash] The successor, which the server never answers, replaces it."""
+    survivor = mount("--heartbeat-timeout", "1s")
+    stopped, client = survivor.server, survivor.client
+    hung(stopped)
+    os.kill(client, signal.SIGKILL)
+    assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
+    assert not is_running(stopped)
+    survivor.next_client(client)
+    survivor.node.umount(survivor.path)
 
 
 def test_an_upgrade_under_load(mount: Callable[..., Survivor], rng: random.Random) -> None:

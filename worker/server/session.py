@@ -168,6 +168,10 @@ class Session:
         self.server.worker.used(body.names, body.hit_bytes)
         self.server.ahead.used(body.names)
 
+    def _live(self, id: int, body: m.Done) -> None:
+        """A client asks for a sign of life."""
+        self._reply(id, body)
+
     def _leaving(self, id: int, body: m.Leaving) -> None:
         self.is_followed = False
 
@@ -309,6 +313,7 @@ _NOWAIT: dict[type, Callable[[Session, int, m.Message], None]] = {
     m.Release: Session._release,  # type: ignore[dict-item]
     m.Used: Session._used,  # type: ignore[dict-item]
     m.Cancel: Session._cancel,  # type: ignore[dict-item]
+    m.Done: Session._live,  # type: ignore[dict-item]
     m.Leaving: Session._leaving,  # type: ignore[dict-item]
     m.MountFacts: Session._take_facts,  # type: ignore[dict-item]
 }

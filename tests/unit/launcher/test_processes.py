@@ -19,7 +19,7 @@ from cachefs.core import errors
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec
-from cachefs.launcher import processes, state
+from cachefs.launcher import hanging, processes, state
 from cachefs.launcher.processes import Watch, ensure_server
 from tests.services.processes import wait_until
 from tests.unit.cli.fake_node import FakeNode
@@ -230,6 +230,37 @@ def test_a_server_that_ends_as_it_starts_frees_the_lock(launcher: Launcher) -> N
     with pytest.raises(errors.CacheFSError):
         launcher.start("die")
     assert launcher.start().started
+
+
+def test_a_server_that_hangs_is_replaced_where_that_is_asked_for(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed, stopped as it is; without a limit it is left alone."""
+    launcher.start()
+    hung = launcher.pid("serve")
+    os.kill(hung, signal.SIGSTOP)
+    monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
+    with pytest.raises(errors.InUse):
+        launcher.start()
+    assert processes.is_ours(hung)
+    command = (sys.executable, SCRIPT, "serve")
+    assert ensure_server(launcher.spec(), command=command, hang_limit_s=0.1).started
+    assert ended(hung)
+    assert launcher.pid("serve") != hung
+
+
+def test_only_the_process_that_listens_is_ended(launcher: Launcher) -> None:
+    """Not another one whose pid stands in the pointer, and no worker of a service manager."""
+    server = launcher.start()
+    pid = launcher.pid("serve")
+    for pointer in (
+        state.Pointer(server.socket, os.getpid()),
+        state.Pointer(server.socket, pid, stays=True),
+    ):
+        state.write_pointer(launcher.source_dir(), pointer)
+        assert not hanging.end_listener(server.socket)
+    assert processes.is_ours(pid)
+    assert not hanging.end_listener(str(launcher.root / "nobody.sock"))
 
 
 def test_the_server_stops_when_told(launcher: Launcher) -> None:

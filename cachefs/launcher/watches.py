@@ -1,0 +1,51 @@
+"""Whether a process is one of CacheFS and lives, and waiting for its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+
+def is_ours(pid: int) -> bool:
+    """Is this a living process of CacheFS (and not one that got the number since)?"""
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"cachefs" in title
+
+
+class Watch:
+    """Watches a process by descriptor, so that a reused number is never mistaken for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd = os.pidfd_open(pid) if is_ours(pid) else -1
+        except OSError:
+            self._fd = -1
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def ended(self, timeout_s: float) -> bool:
+        """Has it ended, or does it end within the time?"""
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that has ended is no error."""
+        if self._fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, number)
