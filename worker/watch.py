@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.25
 HANGS: Final = "the disk does not answer"
 BROKEN: Final = "the index cannot be written"
+LOST: Final = "bytes that were written to the disk are lost"
 
 
 class TierWatch:
@@ -38,6 +39,20 @@ class TierWatch:
     def suspect(self) -> None:
         """A client cannot read from the disk."""
         self._watch.suspect()
+        self._soon.set()
+
+    def withdraw(self) -> None:
+        """Takes the tier out of service, and tells clients that what they have of it is doubtful,
+        until `restore`."""
+        if self._watch.hold():
+            self._leave("sync", LOST)
+        else:
+            self._parts.counters.errors["sync"] += 1
+            self.on_change(False)
+
+    def restore(self) -> None:
+        """Brings the tier back with the next probe that succeeds."""
+        self._watch.let_go()
         self._soon.set()
 
     async def run(self) -> None:
@@ -62,7 +77,7 @@ class TierWatch:
             self._broken = parts.health.broken
             self._watch.suspect()
         calls = [*parts.disk.calls(), *parts.outside, *commits]
-        broken = parts.writer.broken is not None
+        broken = parts.writer.broken is not None or parts.health.lost
         match self._watch.look(calls, writes, now, for_good=broken):
             case Act.PROBE:
                 self._prober.submit(parts.tier.probe, done=self._probed)
