@@ -192,6 +192,18 @@ class Tier:
         os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         os.fsync(self._dir_fd)
 
+    def _write_header_somehow(self) -> None:
+        """Writes the header over the old one where the disk has no room for another file. A header
+        that is torn by that makes the next start empty."""
+        try:
+            self._write_header()
+        except OSError:
+            fd = os.open("TIER", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir_fd)
+            with open(fd, "wb") as file:
+                file.write(encode_header(self.header))
+                file.flush()
+                os.fsync(fd)
+
     def sync(self, epoch: int) -> None:
         """Forces everything recorded up to `epoch` to the disk and says so in the header. The
         caller has committed those records, and records in later epochs from now on. Raises OSError,
@@ -210,7 +222,7 @@ class Tier:
         """Distrusts and unpublishes what was recorded since the last good sync, after `sync(epoch)`
         failed. Raises OSError where the disk does not take that: `abandon` has to follow."""
         self.header = failed(self.header, epoch)
-        self._write_header()
+        self._write_header_somehow()
         after = b""
         while batch := self.index.scan(after, _SCAN_FILES):
             for key, record in batch:
@@ -218,7 +230,7 @@ class Tier:
                     self.unpublish(key.hex())
             after = batch[-1][0]
         self.header = msgspec.structs.replace(self.header, boot=self._boot)
-        self._write_header()
+        self._write_header_somehow()
 
     def abandon(self) -> None:
         """Gives up all that is cached, for an index that cannot be relied on: nothing is published
