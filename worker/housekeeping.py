@@ -111,6 +111,7 @@ class Housekeeping:
     async def tick(self) -> None:
         """What is due now."""
         self._leftovers.check()
+        await self._space.shrink()
         count_memory(self._parts, self._catalog)
         self.write_released()
         now = self._parts.clocks.monotonic()

@@ -35,6 +35,7 @@ ORDER_WAIT_S: Final = 30.0
 OFFER_WAIT_S: Final = 5.0  # for what is copied to a slower tier first
 NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
+MOST_PAUSE_S: Final = 60.0  # between looks at what may go of a cache above its limit
 RELEASE_S: Final = 5.0  # between looks at holds that have ended
 MOST_ASKED: Final = 1000  # contents in one question
 THOROUGH_S: Final = 20.0  # for a load's eviction, which looks at everything
@@ -68,6 +69,8 @@ class Space:
         self._nothing_until_s = float("-inf")
         self._nothing_for_loads_until_s = float("-inf")
         self._released_at_s = float("-inf")
+        self._shrink_pause_s = PAUSE_S
+        self._shrink_at_s = float("-inf")
         self._unanswered = 0  # questions for permission
         self._named_quotas = Named()
         self.order_loaded = asyncio.Event()
@@ -77,6 +80,8 @@ class Space:
         go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
+        if self._parts.ledger.over_limit_bytes:
+            return self._refuse()  # whoever reads does not wait until the cache has shrunk
         full = self.full_quota(size_bytes, entry)
         if full is not None:
             return self._refuse_for(full)
@@ -152,7 +157,8 @@ class Space:
 
     def may_fit(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """Would `reserve` try to admit that now? Promises nothing."""
-        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
@@ -260,6 +266,24 @@ class Space:
             if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
                 idle_s = None if parts.config.admission == "always" else parts.config.idle_after_s
                 await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
+
+    async def shrink(self) -> None:
+        """Brings a cache that is above its limit below it: the limit is lower than that of the
+        process before. Evicts what may go, whatever admission says. Called now and then; where
+        nothing may go it looks again after growing pauses."""
+        parts = self._parts
+        now = parts.clocks.monotonic()
+        if not parts.ledger.over_limit_bytes:
+            self._shrink_pause_s = PAUSE_S
+            return
+        if not self.order_loaded.is_set() or not parts.health.in_service or now < self._shrink_at_s:
+            return
+        before = parts.ledger.over_limit_bytes
+        async with self._one_at_a_time:
+            await self._make_room(0, None)
+        progress = parts.ledger.over_limit_bytes < before
+        self._shrink_pause_s = PAUSE_S if progress else min(2 * self._shrink_pause_s, MOST_PAUSE_S)
+        self._shrink_at_s = parts.clocks.monotonic() + (0.0 if progress else self._shrink_pause_s)
 
     async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
         """Is there room, or can such go for it as nobody used for `idle_s`?"""

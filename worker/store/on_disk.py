@@ -23,7 +23,7 @@ def is_right(fd: int, page: int, length: int, checksum: int) -> bool:
     own, which this changes. Raises OSError for a page that cannot be read, or not be written back
     before that."""
     with mmap.mmap(-1, PAGE_BYTES) as buffer:  # aligned, as reads past the page cache want it
-        count = _read(fd, buffer, page * PAGE_BYTES)
+        count = read(fd, buffer, page * PAGE_BYTES)
         with memoryview(buffer) as view, view[:length] as data:
             return count >= length and xxhash.xxh3_64_intdigest(data) == checksum
 
@@ -48,7 +48,7 @@ def _is_readable_and_right(fd: int, size_bytes: int, page: int, checksum: int) -
         return False
 
 
-def _read(fd: int, buffer: mmap.mmap, offset: int) -> int:
+def read(fd: int, buffer: mmap.mmap, offset: int) -> int:
     """Reads from the disk where that can be. Elsewhere the kernel is asked to drop the pages first:
     it keeps those that are mapped, or dirty and not to be written."""
     try:

@@ -84,7 +84,7 @@ def test_a_page_that_cannot_be_read_is_as_good_as_wrong(
         async with rig.worker() as worker:
             await loaded(rig, worker)
             with monkeypatch.context() as patch:
-                patch.setattr(scrub, "_read", fail)
+                patch.setattr(on_disk, "read", fail)
                 await Scrubber(worker.inside, FAST).step()
             assert rig.published() == set()
             assert await read(worker, 1) == rig.data[1]
