@@ -13,6 +13,7 @@ from worker.fill import Filler
 from worker.parts import Parts
 from worker.segments import Segments
 from worker.state.health import Act, Watch, is_full
+from worker.state.pace import Pace
 from worker.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class TierWatch:
         self._broken = parts.health.broken
         self._prober = Threads("probe", 1, parts.wake)
         self._soon = asyncio.Event()
+        self._pace = Pace()  # of what is logged about probes that fail
         self.on_change: Callable[[bool], None] = lambda in_service: None
 
     def suspect(self) -> None:
@@ -97,11 +99,15 @@ class TierWatch:
                 self._return()
 
     def _probed(self, right: object, error: BaseException | None) -> None:
+        now = self._parts.clocks.monotonic()
         answered = error is None and right is True
         if isinstance(error, OSError):
             answered = is_full(error)  # it answers, though it takes nothing
-            log.warning("the cache disk answers a probe with %s", error.strerror or error)
-        self._watch.probed(self._parts.clocks.monotonic(), answered=answered)
+            if self._pace.is_due(now):  # a probe a second comes back so while the disk is away
+                log.warning("the cache disk answers a probe with %s", error.strerror or error)
+        if error is None:
+            self._pace.over()
+        self._watch.probed(now, answered=answered)
         self._soon.set()
 
     def _leave(self, kind: str = "hang", cause: str = HANGS) -> None:
