@@ -40,12 +40,14 @@ class FetchResult:
 
 class TierView(NamedTuple):
     """A tier as clients see it. `pub_fd`: its directory of published files, the cache's own; -1:
-    it has none. `number` changes when that is another directory."""
+    it has none. `number` changes when that is another directory, `losses` when bytes that were
+    written there are lost: what clients have of it is doubtful."""
 
     tier: int
     pub_fd: int
     in_service: bool
     number: int = 0
+    losses: int = 0
 
 
 class Cache(Protocol):

@@ -220,6 +220,23 @@ class Catalog:
             raise counts
         return counts
 
+    async def forsake(self) -> None:
+        """Drops every live content of which something lies in the tier, which is out of service:
+        what was written there may be lost. Handles that are open find nothing there any more, and
+        are served past the tier. Raises OSError when the index cannot be written; the files are
+        left then, without their entries."""
+        looking = [entry.looking for entry in self._live.values() if entry.looking is not None]
+        await asyncio.gather(*looking, *self._fences.values(), return_exceptions=True)
+        entries = [entry for entry in self._live.values() if entry.fd >= 0 or entry.recorded]
+        keys = [entry.key for entry in entries]
+        fence = contextlib.ExitStack()
+        fence.enter_context(self.removing(keys))
+        result = await self._drop_fenced(keys, fence)
+        for entry in entries:
+            entry.pages = PageMap(entry.size)
+        if isinstance(result, OSError):
+            raise result
+
     async def _drop_fenced(
         self, keys: Sequence[bytes], fence: contextlib.ExitStack
     ) -> FreedCounts | OSError:

@@ -12,6 +12,7 @@ from typing import Final
 
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
+from worker.lost_writes import LostWrites
 from worker.parts import Parts
 from worker.sampling import Sampling
 from worker.space import Space
@@ -37,15 +38,24 @@ TOUCHES_PER_WRITE: Final = 2_000
 class Housekeeping:
     """`run` is the one task; its steps can be called alone."""
 
-    def __init__(self, parts: Parts, catalog: Catalog, space: Space, leftovers: Leftovers) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        catalog: Catalog,
+        space: Space,
+        leftovers: Leftovers,
+        lost_writes: LostWrites,
+    ) -> None:
         self._parts = parts
         self._catalog = catalog
         self._space = space
         self._leftovers = leftovers
+        self._lost_writes = lost_writes
         self._sampling = Sampling(parts)
         self._touched: dict[bytes, int] = {}
         self._released: list[bytes] = []  # held until they were read, and read by now
-        self._commits_at_sync = 0
+        self._commits_at_sync = -1 if parts.tier.has_unsynced else 0
+        self._failed_commits_at_sync = 0
         self._synced_at_s = parts.clocks.monotonic()
 
     def read(self, key: bytes) -> None:
@@ -101,14 +111,17 @@ class Housekeeping:
     async def tick(self) -> None:
         """What is due now."""
         self._leftovers.check()
+        await self._space.shrink()
         count_memory(self._parts, self._catalog)
         self.write_released()
         now = self._parts.clocks.monotonic()
         self._sampling.tick(now)
-        if now - self._synced_at_s >= self._parts.config.sync_interval_s:
+        failed = self._parts.writer.failed_commits != self._failed_commits_at_sync
+        if failed or now - self._synced_at_s >= self._parts.config.sync_interval_s:
             self._synced_at_s = now
             self.write_touches()
             await self.sync()
+        await self._lost_writes.try_again()
         await self.measure_overhead()
 
     async def measure_overhead(self) -> None:
@@ -199,16 +212,21 @@ class Housekeeping:
         """Forces everything recorded so far to the disk, and says so in the header: it needs no
         verification after a crash of the machine."""
         parts = self._parts
-        if parts.writer.commits == self._commits_at_sync:
+        commits = parts.writer.commits, parts.writer.failed_commits
+        if parts.health.lost or commits == (self._commits_at_sync, self._failed_commits_at_sync):
             return
-        self._commits_at_sync = parts.writer.commits
+        failed = parts.writer.failed_commits != self._failed_commits_at_sync
+        self._commits_at_sync, self._failed_commits_at_sync = commits
         epoch = parts.tier.header.epoch
-        parts.epoch = epoch + 1  # no further, also when the last sync failed: see `next_start`
+        parts.epoch = epoch + 1  # see `records.next_start` and `records.failed`
         try:
             await parts.disk.run(parts.writer.write, [])
             await parts.disk.run(parts.tier.sync, epoch)
         except OSError as err:
             self._catalog.disk_fault(err)
+            await self._lost_writes.withdraw(epoch, err, index_failed=failed)
+        else:
+            parts.health.synced()
 
 
 def _ignore(error: OSError | None) -> None:

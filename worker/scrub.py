@@ -8,19 +8,14 @@ time: an eviction must not find it busy. Owned by the loop; the disk is read by 
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import logging
-import mmap
 import os
 from typing import Final
 
-import xxhash
-
-from cachefs.core.model import PAGE_BYTES
 from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.inside import Inside
 from worker.state.pages import range_bytes
+from worker.store import on_disk
 from worker.store.records import FileRecord
 from worker.store.tier import Tier
 
@@ -112,24 +107,9 @@ def _is_right(tier: Tier, name: str, page: int, length: int, checksum: int) -> b
     if fd is None:
         return None
     try:
-        with mmap.mmap(-1, PAGE_BYTES) as buffer:  # aligned, as reads past the page cache want it
-            count = _read(fd, buffer, page * PAGE_BYTES)
-            with memoryview(buffer) as view, view[:length] as data:
-                return count >= length and xxhash.xxh3_64_intdigest(data) == checksum
+        return on_disk.is_right(fd, page, length, checksum)
     except OSError as err:
         log.warning("%s: page %d cannot be read: %s", name, page, err.strerror)
         return False
     finally:
         os.close(fd)
-
-
-def _read(fd: int, buffer: mmap.mmap, offset: int) -> int:
-    """From the disk where that can be, else as always."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
-        return os.preadv(fd, [buffer], offset)
-    except OSError as err:
-        if err.errno != errno.EINVAL:
-            raise
-    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
-    return os.preadv(fd, [buffer], offset)

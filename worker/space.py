@@ -1,8 +1,9 @@
 """Room for fills: admission, and eviction by the master's permission. Owned by the loop.
 
-One eviction at a time; who needs room waits for it. Nothing is evicted without a permission that
-was asked for less than its validity ago: no answer, no eviction. What is live (open in the worker,
-being filled) is not looked at; what a client has open is found out by the kernel's lease.
+One eviction at a time; who needs room waits for it, but not for slow copies to another tier
+(`worker.demotion`). Nothing is evicted without a permission that was asked for less than its
+validity ago: no answer, no eviction. What is live (open in the worker, being filled) is not looked
+at; what a client has open is found out by the kernel's lease.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
@@ -19,11 +20,13 @@ from cachefs.core.jobs import FullQuota
 from cachefs.core.model import ContentId, NamespaceId
 from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
 from worker.catalog import Catalog
+from worker.demotion import Demotion
 from worker.leftovers import Leftovers
 from worker.overquota import Named, OverQuota
 from worker.parts import Parts
 from worker.state.admission import Verdict, judge
 from worker.state.eviction import MOST_SKIPPED, NEVER_S
+from worker.state.pace import Pace
 from worker.store.removal import Evicted, evict
 
 log = logging.getLogger(__name__)
@@ -32,9 +35,9 @@ BATCH_FILES: Final = 64
 MOST_ROUNDS: Final = 64  # of one eviction
 PERMISSION_WAIT_S: Final = 5.0
 ORDER_WAIT_S: Final = 30.0
-OFFER_WAIT_S: Final = 5.0  # for what is copied to a slower tier first
 NO_LIMIT_BYTES: Final = 1 << 62
 PAUSE_S: Final = 1.0  # after an eviction that found nothing
+MOST_PAUSE_S: Final = 60.0  # between looks at what may go of a cache above its limit
 RELEASE_S: Final = 5.0  # between looks at holds that have ended
 MOST_ASKED: Final = 1000  # contents in one question
 THOROUGH_S: Final = 20.0  # for a load's eviction, which looks at everything
@@ -68,8 +71,12 @@ class Space:
         self._nothing_until_s = float("-inf")
         self._nothing_for_loads_until_s = float("-inf")
         self._released_at_s = float("-inf")
+        self._shrink_pause_s = PAUSE_S
+        self._shrink_at_s = float("-inf")
         self._unanswered = 0  # questions for permission
         self._named_quotas = Named()
+        self._demotion = Demotion(parts)
+        self._pace = Pace()  # of what is logged about permissions that do not come
         self.order_loaded = asyncio.Event()
 
     async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
@@ -77,6 +84,8 @@ class Space:
         go, or the disk is degraded. Cancelled: nothing is reserved."""
         if not self._parts.health.writable(self._parts.clocks.monotonic()):
             return False
+        if self._parts.ledger.over_limit_bytes:
+            return self._refuse()  # whoever reads does not wait until the cache has shrunk
         full = self.full_quota(size_bytes, entry)
         if full is not None:
             return self._refuse_for(full)
@@ -152,7 +161,8 @@ class Space:
 
     def may_fit(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """Would `reserve` try to admit that now? Promises nothing."""
-        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
             return False
         return self._judge(size_bytes, entry) is not Verdict.REFUSE
 
@@ -257,9 +267,29 @@ class Space:
         """Lets so much go that fills need not wait for room, as far as admission allows it."""
         async with self._one_at_a_time:
             parts = self._parts
+            if self._demotion.copying:
+                return  # what is on its way to a slower tier makes room soon
             if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
                 idle_s = None if parts.config.admission == "always" else parts.config.idle_after_s
                 await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
+
+    async def shrink(self) -> None:
+        """Brings a cache that is above its limit below it: the limit is lower than that of the
+        process before. Evicts what may go, whatever admission says. Called now and then; where
+        nothing may go it looks again after growing pauses."""
+        parts = self._parts
+        now = parts.clocks.monotonic()
+        if not parts.ledger.over_limit_bytes:
+            self._shrink_pause_s = PAUSE_S
+            return
+        if not self.order_loaded.is_set() or not parts.health.in_service or now < self._shrink_at_s:
+            return
+        before = parts.ledger.over_limit_bytes
+        async with self._one_at_a_time:
+            await self._make_room(0, None)
+        progress = parts.ledger.over_limit_bytes < before
+        self._shrink_pause_s = PAUSE_S if progress else min(2 * self._shrink_pause_s, MOST_PAUSE_S)
+        self._shrink_at_s = parts.clocks.monotonic() + (0.0 if progress else self._shrink_pause_s)
 
     async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
         """Is there room, or can such go for it as nobody used for `idle_s`?"""
@@ -320,20 +350,21 @@ class Space:
         for key in set(keys) - set(allowed):
             parts.order.defer(key)
         short_bytes += min(parts.ledger.limit_bytes // 128, 32 << 20)
-        await self._offer_below(self._not_live(allowed), short_bytes)
-        await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+        then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
+        await self._demotion.offer(self._not_live(allowed), short_bytes, then)
+        going = [key for key in self._not_live(allowed) if key not in self._demotion.copying]
+        await self._evict(going, short_bytes, until_s, reason)
         return len(allowed)
 
-    async def _offer_below(self, keys: Sequence[bytes], short_bytes: int) -> None:
-        """What was used here is copied to a slower tier before it goes."""
-        parts = self._parts
-        used = [key for key in keys if key in parts.order and parts.order.was_used(key)]
-        if parts.offer_below is None or not used:
-            return
-        try:
-            await parts.within(parts.offer_below(used, short_bytes), OFFER_WAIT_S)
-        except TimeoutError:
-            log.warning("the next tier takes its time: files go without being copied there")
+    async def _evict_copied(
+        self, copied: Mapping[bytes, int], short_bytes: int, reason: str
+    ) -> None:
+        """Evicts what was copied to a slower tier, but for what was used or opened meanwhile."""
+        order = self._parts.order
+        async with self._one_at_a_time:
+            same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
+            allowed, until_s = await self._permitted([key for key in same if key in order])
+            await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
 
     def _release_held(self) -> None:
         """What was held long enough may go from now on."""
@@ -389,8 +420,10 @@ class Space:
         except (CacheFSError, TimeoutError) as err:
             self._parts.counters.errors["permission"] += 1
             self._unanswered += 1
-            log.warning("nothing is evicted, the master gives no permission: %s", err)
+            if self._pace.is_due(self._parts.clocks.monotonic()):
+                log.warning("nothing is evicted, the master gives no permission: %s", err)
             return frozenset(), 0.0
+        self._pace.over()
         return permission.allowed, permission.valid_for_s
 
     def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cachefs.core.policies import shown
+from cachefs.core.units import format_size
 from worker.catalog import Catalog
 from worker.leftovers import Leftovers
 from worker.parts import Parts
@@ -92,11 +93,13 @@ def _tier(
     parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
 ) -> dict[str, Any]:
     ledger = parts.ledger
+    over = f"above its limit by {format_size(ledger.over_limit_bytes)}: it takes no files for now"
     return {
         "path": parts.config.cache_dir,
         "state": parts.health.state(parts.clocks.monotonic()),
-        "cause": parts.health.cause,
+        "cause": parts.health.cause or (over if ledger.over_limit_bytes else ""),
         "limit_bytes": ledger.limit_bytes,
+        "over_limit_bytes": ledger.over_limit_bytes,
         "used_bytes": ledger.used_bytes,
         "cached_bytes": ledger.cached_bytes,
         "unlinked_bytes": ledger.unlinked_bytes,

@@ -13,6 +13,7 @@ from worker.fill import Filler
 from worker.parts import Parts
 from worker.segments import Segments
 from worker.state.health import Act, Watch, is_full
+from worker.state.pace import Pace
 from worker.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.25
 HANGS: Final = "the disk does not answer"
 BROKEN: Final = "the index cannot be written"
+LOST: Final = "bytes that were written to the disk are lost"
 
 
 class TierWatch:
@@ -33,11 +35,26 @@ class TierWatch:
         self._broken = parts.health.broken
         self._prober = Threads("probe", 1, parts.wake)
         self._soon = asyncio.Event()
+        self._pace = Pace()  # of what is logged about probes that fail
         self.on_change: Callable[[bool], None] = lambda in_service: None
 
     def suspect(self) -> None:
         """A client cannot read from the disk."""
         self._watch.suspect()
+        self._soon.set()
+
+    def withdraw(self) -> None:
+        """Takes the tier out of service, and tells clients that what they have of it is doubtful,
+        until `restore`."""
+        if self._watch.hold():
+            self._leave("sync", LOST)
+        else:
+            self._parts.counters.errors["sync"] += 1
+            self.on_change(False)
+
+    def restore(self) -> None:
+        """Brings the tier back with the next probe that succeeds."""
+        self._watch.let_go()
         self._soon.set()
 
     async def run(self) -> None:
@@ -62,7 +79,7 @@ class TierWatch:
             self._broken = parts.health.broken
             self._watch.suspect()
         calls = [*parts.disk.calls(), *parts.outside, *commits]
-        broken = parts.writer.broken is not None
+        broken = parts.writer.broken is not None or parts.health.lost
         match self._watch.look(calls, writes, now, for_good=broken):
             case Act.PROBE:
                 self._prober.submit(parts.tier.probe, done=self._probed)
@@ -82,11 +99,15 @@ class TierWatch:
                 self._return()
 
     def _probed(self, right: object, error: BaseException | None) -> None:
+        now = self._parts.clocks.monotonic()
         answered = error is None and right is True
         if isinstance(error, OSError):
             answered = is_full(error)  # it answers, though it takes nothing
-            log.warning("the cache disk answers a probe with %s", error.strerror or error)
-        self._watch.probed(self._parts.clocks.monotonic(), answered=answered)
+            if self._pace.is_due(now):  # a probe a second comes back so while the disk is away
+                log.warning("the cache disk answers a probe with %s", error.strerror or error)
+        if error is None:
+            self._pace.over()
+        self._watch.probed(now, answered=answered)
         self._soon.set()
 
     def _leave(self, kind: str = "hang", cause: str = HANGS) -> None:

@@ -27,6 +27,7 @@ from worker.inside import Inside
 from worker.leftovers import Leftovers
 from worker.listeners import Listeners
 from worker.loading.tier import TierLoading
+from worker.lost_writes import LostWrites
 from worker.machine import allow_many_descriptors, available_memory
 from worker.opening import Opening
 from worker.parts import Parts, Shared, make_parts
@@ -65,9 +66,12 @@ class Worker:
         self._segments = Segments(parts)
         self._filler = Filler(parts, self._catalog, self._space, self._segments)
         self._provider = Provider(parts, self._catalog, self._space, self._segments, self._filler)
-        self.housekeeping = Housekeeping(parts, self._catalog, self._space, self._leftovers)
         self._watch = TierWatch(parts, self._filler, self._segments)
         self._watch.on_change = self._tier_changed
+        lost_writes = LostWrites(parts, self._catalog, self._watch)
+        self.housekeeping = Housekeeping(
+            parts, self._catalog, self._space, self._leftovers, lost_writes
+        )
         self.on_tiers: Callable[[], None] = lambda: None
         self.inside = Inside(parts, self._catalog, self._space, self.housekeeping, self._watch)
         self.loading = TierLoading(self.inside, self._filler)
@@ -121,7 +125,10 @@ class Worker:
 
     def tiers(self) -> list[TierView]:
         """Its one tier; see `worker.cache.Cache`."""
-        return [TierView(0, self._parts.tier.pub_fd, self._parts.health.in_service)]
+        health = self._parts.health
+        return [
+            TierView(0, self._parts.tier.pub_fd, health.in_service, losses=health.losses),
+        ]
 
     # ---- reads ----
 

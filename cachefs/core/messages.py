@@ -231,10 +231,13 @@ class Ensured(Message, frozen=True):
 
 class TierState(Message, frozen=True):
     """Event: whether the disk of a tier of the node answers. While it does not, clients open
-    nothing there by themselves. Sent after Attached if it does not, and at every change."""
+    nothing there by themselves. Sent after Attached if it does not, and at every change.
+    `doubtful`: bytes that were written there are lost; what was opened there before may be wrong,
+    and is read past the tier from now on."""
 
     in_service: bool
     tier: int = 0  # its place in the node's list of tiers, the fastest first
+    doubtful: bool = False
 
 
 class PublishedDirectory(Message, frozen=True):

@@ -147,6 +147,12 @@ class Files:
         """Whether the disk of a tier answers: what lies there is used, or not."""
         self._published.changed(tier, in_service=in_service)
 
+    def doubt(self, tier: int) -> None:
+        """Nothing that is open is read from that tier any more."""
+        for handle in self.table:
+            if handle.reads_from(tier):
+                handle.go_past_tier()
+
     def trust_all_tiers(self) -> None:
         """In a new session: what does not answer, the server says."""
         self._published.trust_all()

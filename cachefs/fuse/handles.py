@@ -114,6 +114,11 @@ class FileHandle:
         self.server_handle = server_handle
         self.epoch = epoch
 
+    def reads_from(self, tier: int) -> bool:
+        """Does it have a file of that tier, whole or partial, or segments?"""
+        own = [self.descriptor] if self.descriptor is not None else []
+        return any(one.tier == tier for one in (*own, *(part.descriptor for part in self.segments)))
+
     def go_past_tier(self) -> None:
         """Nothing is read from the cache file any more."""
         self.past_tier = True

@@ -152,6 +152,7 @@ class Operations(pyfuse3.Operations):
         else:
             opened = fh
         self._file.fh = opened
+        self._file.keep_cache = vfs.keeps_pages
         return self._file
 
     @translated

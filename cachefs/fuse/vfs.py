@@ -97,6 +97,9 @@ class Vfs:
         self._files = Files(self._node, attached.namespace, waits or Waits())
         self._directories = DirectoryTable()
         self._ahead = NamesAhead()
+        # Does the kernel keep a file's pages from one open to the next? Not once some may be wrong.
+        self.keeps_pages = True
+        self.on_doubt: Callable[[int], None] = lambda _tier: None  # for what the kernel reads
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
@@ -359,7 +362,10 @@ class Vfs:
     def on_event(self, event: m.Message) -> None:
         """Takes an Invalidate or a TierState; others are not for the file system."""
         if isinstance(event, m.TierState):
-            return self._files.tier_changed(event.tier, in_service=event.in_service)
+            self._files.tier_changed(event.tier, in_service=event.in_service)
+            if event.doubtful:
+                self._doubt(event.tier)
+            return
         if not isinstance(event, m.Invalidate) or event.namespace != self.namespace:
             return
         if event.everything:
@@ -369,6 +375,12 @@ class Vfs:
         for parent, name in entries:
             self._cache.invalidate(parent, name)
         self.on_invalidated(entries, False)
+
+    def _doubt(self, tier: int) -> None:
+        """What was read from a tier may have been wrong."""
+        self.keeps_pages = False
+        self._files.doubt(tier)
+        self.on_doubt(tier)
 
     def on_reconnected(self, attached: m.Attached) -> None:
         """In a new session, after events may have been missed."""

@@ -25,6 +25,7 @@ from cachefs.core.services import MetadataService
 from worker.ahead import Ahead
 from worker.server.session import Session
 from worker.state.filesahead import MOST_FILES
+from worker.state.pace import Pace
 
 if TYPE_CHECKING:
     from worker.cache import Cache
@@ -69,6 +70,7 @@ class NodeServer:
         self._grace: asyncio.TimerHandle | None = None
         self._started_at = time.time()
         self.passthrough_bytes = 0  # of complete files that kernels were given
+        self._pace = Pace()  # of what is logged about sessions that cannot be accepted
         worker.on_tiers = self._tell_tiers
 
     def listen(self, path: Path) -> None:
@@ -182,7 +184,8 @@ class NodeServer:
         except BlockingIOError:
             return
         except OSError as err:  # EMFILE and its like: the backlog waits, existing sessions go on
-            log.warning("cannot accept a session: %s", err.strerror)
+            if self._pace.is_due(time.monotonic()):
+                log.warning("cannot accept a session: %s", err.strerror)
             return self._pause_accepting()
         if _peer_uid(sock) not in (0, os.geteuid()):
             log.warning("refused a session of uid %d", _peer_uid(sock))

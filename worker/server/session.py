@@ -126,8 +126,9 @@ class Session:
             fd = os.dup(view.pub_fd) if view.pub_fd >= 0 else None
             event = m.PublishedDirectory(view.tier, has_descriptor=fd is not None)
             self._channel.send(m.encode(0, event), fd)
-        if view.in_service != told.in_service:
-            self.send_event(m.TierState(view.in_service, view.tier))
+        doubtful = view.losses != (told.losses if not is_new else 0)
+        if view.in_service != told.in_service or doubtful:
+            self.send_event(m.TierState(view.in_service, view.tier, doubtful))
 
     def close(self) -> None:
         self._channel.close()

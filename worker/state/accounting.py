@@ -11,7 +11,8 @@ All figures are bytes really allocated (`st_blocks`), or promised to a fill in f
 Their sum stays at or below `limit_bytes`: room is promised before it is used. The index grows with
 what is filled and is measured now and then: `headroom_bytes` are promised to nobody. A part of the
 limit (`scratch_floor_bytes`) is kept from cached files, so that what the cache refuses can always
-be read.
+be read. A limit that is lower than what an earlier process cached is exceeded until enough was
+evicted, and by the floor at most beyond that.
 """
 
 from __future__ import annotations
@@ -76,7 +77,21 @@ class Ledger:
 
     @property
     def free_for_scratch(self) -> int:
-        return min(self._free_bytes, self.scratch_limit_bytes - self.scratch_bytes)
+        free_bytes = self._free_bytes
+        if self._files_take_floor:
+            free_bytes = max(free_bytes, self.scratch_floor_bytes - self.scratch_bytes)
+        return min(free_bytes, self.scratch_limit_bytes - self.scratch_bytes)
+
+    @property
+    def _files_take_floor(self) -> bool:
+        """Do cached files take what is segments' alone? They do after the limit was lowered."""
+        kept_bytes = self.headroom_bytes + self.scratch_floor_bytes
+        return self.cached_bytes + self.overhead_bytes > self.limit_bytes - kept_bytes
+
+    @property
+    def over_limit_bytes(self) -> int:
+        """How much more is used than the limit allows."""
+        return max(0, self.used_bytes - self.limit_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
         """Promises room for a fill; False (and nothing changed) when there is none."""

@@ -5,6 +5,9 @@ again; what is cached is still read. An error calls for probes: a disk that answ
 rightly is offline (its directory may be gone), as is one that does not answer at all: nothing of it
 is touched, reads go past it, until a probe of it comes back right. A tier whose index cannot be
 written any more is offline until the worker is started again.
+
+A sync that fails means that bytes which were written are lost. The tier takes nothing new then
+until a trial, some MiB that are forced to the disk, goes well.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Final
 
 FULL_PAUSE_S: Final = 10.0
 ERROR_PAUSE_S: Final = 30.0
+MOST_TRIAL_PAUSE_S: Final = 3600.0
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
@@ -35,11 +39,44 @@ class Health:
         self.faults = 0
         self.broken = 0  # faults that are no want of room: they call for a probe
         self.in_service = True
+        self.losses = 0  # syncs that failed: bytes that were written were lost
+        self.lost = False  # for good: nothing that is there can be relied on
         self._until_s = 0.0
         self._degraded = False
+        self._failures = 0  # syncs and trials that failed since one sync went well
+        self._trial_at_s = 0.0  # 0: no trial is needed
 
     def writable(self, now_s: float) -> bool:
-        return self.in_service and now_s >= self._until_s
+        return self.in_service and not self._trial_at_s and now_s >= self._until_s
+
+    # ---- bytes that were lost ----
+
+    def lost_writes(self, now_s: float) -> None:
+        """Notes that a sync failed: nothing is written before a trial has reached the disk."""
+        self.losses += 1
+        self._put_trial_off(now_s)
+
+    def trial_due(self, now_s: float) -> bool:
+        return self.in_service and 0 < self._trial_at_s <= now_s
+
+    def tried(self, now_s: float, *, reached_disk: bool) -> None:
+        """Notes the end of a trial. After one that failed the next one is due twice as late."""
+        if reached_disk:
+            self._trial_at_s = 0.0
+        else:
+            self._put_trial_off(now_s)
+
+    def synced(self) -> None:
+        """Notes a sync that went well, while the tier takes files."""
+        if not self._trial_at_s:
+            self._failures = 0
+
+    def _put_trial_off(self, now_s: float) -> None:
+        pause_s = min(ERROR_PAUSE_S * 2.0**self._failures, MOST_TRIAL_PAUSE_S)
+        self._failures = min(self._failures + 1, 16)
+        self._trial_at_s = now_s + pause_s
+
+    # ---- whether it answers ----
 
     def fault(self, error: OSError, now_s: float) -> bool:
         """The disk failed. True when it was in order before."""
@@ -103,6 +140,7 @@ class Watch:
         self._suspected = False
         self._probe_since_s = -1.0  # below 0: none is under way
         self._answered = False
+        self._held = False  # out of service until `let_go`, however the disk answers
         self._bad_probes = 0  # in a row
         self._next_probe_s = 0.0
         self._looked_at_s = float("inf")
@@ -110,6 +148,18 @@ class Watch:
     def suspect(self) -> None:
         """Somebody says that the disk does not answer."""
         self._suspected = True
+
+    def hold(self) -> bool:
+        """Takes the tier out of service until `let_go`. True when it was in service."""
+        self._held = True
+        was_in_service = self.in_service
+        if was_in_service:
+            self._leave()
+        return was_in_service
+
+    def let_go(self) -> None:
+        """Lets the tier come back with the next probe that succeeds."""
+        self._held = False
 
     def probed(self, now_s: float, *, answered: bool) -> None:
         """The probe ended; `answered`: with the right bytes. Another one follows a bad one."""
@@ -167,7 +217,7 @@ class Watch:
         return Act.LEAVE
 
     def _come_back_or_probe(self, now_s: float, *, stuck: bool) -> Act:
-        if self._answered and not stuck:
+        if self._answered and not stuck and not self._held:
             self.in_service = True
             self._suspected = False
             return Act.RETURN

@@ -45,6 +45,10 @@ class IndexDamaged(Exception):
     """The index cannot be read, or is of another tier or format: the cache starts empty."""
 
 
+class IndexLost(OSError):
+    """The disk did not take what was written to the index: what is read of it may be wrong."""
+
+
 class IndexWriter:
     """One write transaction: records, and the totals that change with them."""
 
@@ -257,8 +261,11 @@ class Index:
         self.file_count = writer.file_count
 
     def sync(self) -> None:
-        """Forces what `metasync` left."""
-        self._env.sync(True)
+        """Forces what `metasync` left. Raises IndexLost."""
+        try:
+            self._env.sync(True)
+        except lmdb.Error as err:
+            raise IndexLost(errno.EIO, f"the index cannot be forced to the disk: {err}") from err
 
     def allocated_bytes(self) -> int:
         """What the index takes on disk."""

@@ -1,7 +1,8 @@
 """Looking a content up in the tier: what is cached of it, verified first where it is doubtful.
 
-After a crash of the machine, records of epochs that were not synced are doubtful: every page is
-read and compared with its checksum, bad ones are cleared, and the rest is recorded anew. Blocking.
+After a crash of the machine, or a sync that failed, records of epochs that were not synced are
+doubtful: every page is read from the disk and compared with its checksum, bad ones are cleared, and
+the rest is recorded anew. Blocking.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import msgspec
 from cachefs.core.model import Origin
 from worker.state.holds import Hold
 from worker.state.pages import page_count
-from worker.store import filesystem
+from worker.store import filesystem, on_disk
 from worker.store.changes import DropFile, PutFile
 from worker.store.records import HELD_READ, FileRecord
 from worker.store.tier import Tier
 from worker.store.writer import Writer
-from worker.transfer import verify
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def _fill_in(
 def _verify(looked: Looked, tier: Tier, key: bytes, record: FileRecord) -> dict[int, int | None]:
     """The bad pages, cleared in `looked`."""
     _, checksums = tier.index.checksums(key, record.size)
-    bad = verify(looked.fd, record.size, checksums)
+    bad = on_disk.bad_pages(looked.fd, record.size, checksums)
     for page in bad:
         looked.bits &= ~(1 << page)
     looked.verified, looked.bad_pages = True, len(bad)

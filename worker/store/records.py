@@ -140,6 +140,7 @@ class Header(msgspec.Struct, frozen=True):
         return not any(after < epoch <= up_to for after, up_to in self.distrusted)
 
 
+UNSETTLED: Final = b"\xff" * 16  # no boot id: `pub/` may have files that are distrusted
 _MAGIC: Final = b"CFSTIER\0"
 _HEADER: Final = struct.Struct(">8sI16s16sQQI")
 _RANGE: Final = struct.Struct(">QQ")
@@ -192,8 +193,21 @@ def synced(header: Header, epoch: int) -> Header:
     return Header(header.tier, header.boot, epoch + 1, epoch, header.distrusted)
 
 
+def failed(header: Header, epoch: int) -> Header:
+    """Returns the header after a sync of everything recorded up to `epoch` failed. All that was
+    recorded since the last good sync is distrusted, also in `epoch + 1`, which began before the
+    sync. The boot id is `UNSETTLED` until `pub/` has none of it: a start that finds it there treats
+    the tier as after a crash of the machine."""
+    used = epoch + 1
+    distrusted = _merged((*header.distrusted, (header.synced_epoch, used)))
+    return Header(header.tier, UNSETTLED, used + 1, header.synced_epoch, distrusted)
+
+
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """At most `MOST_RANGES`: the two oldest become one that covers both (more is verified then)."""
+    """At most `MOST_RANGES`: the two oldest become one that covers both (more is verified then).
+    What the last range covers is left out."""
+    after, up_to = ranges[-1]
+    ranges = (*(one for one in ranges[:-1] if one[0] < after or one[1] > up_to), ranges[-1])
     while len(ranges) > MOST_RANGES:
         ranges = ((ranges[0][0], ranges[1][1]), *ranges[2:])
     return ranges

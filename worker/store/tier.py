@@ -24,6 +24,8 @@ import stat
 import uuid
 from typing import Final
 
+import msgspec
+
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
 from cachefs.core.model import PAGE_BYTES
 from worker.store import filesystem
@@ -33,6 +35,7 @@ from worker.store.records import (
     Header,
     decode_header,
     encode_header,
+    failed,
     next_start,
     synced,
 )
@@ -43,6 +46,8 @@ _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDERS: Final = ("files", "pub", "scratch", "trash")
 _PROBE_BYTES: Final = 4096
+_TRIAL_BYTES: Final = 8 << 20
+_SCAN_FILES: Final = 20_000
 _ANOTHER: Final = "give another --cache-dir"
 
 
@@ -56,6 +61,8 @@ class Tier:
         self._fds: dict[str, int] = {}
         self.kind = ""  # of the file system
         self.cached_at_start_bytes = 0
+        self.has_unsynced = False  # an earlier process recorded what it did not sync
+        self._boot = b""
         self.header: Header
         self.index: Index
 
@@ -89,6 +96,8 @@ class Tier:
                 path=self.path,
             )
         known = self._known_header() or Header(uuid.uuid4().bytes, boot)
+        self._boot = boot
+        self.has_unsynced = known.synced_epoch < known.epoch
         self.header = next_start(known, boot)
         self._write_header()
         for name in (*_FOLDERS, "index"):
@@ -183,13 +192,54 @@ class Tier:
         os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         os.fsync(self._dir_fd)
 
+    def _write_header_somehow(self) -> None:
+        """Writes the header over the old one where the disk has no room for another file. A header
+        that is torn by that makes the next start empty."""
+        try:
+            self._write_header()
+        except OSError:
+            fd = os.open("TIER", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._dir_fd)
+            with open(fd, "wb") as file:
+                file.write(encode_header(self.header))
+                file.flush()
+                os.fsync(fd)
+
     def sync(self, epoch: int) -> None:
         """Forces everything recorded up to `epoch` to the disk and says so in the header. The
-        caller has committed those records, and records in later epochs from now on."""
-        filesystem.syncfs(self._dir_fd)
-        self.index.sync()
+        caller has committed those records, and records in later epochs from now on. Raises OSError,
+        IndexLost where the index is concerned: the caller calls `distrust` or `abandon` then, as
+        the kernel tells a descriptor only once that it lost bytes. The descriptor of the directory
+        is open since the start, so it hears of every loss since then, and of an earlier one of
+        which nobody heard."""
+        try:
+            filesystem.syncfs(self._dir_fd)
+        finally:
+            self.index.sync()  # in any case: was its file concerned?
         self.header = synced(self.header, epoch)
         self._write_header()
+
+    def distrust(self, epoch: int) -> None:
+        """Distrusts and unpublishes what was recorded since the last good sync, after `sync(epoch)`
+        failed. Raises OSError where the disk does not take that: `abandon` has to follow."""
+        self.header = failed(self.header, epoch)
+        self._write_header_somehow()
+        after = b""
+        while batch := self.index.scan(after, _SCAN_FILES):
+            for key, record in batch:
+                if not self.header.trusts(record.epoch):
+                    self.unpublish(key.hex())
+            after = batch[-1][0]
+        self.header = msgspec.structs.replace(self.header, boot=self._boot)
+        self._write_header_somehow()
+
+    def abandon(self) -> None:
+        """Gives up all that is cached, for an index that cannot be relied on: nothing is published
+        any more, and the next start finds no index and begins empty. Raises OSError."""
+        try:
+            for name in os.listdir(self._fds["pub"]):
+                self.unpublish(name)
+        finally:
+            self._throw_away("index")
 
     # ---- cache files ----
 
@@ -214,6 +264,16 @@ class Tier:
             os.close(fd)
         filesystem.read_from_disk("TIER", self._dir_fd)
         return right
+
+    def try_to_write(self) -> None:
+        """Writes some MiB and forces them to the disk. Raises OSError."""
+        fd = self.scratch_file(_TRIAL_BYTES)
+        try:
+            for offset in range(0, _TRIAL_BYTES, PAGE_BYTES):
+                os.pwrite(fd, os.urandom(PAGE_BYTES), offset)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     @property
     def pub_fd(self) -> int:

@@ -59,6 +59,7 @@ class Writer:
         self._index = index
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
+        self.failed_commits = 0
         self.at_disk = 0  # odd while a commit is under way, another number each time
         self._submitted = self._finished = 0
         self._urgent = threading.Event()
@@ -158,6 +159,7 @@ class Writer:
         except (lmdb.Error, OSError) as err:
             error = err if isinstance(err, OSError) else OSError(5, f"index: {err}")
             error.__cause__ = err if error is not err else None
+            self.failed_commits += 1
         while self._batch:
             if error is None:
                 self._publish(self._batch[0])

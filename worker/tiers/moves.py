@@ -17,6 +17,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
+from worker.demotion import COPY_LIMIT_S
 from worker.state.accounting import allocation
 from worker.state.tiers import (
     PROMOTE_WINDOW_S,
@@ -37,7 +38,8 @@ COPIES_AT_ONCE: Final = 4  # of one demotion
 MOST_DOUBLED: Final = 100_000  # more are found by the next sweep
 SETTLED_PER_TICK: Final = 256
 SWEEP_KEYS: Final = 2_000  # in one step of the loop
-EVICTED_WITHIN_S: Final = 15.0  # what was copied below has left above by then, if it does
+# What was copied below has left above by then, if it does.
+EVICTED_WITHIN_S: Final = COPY_LIMIT_S + 15.0
 FIRST_PAUSE_S: Final = 1.0  # before another try to let go of what somebody has open
 LONGEST_PAUSE_S: Final = 60.0
 

@@ -45,7 +45,8 @@ class Running:
         return self.parts.health.in_service
 
     def view(self) -> TierView:
-        return TierView(self.tier, self.parts.tier.pub_fd, self.in_service, self.number)
+        losses = self.parts.health.losses
+        return TierView(self.tier, self.parts.tier.pub_fd, self.in_service, self.number, losses)
 
     @property
     def is_used(self) -> bool:

@@ -22,9 +22,9 @@ MAX_MOVED: Final = 65536  # inos whose incarnation is remembered; others start a
 
 class Node:
     """A nodeid with open handles. `backing_id` is 0 in cached mode. `tier`: where its backing file
-    is, -1 where that is not known."""
+    is, -1 where that is not known. `doubtful`: the bytes that it shows may be wrong."""
 
-    __slots__ = ("backing_id", "handles", "mode", "moved", "tier")
+    __slots__ = ("backing_id", "doubtful", "handles", "mode", "moved", "tier")
 
     def __init__(self, fh: int, mode: Mode, backing_id: int, tier: int) -> None:
         self.mode = mode
@@ -32,6 +32,7 @@ class Node:
         self.tier = tier
         self.handles = {fh}
         self.moved = False
+        self.doubtful = False
 
 
 class Nodes:
@@ -84,6 +85,11 @@ class Nodes:
             if not self._open_moved[ino]:
                 del self._open_moved[ino]
         return node
+
+    def doubt(self, tier: int) -> None:
+        """What is open of a tier may be wrong: it is not to be joined any more."""
+        for node in self._open.values():
+            node.doubtful |= node.tier in (tier, -1)
 
     def move_on(self, nodeid: int) -> bool:
         """The file of an open nodeid should be opened under its next incarnation. False when an

@@ -24,6 +24,7 @@ from cachefs.fuse.vfs import Vfs
 log = logging.getLogger(__name__)
 
 _CACHED: Final = int(OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH)  # contents of an ino never change
+_CACHED_ANEW: Final = int(OpenFlag.NOFLUSH)  # the kernel drops the pages that it has of it
 _PASSTHROUGH: Final = int(OpenFlag.PASSTHROUGH | OpenFlag.NOFLUSH)
 _REFUSALS: Final = {
     errno.EPERM: "no CAP_SYS_ADMIN",
@@ -48,6 +49,7 @@ class Opens:
         self._device = device
         self._table = table
         vfs.is_open_elsewhere = self.nodes.is_open
+        vfs.on_doubt = self.nodes.doubt
 
     # ---- opening ----
 
@@ -63,6 +65,10 @@ class Opens:
         if node is not None:
             if unique & UNIQUE_MASK in node.handles:  # the request came again
                 return self._reply(unique, node.mode, node.backing_id)
+            if node.doubtful and self.nodes.move_on(nodeid):
+                raise Stale(
+                    "the cache disk lost bytes: the file is opened anew, by the next nodeid"
+                )
             if node.mode is Mode.PASSTHROUGH:
                 if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk does not answer: read past it, by the next nodeid")
@@ -149,7 +155,8 @@ class Opens:
             self.passthrough_opens += 1
             return codec.open_reply(unique, fh, _PASSTHROUGH, backing_id)
         self.cached_opens += 1
-        return codec.open_reply(unique, fh, _CACHED, 0)
+        flags = _CACHED if self._vfs.keeps_pages else _CACHED_ANEW
+        return codec.open_reply(unique, fh, flags, 0)
 
     # ---- releasing ----
 

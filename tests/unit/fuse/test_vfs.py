@@ -539,6 +539,38 @@ def test_bytes_that_the_disk_does_not_give_are_asked_anew(
     run(test)
 
 
+@pytest.mark.parametrize("path", ["d/warm", "d/big"])
+def test_an_open_file_of_a_tier_that_lost_bytes_is_read_past_it(
+    node: FakeNode, run: Callable[[Test], None], path: str
+) -> None:
+    """[S-lost-writes] Also what was granted before."""
+    data = b"warm bytes" if path == "d/warm" else BIG
+
+    def past(body: m.Message) -> tuple[m.Message, int | None]:
+        if isinstance(body, m.Open) and body.past_tier:
+            return m.Opened(7, len(data), complete=False, has_descriptor=False), None
+        if not isinstance(body, m.Ensure) or not body.past_tier:
+            return node.default(body)
+        fd = os.memfd_create("segment")
+        os.write(fd, data[:MIB])
+        return m.Ensured(0, min(MIB, len(data)), segment=True), fd
+
+    node.scripts[m.Open] = node.scripts[m.Ensure] = past
+
+    async def test(vfs: Vfs) -> None:
+        fh = await open_file(vfs, path)
+        assert await read(vfs, fh, 3, 5) == data[3:8]
+        vfs.on_event(m.TierState(True, tier=1, doubtful=True))
+        assert not node.asked(m.Ensure) or not node.asked(m.Ensure)[-1].past_tier
+        vfs.on_event(m.TierState(True, tier=0, doubtful=True))
+        assert not vfs.keeps_pages
+        assert await read(vfs, fh, 3, 5) == data[3:8]
+        assert node.asked(m.Ensure)[-1].past_tier
+        vfs.release(fh)
+
+    run(test)
+
+
 def test_what_one_tier_has_is_read_while_another_one_hangs(
     node: FakeNode, run: Callable[[Test], None]
 ) -> None:

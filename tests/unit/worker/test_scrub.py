@@ -11,6 +11,7 @@ import pytest
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from worker import scrub
 from worker.scrub import Scrubber, scrub_rate
+from worker.store import on_disk
 from worker.worker import Worker
 
 FAST = 1 << 40  # bytes per second
@@ -40,9 +41,11 @@ def test_a_flipped_bit_is_found_and_the_file_fetched_again(
         def refuse(*_: object) -> None:
             raise OSError(errno.EINVAL, "no O_DIRECT here")
 
-        fcntl = scrub.fcntl.fcntl
+        fcntl = on_disk.fcntl.fcntl
         monkeypatch.setattr(
-            scrub.fcntl, "fcntl", lambda fd, what, flags: refuse() if flags else fcntl(fd, what, 0)
+            on_disk.fcntl,
+            "fcntl",
+            lambda fd, what, flags: refuse() if flags else fcntl(fd, what, 0),
         )
 
     async def script() -> None:
@@ -81,7 +84,7 @@ def test_a_page_that_cannot_be_read_is_as_good_as_wrong(
         async with rig.worker() as worker:
             await loaded(rig, worker)
             with monkeypatch.context() as patch:
-                patch.setattr(scrub, "_read", fail)
+                patch.setattr(on_disk, "read", fail)
                 await Scrubber(worker.inside, FAST).step()
             assert rig.published() == set()
             assert await read(worker, 1) == rig.data[1]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,55 @@ def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path:
             status = tiers.status()
             assert status["origin_bytes"] == 20 * MIB
             assert status["tier_bytes"] == 10 * MIB
+
+    run(script())
+
+
+def test_nobody_who_needs_room_waits_for_a_slow_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is on its way down leaves once it is there; other files leave without a copy."""
+
+    async def script() -> None:
+        rig = TiersRig(
+            tmp_path, 64 * MIB, 400 * MIB, admission="always", eviction="lru", origin_deadline_s=60
+        )
+        for ino in range(1, 11):
+            rig.put(ino, 4 * MIB)
+        go_on = asyncio.Event()
+        async with rig.tiers() as tiers:
+            first, second = tiers._keeper.running
+            for ino in (1, 2, 3, 4):
+                await tiers.fetch(NAMESPACE, ino)
+                await read(tiers, ino)
+            fetch = second.worker.fetch
+
+            async def slowly(*args: Any, **options: Any) -> Any:
+                await go_on.wait()
+                return await fetch(*args, **options)
+
+            monkeypatch.setattr(second.worker, "fetch", slowly)
+            space = first.worker.inside.space
+            making = asyncio.ensure_future(space.make_room_ahead(8 * MIB))
+            await until(lambda: bool(space._demotion.copying))
+            on_their_way = {
+                ino for ino in rig.data if rig.content(ino).key in space._demotion.copying
+            }
+            for ino in range(5, 11):
+                async with asyncio.timeout(1.0):
+                    assert await space.reserve(8 * MIB)
+                space.release(8 * MIB)
+                since = time.monotonic()
+                assert (await read(tiers, ino))[0] == rig.data[ino]
+                assert time.monotonic() - since < 1.0, f"file {ino}"
+            await making
+            assert on_their_way <= rig.in_tier(0), "they stay until they are below"
+            assert caplog.text.count("the next tier is slow") == 1
+            go_on.set()
+            await until(lambda: not on_their_way <= rig.in_tier(0))
+            assert on_their_way - rig.in_tier(0) <= rig.in_tier(1)
+            for ino in rig.data:
+                assert (await read(tiers, ino))[0] == rig.data[ino]
 
     run(script())
 

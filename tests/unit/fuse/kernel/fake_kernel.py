@@ -81,6 +81,8 @@ class FakeVfs:
         self.gone: set[int] = set()
         self.table = HandleTable()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
+        self.on_doubt: Callable[[int], None] = lambda _tier: None
+        self.keeps_pages = True
         self.failure: OSError | None = None
         self.tier = 0  # where complete files are
         self.out: set[int] = set()  # tiers whose disk hangs

@@ -158,6 +158,23 @@ def test_an_open_file_on_a_disk_that_hangs_is_opened_past_it(client: Client) -> 
     assert client.mode(nodeid(INO, 1)) is Mode.CACHED
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_open_file_of_which_bytes_may_be_lost_is_not_joined(
+    client: Client, complete: bool
+) -> None:
+    """[S-lost-writes]"""
+    if complete:
+        client.vfs.complete.add(INO)
+    client.open(INO)
+    client.vfs.on_doubt(1)
+    if complete:
+        client.open(INO)  # of another tier
+    client.vfs.on_doubt(0)
+    with pytest.raises(Stale):
+        client.answer(100, INO)
+    client.open(nodeid(INO, 1))
+
+
 @pytest.mark.parametrize("by_a_predecessor", [False, True])
 def test_an_open_file_of_another_tier_than_the_one_that_hangs_stays_as_it_is(
     client: Client, by_a_predecessor: bool

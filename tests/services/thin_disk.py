@@ -1,0 +1,75 @@
+"""A thin volume: ext4 without a journal, on a loop device over a sparse file in a small tmpfs.
+
+    with thin_disk(tmp_path) as disk:
+        ...             # use disk.path
+        disk.exhaust()  # from now on bytes that need new blocks are accepted, and lost later
+
+Needs root, `losetup` and `mkfs.ext4`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+MIB: Final = 1 << 20
+IMAGE_BYTES: Final = 512 * MIB
+LIMIT_S: Final = 60.0
+
+
+class ThinDisk:
+    """The file system at `path`; `below` is the tmpfs that holds its image."""
+
+    def __init__(self, path: Path, below: Path) -> None:
+        self.path = path
+        self.below = below
+
+    def exhaust(self, left_bytes: int = 0) -> None:
+        """Leaves so many bytes for blocks that were never written."""
+        vfs = os.statvfs(self.below)
+        taken_bytes = vfs.f_bavail * vfs.f_frsize - left_bytes
+        with open(self.below / "ballast", "ab") as file:
+            os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, taken_bytes)
+
+    def extend(self) -> None:
+        """Gives the volume room again."""
+        os.unlink(self.below / "ballast")
+
+
+@contextlib.contextmanager
+def thin_disk(root: Path, size_bytes: int = 256 * MIB) -> Iterator[ThinDisk]:
+    """Mounted below `root` until the block ends, with so much room below it."""
+    path, below = root / "thin", root / "thin-below"
+    path.mkdir()
+    below.mkdir()
+    with contextlib.ExitStack() as stack:
+        _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", below)
+        stack.callback(_run, "umount", below)
+        image = below / "image"
+        with image.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        device = _run("losetup", "--show", "--find", image).strip()
+        stack.callback(_run, "losetup", "--detach", device)
+        _run("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "nodiscard", device)
+        _run("mount", device, path)
+        stack.callback(_run, "umount", path)
+        yield ThinDisk(path, below)
+
+
+def drop_pages(path: Path) -> None:
+    """Makes the kernel drop what it has of a file, as it does when memory is short."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout

@@ -1,0 +1,315 @@
+"""A sync that fails: what was recorded since the last good one is withdrawn, and verified as the
+disk has it, before anything of it is read again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from cachefs.core.model import PAGE_BYTES
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
+from worker.state.health import ERROR_PAUSE_S, MOST_TRIAL_PAUSE_S, Act, Health, Watch
+from worker.store import filesystem
+from worker.store.index import Index
+from worker.store.tier import Tier
+from worker.worker import Worker
+
+SMALL = 110 << 10
+
+
+@pytest.fixture
+def fail_syncs(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The next so many calls of syncfs fail."""
+    left = [0]
+    real = filesystem.syncfs
+
+    def syncfs(fd: int) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(filesystem, "syncfs", syncfs)
+
+    def fail(count: int) -> None:
+        left[0] = count
+
+    return fail
+
+
+def lose(rig: Rig, ino: int, offset: int, size: int = PAGE_BYTES) -> None:
+    """The disk has zeros there."""
+    name = rig.name(ino)
+    fd = os.open(rig.tier / "files" / name[-2:] / name, os.O_RDWR)
+    os.pwrite(fd, bytes(min(size, len(rig.data[ino]) - offset)), offset)
+    os.close(fd)
+
+
+async def back(worker: Worker) -> None:
+    await until(lambda: worker.inside.parts.health.in_service)
+
+
+def test_what_a_failed_sync_lost_is_never_read(
+    tmp_path: Path, fail_syncs: Callable[[int], None]
+) -> None:
+    """[S-lost-writes]"""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        old, new, hurt = rig.put(1, SMALL), rig.put(2, 3 * MIB), rig.put(3, 3 * MIB + 7)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, old)
+            await worker.housekeeping.sync()
+            for ino in (new, hurt):
+                await worker.fetch(NAMESPACE, ino)
+            fail_syncs(1)
+            await worker.housekeeping.sync()
+            assert rig.published() == {rig.name(old)}, "the others are withdrawn"
+            await back(worker)
+            lose(rig, hurt, 2 * MIB)
+            before = rig.origin.script.body_bytes
+            for ino in (old, new, hurt):
+                assert await read(worker, ino) == rig.data[ino]
+            assert rig.origin.script.body_bytes == before + MIB, "the page that was lost"
+            status = worker.status()
+            assert (status["verified_files"], status["bad_pages"]) == (2, 1)
+            assert status["errors"]["sync"] == 1
+
+    run(script())
+
+
+def test_a_later_sync_does_not_bless_what_was_lost(
+    tmp_path: Path, fail_syncs: Callable[[int], None]
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        rig.put(2, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+            fail_syncs(1)
+            await worker.housekeeping.sync()
+            await back(worker)
+            worker.inside.parts.health.tried(0.0, reached_disk=True)
+            await worker.fetch(NAMESPACE, 2)
+            await worker.housekeeping.sync()
+            assert rig.published() == {rig.name(2)}
+        lose(rig, 1, 0)
+        async with rig.worker() as worker:
+            assert rig.published() == {rig.name(2)}
+            assert await read(worker, 1) == rig.data[1]
+            assert worker.status()["bad_pages"] == 1
+            assert await read(worker, 2) == rig.data[2]
+            assert worker.status()["verified_files"] == 1
+
+    run(script())
+
+
+def test_an_open_file_of_which_bytes_were_lost_is_read_past_the_tier(
+    tmp_path: Path, fail_syncs: Callable[[int], None]
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 200 * MIB)
+        rig.put(1, 40 * MIB)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, 1)
+            assert await reader.at(0, MIB) == rig.data[1][:MIB]
+            assert reader.segments == 0
+            fail_syncs(1)
+            await worker.housekeeping.sync()
+            await back(worker)
+            assert reader.grant.fd is not None
+            assert await reader.at(0, MIB) == rig.data[1][:MIB]
+            assert reader.segments == 1, "not from the file that may be damaged"
+            reader.close()
+            worker.inside.parts.ledger.check_invariants()
+
+    run(script())
+
+
+def test_nothing_is_written_before_a_trial_reaches_the_disk(
+    tmp_path: Path, fail_syncs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        rig.put(2, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+            fail_syncs(1)
+            await worker.housekeeping.sync()
+            await back(worker)
+            assert await read(worker, 2) == rig.data[2]
+            assert not rig.published(), "it was read past the cache"
+            assert worker.status()["tiers"][0]["state"] == "degraded"
+            health = worker.inside.parts.health
+            health._trial_at_s = 1e-9  # it is due
+            monkeypatch.setattr(Tier, "try_to_write", _fails)
+            await worker.housekeeping.tick()
+            assert not health.writable(1e12)
+            health._trial_at_s = 1e-9
+            monkeypatch.undo()
+            await worker.housekeeping.tick()
+            await worker.fetch(NAMESPACE, 2)
+            assert rig.published() == {rig.name(2)}
+
+    run(script())
+
+
+def _fails(_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
+    tmp_path: Path, fail_syncs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+            tier = worker.inside.parts.tier
+
+            def killed(_: str) -> bool:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(tier, "unpublish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                tier.distrust(tier.header.epoch)
+            assert rig.published() == {rig.name(1)}
+        lose(rig, 1, 0)
+        async with rig.worker() as worker:
+            assert rig.published() == set()
+            assert await read(worker, 1) == rig.data[1]
+            assert worker.status()["bad_pages"] == 1
+
+    run(script())
+
+
+@pytest.mark.parametrize("what", ["commit", "sync"])
+def test_an_index_of_which_bytes_were_lost_is_given_up(
+    tmp_path: Path,
+    what: str,
+    fail_syncs: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+            if what == "commit":
+                monkeypatch.setattr(Index, "write", _commit_fails)
+                assert await read(worker, 2) == rig.data[2]
+                await until(lambda: worker.inside.parts.writer.failed_commits > 0)
+                fail_syncs(1)
+            else:
+                env = worker.inside.parts.tier.index._env
+                worker.inside.parts.tier.index._env = _Env(env)
+            await worker.housekeeping.sync()
+            await worker.housekeeping.sync()
+            assert not worker.inside.parts.health.in_service
+            assert rig.published() == set()
+            for ino in (1, 2):
+                assert await read(worker, ino) == rig.data[ino]
+            worker.inside.watch.look()
+            assert not worker.inside.parts.health.in_service, "until it is started again"
+        monkeypatch.undo()
+        async with rig.worker() as worker:
+            assert worker.status()["tiers"][0]["files"] == 0
+            assert await read(worker, 1) == rig.data[1]
+
+    run(script())
+
+
+def _commit_fails(*_: Any) -> None:
+    raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+
+class _Env:
+    """An environment that cannot be forced to the disk."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def sync(self, force: bool) -> None:
+        raise lmdb.Error("mdb_env_sync: Input/output error")
+
+
+def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> None:
+    """The next sync, which comes soon, says that nothing was lost."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+            worker.inside.parts.writer.failed_commits += 1
+            await worker.housekeeping.tick()
+            assert rig.published() == {rig.name(1)}
+            assert worker.inside.parts.health.in_service
+
+    run(script())
+
+
+def test_what_an_earlier_process_did_not_sync_is_synced_by_the_next(
+    tmp_path: Path, fail_syncs: Callable[[int], None]
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        async with rig.worker() as worker:
+            await worker.fetch(NAMESPACE, 1)
+        fail_syncs(1)  # the kernel tells the first who asks
+        async with rig.worker() as worker:
+            assert rig.published() == {rig.name(1)}
+            await worker.housekeeping.sync()
+            assert rig.published() == set()
+
+    run(script())
+
+
+def test_trials_become_rare() -> None:
+    health = Health()
+    pauses, now = [], 0.0
+    health.lost_writes(now)
+    for _ in range(20):
+        before = now
+        while not health.trial_due(now):
+            now += 1.0
+        pauses.append(now - before)
+        assert not health.writable(now)
+        health.tried(now, reached_disk=False)
+    assert pauses[:3] == [ERROR_PAUSE_S, 2 * ERROR_PAUSE_S, 4 * ERROR_PAUSE_S]
+    assert pauses[-1] == MOST_TRIAL_PAUSE_S
+    while not health.trial_due(now):
+        now += 1.0
+    health.tried(now, reached_disk=True)
+    assert health.writable(now)
+    health.synced()
+    health.lost_writes(now)
+    assert health.trial_due(now + ERROR_PAUSE_S)
+
+
+def test_a_tier_that_is_held_back_returns_once_it_is_let_go() -> None:
+    watch = Watch()
+    assert watch.hold()
+    assert not watch.hold()
+    acts = [watch.look([], [], 1.0)]
+    watch.probed(1.5, answered=True)
+    acts += [watch.look([], [], 2.0 + n) for n in range(3)]
+    assert Act.RETURN not in acts
+    watch.let_go()
+    watch.look([], [], 6.0)
+    watch.probed(6.1, answered=True)
+    assert watch.look([], [], 7.0) is Act.RETURN
