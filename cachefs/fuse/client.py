@@ -116,6 +116,7 @@ class Client:
         """What runs beside every session; `nursery` ends with it. Signals are heard from now on."""
         await nursery.start(self._end_on_signals)
         nursery.start_soon(vfs.report_uses)
+        nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
 
