@@ -35,7 +35,7 @@ SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to dr
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
 FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
-MOST_SEGMENTS: Final = 2048  # one descriptor each
+MOST_SEGMENTS: Final = 1024  # in the scratch area, and as many in memory: one descriptor each
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,18 @@ class Segment:
         return self.first * PAGE_BYTES
 
 
+Order = collections.OrderedDict[int, Segment]
+
+
 class Segments:
     """All segments of a worker, least recently used first."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._order: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+        self._orders: dict[bool, Order] = {  # by `in_memory`
+            False: collections.OrderedDict(),
+            True: collections.OrderedDict(),
+        }
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while somebody had them
         self._frozen = False
@@ -113,14 +119,17 @@ class Segments:
         self.readers = ActiveReaders()
 
     def __len__(self) -> int:
-        return len(self._order)
+        return sum(map(len, self._orders.values()))
+
+    def _all(self) -> list[Segment]:
+        return [segment for order in self._orders.values() for segment in order.values()]
 
     def find(self, key: bytes, page: int) -> Segment | None:
         """The segment that has that page now."""
         segment = self._by_page.get((key, page))
         if segment is None or page >= segment.ready_end:
             return None
-        self._order.move_to_end(id(segment))
+        self._orders[segment.in_memory].move_to_end(id(segment))
         return segment
 
     def bits(self, key: bytes, first: int, end: int) -> int:
@@ -176,9 +185,8 @@ class Segments:
 
     def leave_tier(self) -> None:
         """Its disk hangs: nobody is to find what lies there."""
-        for segment in [*self._order.values()]:
-            if not segment.in_memory:
-                self.drop(segment)
+        for segment in [*self._orders[False].values()]:
+            self.drop(segment)
 
     async def make(
         self,
@@ -248,25 +256,27 @@ class Segments:
         return False
 
     def _take(self, need_bytes: int, area: Area) -> bool:
-        if len(self._order) >= MOST_SEGMENTS or need_bytes > self._free_bytes(area):
+        if not self._has_room(need_bytes, area):
             return False
         if area.in_memory:
             return self._parts.memory.take_segment(need_bytes, lent=not area.copied)
         return self._parts.ledger.take_scratch(need_bytes)
 
-    def _free_bytes(self, area: Area) -> int:
+    def _has_room(self, need_bytes: int, area: Area) -> bool:
+        if len(self._orders[area.in_memory]) >= MOST_SEGMENTS:
+            return False
         if area.in_memory:
             free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)
         else:
             free_bytes = self._parts.ledger.free_for_scratch
         if area.whole:
             free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
-        return free_bytes
+        return need_bytes <= free_bytes
 
     def _add(self, want: _Want, pages: PageRange, area: Area) -> Segment:
         now = self._parts.clocks.monotonic()
         segment = Segment(want.key, want.file_bytes, pages, now, area)
-        self._order[id(segment)] = segment
+        self._orders[area.in_memory][id(segment)] = segment
         for page in range(*pages):
             self._by_page[want.key, page] = segment
         if area.whole:
@@ -276,25 +286,24 @@ class Segments:
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
         """Those that clients have open were used just now: they are looked at last next time."""
         fresh_after = self._parts.clocks.monotonic() - FRESH_S
-        for segment in [*self._order.values()]:
-            if need_bytes <= self._free_bytes(area) and len(self._order) < MOST_SEGMENTS:
-                return
-            if segment.in_memory != area.in_memory and len(self._order) < MOST_SEGMENTS:
-                continue
+        order = self._orders[area.in_memory]
+        for segment in [*order.values()]:
             unread = not segment.granted and segment.made_at_s > fresh_after
             if segment.filling or (unread and (gentle or segment.demanded)):
                 continue
-            if not segment.lent or is_unused(segment.fd):
-                self.drop(segment)
-            else:
-                self._order.move_to_end(id(segment))
+            if segment.lent and not is_unused(segment.fd):
+                order.move_to_end(id(segment))
+                continue
+            self.drop(segment)
+            if self._has_room(need_bytes, area):
+                return
 
     def drop(self, segment: Segment) -> None:
         """Nobody finds it any more. Idempotent."""
         if segment.dropped:
             return
         segment.dropped = True
-        del self._order[id(segment)]
+        del self._orders[segment.in_memory][id(segment)]
         for page in range(segment.first, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -315,7 +324,7 @@ class Segments:
 
     def drop_content(self, keys: Iterable[bytes]) -> None:
         wanted = set(keys)
-        for segment in [*self._order.values()]:
+        for segment in self._all():
             if segment.key in wanted:
                 self.drop(segment)
 
@@ -350,10 +359,11 @@ class Segments:
         self._frozen = True
 
     def close(self) -> None:
-        for segment in [*self._order.values(), *self._orphans]:
+        for segment in [*self._all(), *self._orphans]:
             if segment.fd >= 0:
                 os.close(segment.fd)
-        self._order.clear()
+        for order in self._orders.values():
+            order.clear()
         self._by_page.clear()
         self._orphans.clear()
 
