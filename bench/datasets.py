@@ -70,16 +70,16 @@ class Datasets:
         return self._once(f"bench-sparse-{count}-of-{size_mib}", make)
 
     def numbered(self, count: int, size_mib: int, filler_mib: int) -> Dataset:
-        """Sparse files `0000/data.bin`, … that differ in each MiB, see `numbered_stamp`, and a file
+        """Sparse files `many/0000.bin`, … that differ in each MiB, see `numbered_stamp`, and a file
         `filler/data.bin` that is a little larger than `filler_mib`."""
 
         def make(folder: Path) -> dict[str, str]:
             (folder / "filler").mkdir()
             _sparse(folder / "filler", filler_mib + 256)
+            (folder / "many").mkdir()
             checksums = {"filler/data.bin": ""}
             for number in range(count):
-                path = folder / f"{number:04d}/data.bin"
-                path.parent.mkdir()
+                path = folder / f"many/{number:04d}.bin"
                 with path.open("wb") as file:
                     file.truncate(size_mib * MIB)
                     for page in range(size_mib):
@@ -87,7 +87,7 @@ class Datasets:
                             file.fileno(), STAMP.pack(numbered_stamp(number, page)), page * MIB
                         )
                 _finish(path, f"{number}")
-                checksums[f"{number:04d}/data.bin"] = ""
+                checksums[f"many/{number:04d}.bin"] = ""
             return checksums
 
         return self._once(f"bench-numbered-{count}-{size_mib}-{filler_mib}", make)

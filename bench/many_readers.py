@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import machine
 from bench.datasets import Dataset
 from bench.harness import Lab, main
 from bench.mounts import BenchFailed
@@ -39,10 +40,11 @@ def run(lab: Lab, result: Result) -> None:
         size = f"{cache_mib}MiB"
         with lab.ours(data.url, *flags, url=origin.url, cache_size=size) as mount:
             fill(mount.path / "filler/data.bin")
+            before_s = machine.cpu_s(mount.pids)
             done = read_all(lab, mount.path, data, readers)
-            Path("/tmp/scratch-log").write_text(lab.cachefs.log_tail())
+            cpu_s = machine.cpu_s(mount.pids) - before_s
             tier = lab.cachefs.status(mount.path)["cache"]["tiers"][0]
-    show(result, done, tier, readers)
+    show(result, done, tier, readers, cpu_s)
     result.bar("reads that failed", len(done.errors), 0)
     result.bar("reads with a wrong byte", len(done.wrong), 0)
     result.bar(f"longest read of {readers:,} readers", max(done.read_s), LONGEST_S, "s")
@@ -83,13 +85,31 @@ def read_all(lab: Lab, root: Path, data: Dataset, readers: int) -> Timed:
     return total
 
 
-def show(result: Result, done: Timed, tier: dict[str, object], readers: int) -> None:
-    columns = ("readers", "reads", "MiB", "median s", "p99 s", "longest s", "longest open s")
+def show(result: Result, done: Timed, tier: dict[str, object], readers: int, cpu_s: float) -> None:
+    columns = (
+        "readers",
+        "reads",
+        "MiB",
+        "median s",
+        "p99 s",
+        "longest s",
+        "longest open s",
+        "CPU s/GB",
+    )
     table = result.table("128 KiB at a time", *columns)
     p99 = statistics.quantiles(done.read_s, n=100)[98]
     opens = max(done.open_s, default=0.0)
     median = statistics.median(done.read_s)
-    table.add(readers, len(done.read_s), done.bytes >> 20, median, p99, max(done.read_s), opens)
+    table.add(
+        readers,
+        len(done.read_s),
+        done.bytes >> 20,
+        median,
+        p99,
+        max(done.read_s),
+        opens,
+        cpu_s / (done.bytes / 1e9),
+    )
     result.notes.append(f"Scratch at the end: {tier['scratch_bytes']} B in {tier['segments']}.")
     result.notes.extend(sorted(set(done.errors))[:5])
 

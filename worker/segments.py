@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,7 @@ from worker.store.filesystem import is_unused
 from worker.transfer import PIECE_PAGES
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
+MOST_FILLING: Final = 48  # at once: more would only hold room while they share the line and the CPU
 SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
@@ -115,6 +116,7 @@ class Segments:
         self._turn = asyncio.Lock()  # of those that wait for room: it is given in order
         self._whole_turn = asyncio.Lock()
         self._whole_bytes = 0
+        self._filling = 0
         self._scan_after_s = {False: float("-inf"), True: float("-inf")}  # by `in_memory`
         self.readers = ActiveReaders()
 
@@ -221,14 +223,19 @@ class Segments:
         until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
         while True:
             now = parts.clocks.monotonic()
-            segment = self._try(want, want.area)
-            if segment is None and not want.area.whole and now >= want.since_s + COPY_AFTER_S:
-                segment = self._try(want, Area(in_memory=True, copied=True))
-            if segment is not None:
-                return segment
+            for area in self._areas(want, now) if self._filling < MOST_FILLING else ():
+                segment = self._try(want, area)
+                if segment is not None:
+                    return segment
             if now >= until:
                 raise _no_room(in_memory=want.area.in_memory)
             await parts.room_changed.wait(min(POLL_S, until - now))
+
+    @staticmethod
+    def _areas(want: _Want, now: float) -> Iterator[Area]:
+        yield want.area
+        if not want.area.whole and now >= want.since_s + COPY_AFTER_S:
+            yield Area(in_memory=True, copied=True)
 
     def _try(self, want: _Want, area: Area) -> Segment | None:
         first, end = want.pages
@@ -281,6 +288,7 @@ class Segments:
             self._by_page[want.key, page] = segment
         if area.whole:
             self._whole_bytes += segment.allocated_bytes
+        self._filling += 1
         return segment
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
@@ -313,6 +321,7 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
+        self._filling -= 1
         for page in range(segment.ready_end, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
