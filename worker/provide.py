@@ -183,7 +183,8 @@ class Provider:
         keep = self._segments.kept()
         if segment.area.copied and handle.takes_bytes:
             ensured_end = min(ensured_end, offset + COPY_BYTES)
-            data = self._segments.copy(segment, offset, ensured_end)
+            goes_on = handle.readahead.sequential or offset == segment.base
+            data = self._segments.copy(segment, offset, ensured_end, goes_on=goes_on)
             return Ensured(offset, ensured_end, keep=keep, data=data), None
         fd = await self._segments.grant(segment)
         return Ensured(offset, ensured_end, base=segment.base, segment=True, keep=keep), fd

@@ -33,6 +33,7 @@ from worker.transfer import PIECE_PAGES
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
 MOST_FILLING: Final = 48  # at once: more would only hold room while they share the line and the CPU
 SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
+READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
 FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
@@ -68,6 +69,7 @@ class Segment:
     __slots__ = (
         "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
         "filling", "first", "granted", "key", "lent", "made_at_s", "ready_end",
+        "wanted_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,7 @@ class Segment:
         self.filling = True
         self.demanded = False  # somebody waits for it: it stays until that reader got it
         self.granted = False
+        self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
         self.lent = False  # others than the worker were given a descriptor
         self.dropped = False
         self.area = area
@@ -145,10 +148,12 @@ class Segments:
         segment.granted = segment.lent = True
         return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
 
-    def copy(self, segment: Segment, offset: int, end: int) -> bytes:
+    def copy(self, segment: Segment, offset: int, end: int, *, goes_on: bool) -> bytes:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
-        Raises OSError."""
+        `goes_on`: the reader will come for what follows. Raises OSError."""
         segment.granted = True
+        if goes_on and end < segment.ready_end * PAGE_BYTES:
+            segment.wanted_until_s = self._parts.clocks.monotonic() + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.base)
 
     def reads(self, reader: Hashable) -> None:
@@ -293,11 +298,15 @@ class Segments:
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
         """Those that clients have open were used just now: they are looked at last next time."""
-        fresh_after = self._parts.clocks.monotonic() - FRESH_S
+        now = self._parts.clocks.monotonic()
         order = self._orders[area.in_memory]
         for segment in [*order.values()]:
-            unread = not segment.granted and segment.made_at_s > fresh_after
-            if segment.filling or (unread and (gentle or segment.demanded)):
+            unread = not segment.granted and segment.made_at_s > now - FRESH_S
+            if (
+                segment.filling
+                or segment.wanted_until_s > now
+                or (unread and (gentle or segment.demanded))
+            ):
                 continue
             if segment.lent and not is_unused(segment.fd):
                 order.move_to_end(id(segment))

@@ -1,4 +1,4 @@
-"""What the server lent to open files goes back when it is not read, or when others wait for room."""
+"""What the server lent to open files goes back when nobody reads it, or when room is short."""
 
 from __future__ import annotations
 
