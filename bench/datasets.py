@@ -69,6 +69,29 @@ class Datasets:
 
         return self._once(f"bench-sparse-{count}-of-{size_mib}", make)
 
+    def numbered(self, count: int, size_mib: int, filler_mib: int) -> Dataset:
+        """Sparse files `many/0000.bin`, … that differ in each MiB, see `numbered_stamp`, and a file
+        `filler/data.bin` that is a little larger than `filler_mib`."""
+
+        def make(folder: Path) -> dict[str, str]:
+            (folder / "filler").mkdir()
+            _sparse(folder / "filler", filler_mib + 256)
+            (folder / "many").mkdir()
+            checksums = {"filler/data.bin": ""}
+            for number in range(count):
+                path = folder / f"many/{number:04d}.bin"
+                with path.open("wb") as file:
+                    file.truncate(size_mib * MIB)
+                    for page in range(size_mib):
+                        os.pwrite(
+                            file.fileno(), STAMP.pack(numbered_stamp(number, page)), page * MIB
+                        )
+                _finish(path, f"{number}")
+                checksums[f"many/{number:04d}.bin"] = ""
+            return checksums
+
+        return self._once(f"bench-numbered-{count}-{size_mib}-{filler_mib}", make)
+
     def small(self, count: int, size_bytes: int = SMALL_BYTES) -> Dataset:
         """Files of one size in folders of 1,000."""
         name = f"bench-{count}-files-of-{size_bytes}"
@@ -148,6 +171,11 @@ class Datasets:
             _finish(path, digest)
             checksums[str(path.relative_to(folder))] = digest
         return checksums
+
+
+def numbered_stamp(number: int, page: int) -> int:
+    """What the MiB `page` of the file `number` begins with; zeros follow."""
+    return number << 32 | page + 1
 
 
 def _sparse(folder: Path, size_mib: int) -> dict[str, str]:

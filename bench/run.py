@@ -34,6 +34,7 @@ NODE = (
     "namespace",
     "mount_time",
     "memory",
+    "many_readers",
     "policies",
     "loads",
 )

@@ -76,7 +76,13 @@ class Cache(Protocol):
     async def opened_later(self, opening: Opening) -> Grant: ...
 
     async def ensure(
-        self, handle: int, offset: int, size: int, *, past_tier: bool = False
+        self,
+        handle: int,
+        offset: int,
+        size: int,
+        *,
+        past_tier: bool = False,
+        takes_bytes: bool = False,
     ) -> tuple[Ensured, int | None]: ...
 
     def release(self, handle: int) -> bool: ...

@@ -36,7 +36,7 @@ from worker.transfer import DiskFault, Transfer
 
 log = logging.getLogger(__name__)
 
-WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in pieces
+WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
 
 
@@ -166,7 +166,7 @@ class Filler:
         finally:
             if not piece.unsettled:
                 error = None  # it was given up: nobody waits
-            if error is not None:
+            if error is not None and not (piece.whole and isinstance(error, NoSpace)):
                 self._parts.counters.errors[error.code] += 1
                 log.warning("%s", described(entry, error))
             self._end(piece, error)

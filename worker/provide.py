@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
-from cachefs.core.messages import Ensured
+from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
 from worker.catalog import Catalog
 from worker.entry import Entry, Handle
@@ -43,7 +43,6 @@ class Provider:
         self._segments = segments
         self._filler = filler
         filler.on_piece_end = self._bring_ahead
-        self.streaming_handles = 0  # big files that are open: they share the scratch area
 
     # ---- reads ----
 
@@ -56,7 +55,7 @@ class Provider:
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
         first, end = page_span(offset, size_bytes)
         known = self._filler.is_here(entry, first, past=self._goes_past(handle))
-        ahead = handle.readahead.plan(offset, size_bytes, self._most_window(entry))
+        ahead = handle.readahead.plan(offset, size_bytes, self._most_window(handle, entry))
         ahead_end = page_count(min(ahead, entry.size))
         ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
         if known:
@@ -87,14 +86,19 @@ class Provider:
         """Must the handle's reader not be shown what lies in the tier?"""
         return handle.past_tier or not self._parts.health.in_service
 
-    def _most_window(self, entry: Entry) -> int:
+    def ended(self, handle: Handle) -> None:
+        """Forgets a handle: it takes no share of the scratch area any more."""
+        self._segments.readers.ended(handle)
+
+    def _most_window(self, handle: Handle, entry: Entry) -> int:
         """How far ahead to fetch at most: as far as memory and the cache, or else the scratch area,
         have room for."""
         memory = self._parts.memory
         streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
         if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry):
             return memory.window(MOST_WINDOW_BYTES, streams)
-        return memory.window(self._segments.window_bytes(self.streaming_handles), streams)
+        self._segments.reads(handle)
+        return memory.window(self._segments.window_bytes(self._segments.reader_count), streams)
 
     def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
         """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
@@ -139,7 +143,7 @@ class Provider:
         left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
         most = PIECE_PAGES
         if entry.detached or not self._space.may_fit(allocation(left_bytes), entry):
-            most = self._segments.piece_pages(self.streaming_handles)
+            most = self._segments.piece_pages(self._segments.reader_count)
         return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
     async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
@@ -175,8 +179,15 @@ class Provider:
         segment = self._segments.find(entry.key, page)
         assert segment is not None  # `_wait` returned in this very step of the loop
         ensured_end = min(most, segment.ready_end * PAGE_BYTES)
+        self._segments.reads(handle)
+        keep = self._segments.kept()
+        if segment.area.copied and handle.takes_bytes:
+            ensured_end = min(ensured_end, offset + COPY_BYTES)
+            goes_on = handle.readahead.sequential or offset == segment.base
+            data = self._segments.copy(segment, offset, ensured_end, goes_on=goes_on)
+            return Ensured(offset, ensured_end, keep=keep, data=data), None
         fd = await self._segments.grant(segment)
-        return Ensured(offset, ensured_end, base=segment.base, segment=True), fd
+        return Ensured(offset, ensured_end, base=segment.base, segment=True, keep=keep), fd
 
     def _complete_behind(self, entry: Entry) -> None:
         """A file of which more than half was touched is completed."""

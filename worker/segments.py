@@ -5,13 +5,19 @@ Concurrent readers share it. Clients get read-only descriptors of their own; a s
 accounted until the kernel says that nobody has it. Least recently used ones that nobody has open go
 when room is needed. While the tier's disk fails or hangs, segments are kept in memory, in a share
 of the memory limit.
+
+Whoever needs room waits for its turn, first come, first served. When the scratch area has given no
+room for `COPY_AFTER_S`, the segment is made in memory and its bytes are copied to clients instead
+of lent as a descriptor: the worker alone has such a segment open, so its room comes back however
+long clients keep what they were lent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,24 +26,54 @@ from cachefs.core.model import PAGE_BYTES
 from worker.parts import Parts
 from worker.state.accounting import allocation
 from worker.state.pages import PageRange, range_bytes
+from worker.state.shares import ActiveReaders, piece_bytes, segments_kept
 from worker.store.filesystem import is_unused
 from worker.transfer import PIECE_PAGES
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
+MOST_FILLING: Final = 48  # at once: more would only hold room while they share the line and the CPU
+SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
+READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
+COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
+WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
 FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
-MOST_SEGMENTS: Final = 2048  # one descriptor each
+MOST_SEGMENTS: Final = 1024  # in the scratch area, and as many in memory: one descriptor each
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Where a segment lies, and what for. `whole`: the kernel reads all of a small file from it.
+    `copied`: in memory because the scratch area is full; its bytes are copied to clients."""
+
+    in_memory: bool = False
+    whole: bool = False
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
+    others wait for or have not read yet."""
+
+    key: bytes
+    file_bytes: int
+    pages: PageRange
+    area: Area
+    since_s: float
+    gentle: bool
 
 
 class Segment:
     """`ready_end`: pages [first, ready_end) are written. `fd` is -1 until its file is made."""
 
     __slots__ = (
-        "allocated_bytes", "checksums", "demanded", "dropped", "end", "fd", "file_bytes", "filling",
-        "first", "granted", "in_memory", "key", "made_at_s", "ready_end",
+        "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
+        "filling", "first", "granted", "key", "lent", "made_at_s", "ready_end",
+        "wanted_until_s",
     )  # fmt: skip
 
     def __init__(
-        self, key: bytes, file_bytes: int, pages: PageRange, now: float, *, in_memory: bool
+        self, key: bytes, file_bytes: int, pages: PageRange, now: float, area: Area
     ) -> None:
         self.key = key
         self.file_bytes = file_bytes  # of the whole file
@@ -50,8 +86,14 @@ class Segment:
         self.filling = True
         self.demanded = False  # somebody waits for it: it stays until that reader got it
         self.granted = False
+        self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
+        self.lent = False  # others than the worker were given a descriptor
         self.dropped = False
-        self.in_memory = in_memory
+        self.area = area
+
+    @property
+    def in_memory(self) -> bool:
+        return self.area.in_memory
 
     @property
     def base(self) -> int:
@@ -59,12 +101,7 @@ class Segment:
         return self.first * PAGE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class _Area:
-    """Where a segment is to be, and whether it takes room of what others have not read yet."""
-
-    gentle: bool
-    in_memory: bool
+Order = collections.OrderedDict[int, Segment]
 
 
 class Segments:
@@ -72,20 +109,32 @@ class Segments:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._order: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+        self._orders: dict[bool, Order] = {  # by `in_memory`
+            False: collections.OrderedDict(),
+            True: collections.OrderedDict(),
+        }
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while somebody had them
         self._frozen = False
+        self._turn = asyncio.Lock()  # of those that wait for room: it is given in order
+        self._whole_turn = asyncio.Lock()
+        self._whole_bytes = 0
+        self._filling = 0
+        self._scan_after_s = {False: float("-inf"), True: float("-inf")}  # by `in_memory`
+        self.readers = ActiveReaders()
 
     def __len__(self) -> int:
-        return len(self._order)
+        return sum(map(len, self._orders.values()))
+
+    def _all(self) -> list[Segment]:
+        return [segment for order in self._orders.values() for segment in order.values()]
 
     def find(self, key: bytes, page: int) -> Segment | None:
         """The segment that has that page now."""
         segment = self._by_page.get((key, page))
         if segment is None or page >= segment.ready_end:
             return None
-        self._order.move_to_end(id(segment))
+        self._orders[segment.in_memory].move_to_end(id(segment))
         return segment
 
     def bits(self, key: bytes, first: int, end: int) -> int:
@@ -96,32 +145,55 @@ class Segments:
 
     async def grant(self, segment: Segment) -> int:
         """A descriptor for a client. Raises OSError."""
-        segment.granted = True
+        segment.granted = segment.lent = True
         return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
 
+    def copy(self, segment: Segment, offset: int, end: int, *, goes_on: bool) -> bytes:
+        """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
+        `goes_on`: the reader will come for what follows. Raises OSError."""
+        segment.granted = True
+        if goes_on and end < segment.ready_end * PAGE_BYTES:
+            segment.wanted_until_s = self._parts.clocks.monotonic() + READER_WAIT_S
+        return os.pread(segment.fd, end - offset, offset - segment.base)
+
+    def reads(self, reader: Hashable) -> None:
+        """Counts a handle among those that share the room."""
+        self.readers.asked(reader, self._parts.clocks.monotonic())
+
+    @property
+    def reader_count(self) -> int:
+        return self.readers.count(self._parts.clocks.monotonic())
+
     def piece_pages(self, readers: int) -> int:
-        """How long segments may be when so many readers share the room. A reader keeps up to
-        three, and one is on its way."""
-        share = self._limit_bytes // (4 * max(1, readers))
-        return max(1, min(PIECE_PAGES, share // PAGE_BYTES))
+        """Returns how long segments may be when so many readers share the room."""
+        most_bytes = PIECE_PAGES * PAGE_BYTES
+        length = piece_bytes(
+            self._limit_bytes, readers, least_bytes=PAGE_BYTES, most_bytes=most_bytes
+        )
+        return length // PAGE_BYTES
 
     def window_bytes(self, readers: int) -> int:
         """How far ahead of each of so many readers segments may be fetched."""
-        return self._limit_bytes // (2 * max(1, readers))
+        return self._limit_bytes // (2 * readers)
+
+    def kept(self) -> int:
+        """Returns how many segments a client may keep for each handle now."""
+        readers = self.reader_count
+        return segments_kept(self._limit_bytes, readers, self.piece_pages(readers) * PAGE_BYTES)
 
     @property
     def _limit_bytes(self) -> int:
-        """Of all segments that are made now."""
+        """What all segments that are made now may take: beside a full cache less than their limit,
+        as cached files take what is not the segments' alone."""
         parts = self._parts
         if parts.health.writable(parts.clocks.monotonic()):
-            return parts.ledger.scratch_limit_bytes
+            return max(PAGE_BYTES, parts.ledger.scratch_bytes + parts.ledger.free_for_scratch)
         return parts.memory.segments_limit_bytes
 
     def leave_tier(self) -> None:
         """Its disk hangs: nobody is to find what lies there."""
-        for segment in [*self._order.values()]:
-            if not segment.in_memory:
-                self.drop(segment)
+        for segment in [*self._orders[False].values()]:
+            self.drop(segment)
 
     async def make(
         self,
@@ -135,73 +207,120 @@ class Segments:
     ) -> Segment:
         """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
         not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
-        that was fetched for others and not read yet. Raises NoSpace after `wait_s`."""
-        until = self._parts.clocks.monotonic() + wait_s
-        while True:
-            area = _Area(gentle=wait_s == 0, in_memory=in_memory)
-            segment = self._try(key, size_bytes, pages, area, whole=whole)
-            if segment is not None:
-                segment.demanded = wait_s > 0
+        that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
+        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then)."""
+        area = Area(in_memory=in_memory, whole=whole)
+        now, gentle = self._parts.clocks.monotonic(), wait_s == 0
+        want = _Want(key, size_bytes, pages, area, now, gentle)
+        turn = self._whole_turn if whole else self._turn
+        if not gentle:
+            async with turn:
+                segment = await self._in_turn(want, wait_s)
+                segment.demanded = True
                 return segment
-            left_s = until - self._parts.clocks.monotonic()
-            if left_s <= 0:
-                raise _no_room(in_memory=in_memory)
-            await self._parts.room_changed.wait(min(POLL_S, left_s))
+        found = None if turn.locked() else self._try(want, area)
+        if found is None:
+            raise _no_room(in_memory=in_memory)
+        return found
 
-    def _try(
-        self, key: bytes, size_bytes: int, pages: PageRange, area: _Area, *, whole: bool
-    ) -> Segment | None:
-        first, end = pages
+    async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
+        parts = self._parts
+        until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
+        while True:
+            now = parts.clocks.monotonic()
+            for area in self._areas(want, now) if self._filling < MOST_FILLING else ():
+                segment = self._try(want, area)
+                if segment is not None:
+                    return segment
+            if now >= until:
+                raise _no_room(in_memory=want.area.in_memory)
+            await parts.room_changed.wait(min(POLL_S, until - now))
+
+    @staticmethod
+    def _areas(want: _Want, now: float) -> Iterator[Area]:
+        yield want.area
+        if not want.area.whole and now >= want.since_s + COPY_AFTER_S:
+            yield Area(in_memory=True, copied=True)
+
+    def _try(self, want: _Want, area: Area) -> Segment | None:
+        first, end = want.pages
         while end > first:
-            need_bytes = allocation(range_bytes(size_bytes, first, end))
-            if self._room(need_bytes, area):
-                return self._add(key, size_bytes, (first, end), area)
-            if whole:
+            need_bytes = allocation(range_bytes(want.file_bytes, first, end))
+            if self._room(need_bytes, area, gentle=want.gentle):
+                return self._add(want, (first, end), area)
+            if area.whole:
                 return None
             end = first + (end - first) // 2
         return None
 
-    def _room(self, need_bytes: int, area: _Area) -> bool:
-        parts = self._parts
-        take = parts.memory.take_segment if area.in_memory else parts.ledger.take_scratch
-        if len(self._order) < MOST_SEGMENTS and take(need_bytes):
+    def _room(self, need_bytes: int, area: Area, *, gentle: bool) -> bool:
+        if self._take(need_bytes, area):
             return True
-        self._let_go_orphans()
-        self._drop_unused(need_bytes, area)
-        return len(self._order) < MOST_SEGMENTS and take(need_bytes)
-
-    def _free_bytes(self, area: _Area) -> int:
-        memory = self._parts.memory
-        if area.in_memory:
-            return memory.segments_limit_bytes - memory.segments_bytes
-        return self._parts.ledger.free_for_scratch
-
-    def _add(self, key: bytes, size_bytes: int, pages: PageRange, area: _Area) -> Segment:
         now = self._parts.clocks.monotonic()
-        segment = Segment(key, size_bytes, pages, now, in_memory=area.in_memory)
-        self._order[id(segment)] = segment
+        if now < self._scan_after_s[area.in_memory]:
+            return False
+        self._let_go_orphans()
+        self._drop_unused(need_bytes, area, gentle=gentle)
+        if self._take(need_bytes, area):
+            return True
+        if not gentle:
+            self._scan_after_s[area.in_memory] = now + SCAN_PAUSE_S
+        return False
+
+    def _take(self, need_bytes: int, area: Area) -> bool:
+        if not self._has_room(need_bytes, area):
+            return False
+        if area.in_memory:
+            return self._parts.memory.take_segment(need_bytes, lent=not area.copied)
+        return self._parts.ledger.take_scratch(need_bytes)
+
+    def _has_room(self, need_bytes: int, area: Area) -> bool:
+        if len(self._orders[area.in_memory]) >= MOST_SEGMENTS:
+            return False
+        if area.in_memory:
+            free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)
+        else:
+            free_bytes = self._parts.ledger.free_for_scratch
+        if area.whole:
+            free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
+        return need_bytes <= free_bytes
+
+    def _add(self, want: _Want, pages: PageRange, area: Area) -> Segment:
+        now = self._parts.clocks.monotonic()
+        segment = Segment(want.key, want.file_bytes, pages, now, area)
+        self._orders[area.in_memory][id(segment)] = segment
         for page in range(*pages):
-            self._by_page[key, page] = segment
+            self._by_page[want.key, page] = segment
+        if area.whole:
+            self._whole_bytes += segment.allocated_bytes
+        self._filling += 1
         return segment
 
-    def _drop_unused(self, need_bytes: int, area: _Area) -> None:
-        fresh_after = self._parts.clocks.monotonic() - FRESH_S
-        for segment in [*self._order.values()]:
-            if need_bytes <= self._free_bytes(area) and len(self._order) < MOST_SEGMENTS:
-                return
-            if segment.in_memory != area.in_memory and len(self._order) < MOST_SEGMENTS:
+    def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
+        """Those that clients have open were used just now: they are looked at last next time."""
+        now = self._parts.clocks.monotonic()
+        order = self._orders[area.in_memory]
+        for segment in [*order.values()]:
+            unread = not segment.granted and segment.made_at_s > now - FRESH_S
+            if (
+                segment.filling
+                or segment.wanted_until_s > now
+                or (unread and (gentle or segment.demanded))
+            ):
                 continue
-            unread = not segment.granted and segment.made_at_s > fresh_after
-            kept = unread and (area.gentle or segment.demanded)
-            if not segment.filling and not kept and is_unused(segment.fd):
-                self.drop(segment)
+            if segment.lent and not is_unused(segment.fd):
+                order.move_to_end(id(segment))
+                continue
+            self.drop(segment)
+            if self._has_room(need_bytes, area):
+                return
 
     def drop(self, segment: Segment) -> None:
         """Nobody finds it any more. Idempotent."""
         if segment.dropped:
             return
         segment.dropped = True
-        del self._order[id(segment)]
+        del self._orders[segment.in_memory][id(segment)]
         for page in range(segment.first, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -211,6 +330,7 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
+        self._filling -= 1
         for page in range(segment.ready_end, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -222,12 +342,12 @@ class Segments:
 
     def drop_content(self, keys: Iterable[bytes]) -> None:
         wanted = set(keys)
-        for segment in [*self._order.values()]:
+        for segment in self._all():
             if segment.key in wanted:
                 self.drop(segment)
 
     def _let_go(self, segment: Segment) -> None:
-        if self._frozen or (segment.fd >= 0 and not is_unused(segment.fd)):
+        if self._frozen or (segment.lent and segment.fd >= 0 and not is_unused(segment.fd)):
             self._orphans.append(segment)
             return
         parts = self._parts
@@ -238,6 +358,8 @@ class Segments:
             # At most a few pages of an unlinked file: they are free in a moment, and so long their
             # room may be used twice.
             parts.close_later(fd)
+        if segment.area.whole:
+            self._whole_bytes -= segment.allocated_bytes
         if segment.in_memory:
             parts.memory.segments_bytes -= segment.allocated_bytes
         else:
@@ -255,10 +377,11 @@ class Segments:
         self._frozen = True
 
     def close(self) -> None:
-        for segment in [*self._order.values(), *self._orphans]:
+        for segment in [*self._all(), *self._orphans]:
             if segment.fd >= 0:
                 os.close(segment.fd)
-        self._order.clear()
+        for order in self._orders.values():
+            order.clear()
         self._by_page.clear()
         self._orphans.clear()
 

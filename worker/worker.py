@@ -251,7 +251,6 @@ class Worker:
 
     def _stream(self, handle: Handle, entry: Entry) -> int:
         entry.users += 1
-        self._provider.streaming_handles += 1
         return self._new_handle(handle)
 
     async def _make_file(self, entry: Entry) -> None:
@@ -289,12 +288,19 @@ class Worker:
         self.housekeeping.read(key)
 
     async def ensure(
-        self, handle: int, offset: int, size: int, *, past_tier: bool = False
+        self,
+        handle: int,
+        offset: int,
+        size: int,
+        *,
+        past_tier: bool = False,
+        takes_bytes: bool = False,
     ) -> tuple[Ensured, int | None]:
         """Makes at least the bytes [offset, offset + size) readable as far as they lie in the file
         (at most 8 MiB of them) and says from what: see `Ensured`. A descriptor is the receiver's to
         close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
-        `past_tier` as in `open`. Cancelled: the fill goes on."""
+        `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes
+        on."""
         known = self._handles.get(handle)
         if known is None or offset < 0:
             raise ProtocolError(f"no handle {handle}, or an offset below 0")
@@ -305,13 +311,14 @@ class Worker:
         if past_tier:
             known.past_tier = True
             self._watch.suspect()
+        known.takes_bytes = takes_bytes
         return await self._provider.ensure(known, offset, size)
 
     def release(self, handle: int) -> bool:
         """Ends a handle. Unknown ones are ignored: False."""
         known = self._handles.pop(handle, None)
         if known is not None and known.entry is not None:
-            self._provider.streaming_handles -= 1
+            self._provider.ended(known)
             self._catalog.leave(known.entry)
         return known is not None
 

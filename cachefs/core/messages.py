@@ -21,6 +21,8 @@ from cachefs.core.syncs import Change, SyncShown
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
 LIST_LIMIT: Final = 1000
+COPY_BYTES: Final = 128 << 10  # of a file in one frame
+MOST_KEPT: Final = 3  # segments of one handle: forward reads, and a reader beside them
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -209,24 +211,30 @@ class Opened(Message, frozen=True):
 
 
 class Ensure(Message, frozen=True):
-    """Make `size` bytes at `offset` readable; the answer covers a part that starts at `offset`."""
+    """Make `size` bytes at `offset` readable; the answer covers a part that starts at `offset`.
+    `takes_bytes`: the client understands an answer with the bytes themselves."""
 
     handle: int
     offset: int
     size: int
     past_tier: bool = False  # as in Open: from now on, for this handle
+    takes_bytes: bool = False
 
 
 class Ensured(Message, frozen=True):
     """Bytes [start, end) can be read now and until Release. Without a descriptor: from the partial
     cache file. With one: from it, at `offset - base` (a segment of the scratch area, for what the
-    cache refused; close it when the reads have moved on)."""
+    cache refused). `data`: the bytes themselves, at most `COPY_BYTES`, for clients that say
+    `takes_bytes`. The client keeps the latest `keep` segments of a handle while it is read; with 1
+    it closes that one before it asks for another."""
 
     start: int
     end: int
     base: int = 0
     segment: bool = False
     complete: bool = False  # the whole file can be read from the cache file
+    keep: int = MOST_KEPT
+    data: bytes = b""
 
 
 class TierState(Message, frozen=True):

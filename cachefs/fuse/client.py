@@ -122,6 +122,7 @@ class Client:
         watch = ServerWatch(self._conn, lambda: self.spec.socket, server_limit_s(self.spec))
         nursery.start_soon(watch.run)
         nursery.start_soon(vfs.report_uses)
+        nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
 

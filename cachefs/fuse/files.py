@@ -13,6 +13,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, ProtocolError, Stale
 from cachefs.core.model import ContentId, Inode, NamespaceId
 from cachefs.fuse.handles import Descriptor, FileHandle, HandleTable, Segment
+from cachefs.fuse.lent import Lent
 from cachefs.fuse.node import MUST_WAIT, TRIES, MustWait, Node
 from cachefs.fuse.pread import INLINE, FileReader
 from cachefs.fuse.published import Published, Way
@@ -30,6 +31,7 @@ class Files:
     def __init__(self, node: Node, namespace: NamespaceId, waits: Waits) -> None:
         self.namespace = namespace
         self.table = HandleTable()
+        self.lent = Lent()
         self._node = node
         self._reader = FileReader(waits)
         self._published = Published()
@@ -193,7 +195,8 @@ class Files:
         return descriptor.fd, offset - base, size
 
     async def make_readable(self, fh: int, offset: int, size: int) -> None:
-        """Asks the server for what of a read is not here. Raises and is cancelled as `read`."""
+        """Asks the server for what of a read is not here; only for the first part of it, where a
+        handle keeps one segment at a time. Raises and is cancelled as `read`."""
         handle = self.table.get(fh)
         stop = min(offset + size, handle.size)
         while offset < stop:
@@ -203,6 +206,8 @@ class Files:
                 source = handle.source(offset)
             if source is None:
                 raise ProtocolError(f"the server granted nothing at {offset}")
+            if handle.keep == 1:
+                return
             offset = source[2]
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
@@ -249,7 +254,10 @@ class Files:
                 await self._open_at_server(handle)
             if handle.source(offset) is not None:
                 return
-            question = m.Ensure(handle.server_handle, offset, size, handle.past_tier)
+            if handle.keep == 1:
+                # Room is short. Handles that kept theirs while they wait could wait for each other.
+                handle.give_back()
+            question = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
                 reply, fd = await self._node.ask_once(question, m.Ensured)
             except ConnectionLost:
@@ -261,8 +269,14 @@ class Files:
         if reply.segment and fd is not None:
             descriptor = self._descriptor(fd, handle.tier)
             segment = Segment(reply.start, reply.end, reply.base, descriptor)
-            return handle.add_segment(segment)
+            return self._keep(handle, segment, reply.keep)
         close_fd(fd)
+        if reply.data:
+            descriptor = Descriptor(_file_of(reply.data), INLINE, handle.tier)
+            end = reply.start + len(reply.data)
+            return self._keep(
+                handle, Segment(reply.start, end, reply.start, descriptor), reply.keep
+            )
         if handle.complete:
             return
         if handle.descriptor is None or handle.present is None:
@@ -270,6 +284,10 @@ class Files:
         handle.present.add(reply.start, reply.end)
         if reply.complete:
             handle.use_complete(None)
+
+    def _keep(self, handle: FileHandle, segment: Segment, keep: int) -> None:
+        handle.add_segment(segment, keep)
+        self.lent.note(handle)
 
     # ---- uses ----
 
@@ -291,3 +309,14 @@ class Files:
         self.report_uses()
         for handle in self.table:
             handle.close()
+
+
+def _file_of(data: bytes) -> int:
+    """Returns a descriptor of a file in memory of these bytes. Raises OSError."""
+    fd = os.memfd_create("copied", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

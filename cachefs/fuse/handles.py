@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final
 
 from cachefs.core.errors import NotFound
+from cachefs.core.messages import MOST_KEPT
 from cachefs.core.model import NamespaceId
 from cachefs.fuse.intervals import Intervals
-
-MAX_SEGMENTS: Final = 3  # of one handle: forward reads, and a reader beside them
 
 
 class Descriptor:
@@ -71,6 +69,7 @@ class FileHandle:
         "descriptor",
         "epoch",
         "ino",
+        "keep",
         "namespace",
         "past_tier",
         "pid",
@@ -80,6 +79,7 @@ class FileHandle:
         "size",
         "tier",
         "warm",
+        "was_read",
     )
 
     def __init__(self, ino: int, size: int, pid: int) -> None:
@@ -92,6 +92,8 @@ class FileHandle:
         self.descriptor: Descriptor | None = None
         self.present: Intervals | None = None
         self.segments: list[Segment] = []
+        self.keep = MOST_KEPT  # segments at most, as the server said last
+        self.was_read = False  # since `Lent` looked last
         self.past_tier = False  # the tier's disk did not answer: the server is to go past it
         self.tier = 0  # where the server has it
         self.server_handle = 0
@@ -128,10 +130,15 @@ class FileHandle:
         if not self.server_handle:
             self.epoch = 0  # it is opened at the server
 
-    def add_segment(self, segment: Segment) -> None:
-        """Keeps the most recent `MAX_SEGMENTS`."""
+    def add_segment(self, segment: Segment, keep: int) -> None:
+        """Keeps the most recent `keep` segments from now on."""
+        self.keep = max(1, keep)
         self.segments.append(segment)
-        self._drop_segments(MAX_SEGMENTS)
+        self._drop_segments(self.keep)
+
+    def give_back(self) -> None:
+        """Drops all segments. Reads of them ask the server again."""
+        self._drop_segments(0)
 
     def source(self, position: int) -> tuple[Descriptor, int, int] | None:
         """What can be read at `position` now: (descriptor, base, end), or None."""
@@ -143,6 +150,7 @@ class FileHandle:
                 return self.descriptor, 0, end
         for segment in reversed(self.segments):
             if segment.start <= position < segment.end:
+                self.was_read = True
                 return segment.descriptor, segment.base, segment.end
         return None
 

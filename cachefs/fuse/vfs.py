@@ -434,6 +434,10 @@ class Vfs:
             await trio.sleep(REPORT_USES_S)
             self._files.report_uses()
 
+    async def give_back(self) -> None:
+        """Gives the server back what it lent to files that are not read, until cancelled."""
+        await self._files.lent.run()
+
     async def read_names_ahead(self) -> None:
         """Reads directories whose names are asked for one by one, until cancelled."""
         async for ino in self._reading:

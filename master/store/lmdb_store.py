@@ -70,13 +70,16 @@ class LmdbReader:
 
 
 class LmdbSnapshot(LmdbReader):
-    """A reader for a `with` block, which ends its transaction."""
+    """A reader for a `with` block, which ends its transaction. The binding frees the transaction's
+    slot in the table of readers (126) with the object alone, so the reference goes at the end: a
+    coroutine that waits keeps its snapshot in its frame."""
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._txn.abort()
+        del self._txn
 
 
 class LmdbWriter(LmdbReader):

@@ -127,6 +127,15 @@ def test_a_snapshot_does_not_move(store: Store) -> None:
     assert scan(store, b"", b"z") == [b"k", b"l"]
 
 
+def test_snapshots_that_have_ended_take_up_nothing(store: Store) -> None:
+    """A coroutine that waits keeps its ended snapshot, and there may be any number of them."""
+    kept = []
+    for _ in range(300):
+        with store.snapshot() as reader:
+            kept.append(reader)
+    assert len(kept) == 300
+
+
 def test_a_write_sees_itself_and_passes_over_absent_keys(store: Store) -> None:
     def run(writer: Writer) -> bytes | None:
         writer.put(Table.DENTRIES, [(b"k", b"1")])

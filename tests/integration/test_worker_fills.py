@@ -413,13 +413,13 @@ async def hold_all(rig: Rig, worker: Worker, held: list[tuple[int, Any]]) -> Non
         if not reader.grant.complete:
             offset = rig.random.randrange(2 * MIB)
             _, fd = await ensure(worker, reader.grant.handle, offset, 10)
-            assert fd is not None
-            held.append((n, fd))
+            if fd is not None:
+                held.append((n, fd))
 
 
 def test_segments_that_are_held_are_not_taken(tmp_path: Path) -> None:
-    """Clients keep descriptors of segments: their bytes stay right and accounted; who finds no
-    room gets an error and not a hang."""
+    """Clients keep descriptors of segments: their bytes stay right and accounted; whoever finds no
+    room gets copies."""
 
     async def script() -> None:
         rig = Rig(tmp_path, 16 * MIB, seed=4, origin_deadline_s=0.3)
@@ -427,8 +427,8 @@ def test_segments_that_are_held_are_not_taken(tmp_path: Path) -> None:
             rig.put(n, 2 * MIB)
         async with rig.worker() as worker:
             held: list[tuple[int, Any]] = []
-            with pytest.raises(NoSpace):
-                await hold_all(rig, worker, held)
+            await hold_all(rig, worker, held)
+            assert any(not isinstance(thing, int) and thing.copies for _, thing in held)
             assert rig.disk_bytes() <= 16 * MIB
             for n, thing in held:
                 if isinstance(thing, int):

@@ -52,6 +52,7 @@ async def serve(handed: Handed) -> None:
         table = TakeoverTable(handed.table_fd)
         session = KernelSession(vfs, runs, handed.device_fd, table, handed.negotiated)
         nursery.start_soon(vfs.report_uses)
+        nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(obey, socket.socket(fileno=handed.control_fd), vfs, session)
         await session.serve(handed.resend)

@@ -298,7 +298,11 @@ class Session:
         if body.handle not in self._handles:
             raise ProtocolError(f"handle {body.handle} is not open in this session")
         return await self.server.worker.ensure(
-            body.handle, body.offset, body.size, past_tier=body.past_tier
+            body.handle,
+            body.offset,
+            body.size,
+            past_tier=body.past_tier,
+            takes_bytes=body.takes_bytes,
         )
 
     async def _operate(self, body: m.Message) -> Answer:

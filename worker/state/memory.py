@@ -5,7 +5,8 @@
     metadata   eviction order, live files, handles: an estimate by count
     buffers    bodies on their way for somebody who waits
     windows    bodies on their way ahead of readers
-    segments   what is read past the tier into memory, while its disk fails or hangs
+    segments   what is read past the tier into memory, while its disk fails or hangs, or while the
+               scratch area is full
     tiers      bytes of tiers that are memory themselves (tmpfs), promised ones included
 
 Whoever holds memory tells by plain additions. What somebody waits for is never refused, only cut
@@ -26,6 +27,7 @@ KNOWN_BYTES: Final = 250  # of a cached file that nobody has open: eviction orde
 LIVE_BYTES: Final = 6_000  # of one that is open, or on its way
 BUFFER_BYTES: Final = 2 * MIB  # of one body on its way, wherever its bytes go
 SEGMENT_SHARE: Final = 4  # segments take at most one part in so many
+COPIED_SHARE: Final = 4  # one part in so many of that is for segments that are never lent
 
 
 def budget(asked_bytes: int, available_bytes: int) -> int:
@@ -118,9 +120,17 @@ class MemoryBudget:
         room = self.segments_bytes + self.free_bytes
         return max(16 * MIB, min(self.limit_bytes // SEGMENT_SHARE, room))
 
-    def take_segment(self, size_bytes: int) -> bool:
+    def free_for_segments(self, *, lent: bool) -> int:
+        """Returns what segments may take now. Those that are `lent` to clients leave a part to
+        those whose bytes are copied: these come back however long clients keep what they have."""
+        limit_bytes = self.segments_limit_bytes
+        if lent:
+            limit_bytes -= limit_bytes // COPIED_SHARE
+        return limit_bytes - self.segments_bytes
+
+    def take_segment(self, size_bytes: int, *, lent: bool = True) -> bool:
         """Room for a segment; False (and nothing changed) when there is none."""
-        if self.segments_bytes + size_bytes > self.segments_limit_bytes:
+        if size_bytes > self.free_for_segments(lent=lent):
             return False
         self.segments_bytes += size_bytes
         return True

@@ -177,14 +177,22 @@ class Tiers:
             return self._numbered(one, await worker.opened_later(opening))
 
     async def ensure(
-        self, handle: int, offset: int, size: int, *, past_tier: bool = False
+        self,
+        handle: int,
+        offset: int,
+        size: int,
+        *,
+        past_tier: bool = False,
+        takes_bytes: bool = False,
     ) -> tuple[Ensured, int | None]:
         """See `Worker.ensure`."""
         local, number = divmod(handle, NUMBERS)
         if not self._keeper.is_numbered(number):
             raise ProtocolError(f"no handle {handle}")
         one = self._keeper.numbered(number)
-        return await one.worker.ensure(local, offset, size, past_tier=past_tier)
+        return await one.worker.ensure(
+            local, offset, size, past_tier=past_tier, takes_bytes=takes_bytes
+        )
 
     def release(self, handle: int) -> bool:
         """See `Worker.release`."""

@@ -25,11 +25,11 @@ from cachefs.core.errors import (
     ReadOnly,
     Stale,
 )
+from cachefs.core.messages import MOST_KEPT
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec, nodeid
 from cachefs.fuse import pread
 from cachefs.fuse.attributes import Defaults, blocks, kernel_time
 from cachefs.fuse.files import MAX_USES
-from cachefs.fuse.handles import MAX_SEGMENTS
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
 from cachefs.fuse.published import ANY_TIER
@@ -483,7 +483,7 @@ def test_segments_of_what_the_cache_refused(
         fh = await open_file(vfs, "d/big")
         for offset, size in [(0, 100), (MIB - 5, 10), (3 * MIB + 1, 2 * MIB), (len(BIG) - 9, 50)]:
             assert await read(vfs, fh, offset, size) == BIG[offset : offset + size]
-            assert len(vfs._files.table.get(fh).segments) <= MAX_SEGMENTS
+            assert len(vfs._files.table.get(fh).segments) <= MOST_KEPT
         asked = len(node.asked(m.Ensure))
         assert await read(vfs, fh, len(BIG) - 20, 5) == BIG[-20:-15]
         assert len(node.asked(m.Ensure)) == asked, "the most recent segments are kept"

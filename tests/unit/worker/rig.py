@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.core.errors import NotFound, Stale
-from cachefs.core.messages import Ensured
+from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.policies import NO_RULE
 from cachefs.core.services import Permission
@@ -156,8 +156,11 @@ def descriptors() -> set[str]:
     return found
 
 
-async def ensure(worker: Worker, handle: int, offset: int, size: int) -> tuple[Ensured, int | None]:
-    return await asyncio.wait_for(worker.ensure(handle, offset, size), LIMIT_S)
+async def ensure(
+    worker: Worker, handle: int, offset: int, size: int, *, takes_bytes: bool = True
+) -> tuple[Ensured, int | None]:
+    asked = worker.ensure(handle, offset, size, takes_bytes=takes_bytes)
+    return await asyncio.wait_for(asked, LIMIT_S)
 
 
 class Reader:
@@ -167,6 +170,7 @@ class Reader:
         self.worker = worker
         self.grant = grant
         self.segments = 0
+        self.copies = 0
 
     async def at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes at `offset`, as far as the file goes."""
@@ -185,6 +189,11 @@ class Reader:
         assert ensured.start == offset
         assert ensured.end > offset
         size = min(size, ensured.end - offset)
+        if ensured.data:
+            assert fd is None
+            assert len(ensured.data) == ensured.end - ensured.start <= COPY_BYTES
+            self.copies += 1
+            return ensured.data[:size]
         if fd is None:
             assert not ensured.segment
             assert self.grant.fd is not None
