@@ -1,0 +1,141 @@
+"""[S-origin-down] Every system call on a mount ends within `--origin-deadline`, whatever the origin
+does with a request: it refuses it, is silent, or stops or drips in the middle of a body."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Bucket, Node
+from tests.integration.dataset import body
+from tests.services.processes import wait_until
+from tests.services.proxy import FaultProxy, drip_body, hang, stall_body
+
+pytestmark = pytest.mark.alone
+
+MIB = 1 << 20
+DEADLINE_S = 3.0
+SLACK_S = 5.0  # 2 s are promised; the rest is for a busy machine
+OPTIONS = ("--origin-deadline", f"{DEADLINE_S:g}s")
+SMALL = 200_000
+
+
+def failed_after(call: Callable[[], object]) -> float:
+    """How long a call took to raise OSError, in seconds. Fails where it succeeds."""
+    began_s = time.monotonic()
+    with pytest.raises(OSError):
+        call()
+    return time.monotonic() - began_s
+
+
+def opened(path: Path) -> None:
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def check_all(calls: dict[str, Callable[[], object]]) -> None:
+    """Makes all calls at once. Each must fail within the deadline."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        took_s = dict(zip(calls, threads.map(failed_after, calls.values()), strict=True))
+    print(took_s)
+    assert all(took < DEADLINE_S + SLACK_S for took in took_s.values()), took_s
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Set at the end, so that what hangs goes on."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def large(node: Node, bucket: Bucket, proxy: FaultProxy) -> Iterator[Callable[[int, int], object]]:
+    """Reads (offset, size) of a large file of which nothing is cached."""
+    bucket.put("large", body(1, 32 * MIB))
+    mounted = node.mount(bucket.url, *bucket.options, *OPTIONS)
+    node.allowed_log.append("WARNING")
+    fd = os.open(mounted / "large", os.O_RDONLY)
+    yield lambda offset, size: os.pread(fd, size, offset)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("fault", [stall_body(300_000), drip_body(1024, 300_000)])
+def test_the_body_of_a_large_file_stops(
+    large: Callable[[int, int], bytes], proxy: FaultProxy, fault: object
+) -> None:
+    proxy.script(fault, method="GET", key="large", times=None)  # type: ignore[arg-type]
+    check_all({"first": lambda: large(0, MIB), "middle": lambda: large(20 * MIB + 5, 100)})
+    proxy.clear()
+    wait_until(lambda: _reads(large), "the file reads again", 40)
+
+
+def _reads(large: Callable[[int, int], bytes]) -> bool:
+    try:
+        return large(0, MIB) == body(1, 32 * MIB)[:MIB]
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("fault", [stall_body(100), drip_body(1024)])
+def test_the_body_of_a_small_file_stops(
+    node: Node, bucket: Bucket, proxy: FaultProxy, fault: object
+) -> None:
+    """By the threads that bring small files, and by the process."""
+    bucket.fill({f"{n}": body(n, SMALL) for n in range(20)})
+    mounted = node.mount(bucket.url, *bucket.options, *OPTIONS)
+    node.allowed_log.append("WARNING")
+    armed = proxy.script(fault, method="GET", key="^0$", times=None)  # type: ignore[arg-type]
+    check_all({"by a thread": lambda: opened(mounted / "0")})
+    for n in range(1, 15):
+        assert (mounted / f"{n}").read_bytes() == body(n, SMALL)
+    armed = proxy.script(fault, method="GET", key="^1[5-9]$", times=None)  # type: ignore[arg-type]
+    check_all({f"{n}": lambda n=n: opened(mounted / f"{n}") for n in range(15, 20)})  # type: ignore[misc]
+    assert armed.hits >= 5
+
+
+def test_an_origin_that_is_silent(
+    node: Node, bucket: Bucket, proxy: FaultProxy, gate: threading.Event
+) -> None:
+    """Names that are not known, and bytes that are not cached. The second system call that asks
+    for a name that is known needs no more than the first one."""
+    bucket.fill({"small": body(1, SMALL), "large": body(2, 32 * MIB), "a/b/c": b"x"})
+    mounted = node.mount(bucket.url, *bucket.options, "--sync-interval", "1s", *OPTIONS)
+    node.allowed_log.append("WARNING")
+    assert sorted(os.listdir(mounted)) == ["a", "large", "small"]
+    old_at_s = time.monotonic() + 1.5
+    proxy.script(hang(gate), times=None)
+    wait_until(lambda: time.monotonic() > old_at_s, "the names are old")
+    check_all(
+        {
+            "open of a small file": lambda: opened(mounted / "small"),
+            "read of a large file": lambda: (mounted / "large").read_bytes(),
+            "stat": lambda: os.stat(mounted / "none"),
+            "stat below": lambda: os.stat(mounted / "a" / "b" / "c"),
+            "readdir": lambda: os.listdir(mounted / "a"),
+        }
+    )
+
+
+def test_a_load_job_leaves_readers_their_deadline(
+    node: Node, bucket: Bucket, proxy: FaultProxy, gate: threading.Event
+) -> None:
+    """The job's requests hang. What they do not hang on reads at once."""
+    names = [f"load/{n:03}" for n in range(300)]
+    bucket.fill({**dict.fromkeys(names, b"loaded"), "other": body(2, SMALL)})
+    mounted = node.mount(bucket.url, *bucket.options, *OPTIONS)
+    node.allowed_log.append("WARNING")
+    assert sorted(os.listdir(mounted)) == ["load", "other"]
+    assert len(os.listdir(mounted / "load")) == len(names)
+    proxy.script(hang(gate), method="GET", key="load/", times=None)
+    node.ok("load", mounted / "load")
+    proxy.wait_until(lambda seen: sum(map(seen.requests_by_key.__getitem__, names)) >= 40, 20)
+    began_s = time.monotonic()
+    assert (mounted / "other").read_bytes() == body(2, SMALL)
+    assert time.monotonic() - began_s < DEADLINE_S
+    check_all({name: lambda name=name: (mounted / name).read_bytes() for name in names[::60]})  # type: ignore[misc]
