@@ -32,14 +32,13 @@ from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
-from worker.threads import Done, Threads
+from worker.threads import Behind, Done, Threads
 from worker.transfer import DiskFault, Transfer, of_source
 
 log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 1.0  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
-
 
 OnBytes = Callable[[Entry, int], None]
 
@@ -125,12 +124,13 @@ class Filler:
         otherwise = lambda *_: self._threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
         return self._parts.small.start(Small(entry.origin, make, check, came, done, otherwise))
 
-    def _threads(self, piece: Piece) -> Threads:
+    def _threads(self, piece: Piece) -> Threads | Behind:
         parts = self._parts
         if piece.purpose is Purpose.READ:
             return parts.askers
         is_large = piece.end - piece.first > 1
-        return parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
+        threads = parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
+        return threads.behind if piece.is_for_nobody else threads
 
     def _begun(
         self,
