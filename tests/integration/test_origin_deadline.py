@@ -1,4 +1,4 @@
-"""[S-origin-down] Every system call on a mount ends within `--origin-deadline`, whatever the origin
+"""[S-deadline] Every system call on a mount ends within `--origin-deadline`, whatever the origin
 does with a request: it refuses it, is silent, or stops or drips in the middle of a body."""
 
 from __future__ import annotations
