@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
+from tests.services.cluster import Cluster
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy, drip_body, hang, stall_body
 
@@ -130,3 +131,26 @@ def test_a_load_job_leaves_readers_their_deadline(
     assert (mounted / "other").read_bytes() == body(2, SMALL)
     assert time.monotonic() - began_s < DEADLINE_S
     check_all({name: (mounted / name).read_bytes for name in names[::60]})
+
+
+def test_in_a_cluster(
+    cluster: Cluster, bucket: Bucket, proxy: FaultProxy, gate: threading.Event
+) -> None:
+    """The owner, who asks the origin, and then this node: together one deadline. A name is asked
+    for by the master."""
+    files = [f"{n}" for n in range(8)]
+    bucket.fill(
+        {name: body(1, SMALL) for name in files} | {"large": body(2, 24 * MIB), "d/f": b"x"}
+    )
+    cluster.master.command += OPTIONS
+    cluster.start(2, *OPTIONS)
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    mounted = cluster.mount(0, "/data")
+    cluster.wait_until_met()
+    assert sorted(os.listdir(mounted)) == [*files, "d", "large"]
+    proxy.script(hang(gate), times=None)
+    fd = os.open(mounted / "large", os.O_RDONLY)
+    reads = {f"read at {at}": functools.partial(os.pread, fd, 100, at) for at in (0, 16 * MIB)}
+    opens = {name: functools.partial(opened, mounted / name) for name in files}
+    check_all({**reads, **opens, "stat": functools.partial(os.stat, mounted / "d" / "f")})
+    os.close(fd)
