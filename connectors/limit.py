@@ -17,6 +17,7 @@ from cachefs.core.errors import DeadlineExceeded
 from cachefs.core.model import Fingerprint
 from connectors.base import Ask, Asker, Body, Connector
 from connectors.decorator import Decorator
+from connectors.until import until
 
 T = TypeVar("T")
 BURST_S: Final = 1.0  # an idle bucket holds what comes in this time
@@ -50,7 +51,8 @@ class TokenBucket:
 
 
 class Limit(Decorator):
-    """Waits before a request until the limits allow it, at most `wait_limit_s` for a free place."""
+    """Waits before a request until the limits allow it. It waits for a free place until the
+    caller's deadline (`connectors.until`), and at most for `wait_limit_s`."""
 
     def __init__(
         self,
@@ -117,8 +119,9 @@ class Limit(Decorator):
     def _enter(self) -> None:
         """Takes a place, then a token: a caller who waits for a token keeps others from piling up
         behind the origin's rate."""
-        if self._places and not self._places.acquire(timeout=self._wait_limit_s):
-            raise DeadlineExceeded(f"no free request to the origin in {self._wait_limit_s:g} s")
+        wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))
+        if self._places and not self._places.acquire(timeout=wait_s):
+            raise DeadlineExceeded(f"no free request to the origin in {wait_s:.3g} s")
         self._pause(self._requests, 1)
 
     def _leave(self) -> None:

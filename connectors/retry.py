@@ -1,5 +1,6 @@
 """Retries: the only place that tries again. Exponential back-off with full jitter, a deadline for
-the whole call, and only errors that say they are `retryable`.
+the whole call, and only errors that say they are `retryable`. The caller's own deadline
+(`connectors.until`) ends them too.
 
 A body is retried up to its first bytes. One that breaks later raises BadBody or Unreachable: the
 caller knows which pages it has, and asks for the rest. `read_all` is retried as a whole.
@@ -15,6 +16,7 @@ from typing import Final, TypeVar
 from cachefs.core.errors import CacheFSError
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
+from connectors.until import until
 
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
@@ -51,7 +53,7 @@ class Retry(Decorator):
         patience_s = self._deadline_s
         if verb == "check":
             patience_s = min(patience_s, CHECK_DEADLINE_S)
-        ends = self._clock() + patience_s
+        ends = min(self._clock() + patience_s, until())
         attempt = 0
         while True:
             try:

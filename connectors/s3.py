@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 PAGE_KEYS: Final = 1000
 DIRECT_BYTES: Final = CHUNK_BYTES  # a read of so much is worth a request of our own, see `Direct`
-BODY_LIMIT_S: Final = 3600.0  # one body; a stalled one ends after SILENCE_LIMIT_S
+BODY_LIMIT_S: Final = 180.0  # of 8 MiB, at the least rate; obstore has no limit for a part of it
 ASKER_S: Final = 60.0  # then names and credentials are looked at again
 CREDENTIALS_TTL: Final = timedelta(minutes=5)  # obstore asks botocore's chain again after this
 _LAST_CHAR: Final = "\U0010ffff"

@@ -26,9 +26,11 @@ from cachefs.core.errors import BadBody, CacheFSError, Unreachable
 from connectors.s3_body import CHUNK_BYTES
 from connectors.s3_http import CONNECT_LIMIT_S, CONNECTIONS, SILENCE_LIMIT_S, S3Http
 from connectors.streams import KEPT_S
+from connectors.until import LEAST_BYTES_PER_S, until
 
-BODY_LIMIT_S: Final = 3600.0
+CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # a chunk that takes longer is silence
 ERROR_BYTES: Final = 64 << 10
+LEAST_WAIT_S: Final = 0.1
 RETRIED: Final = (ConnectionError, BadStatusLine)
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -88,12 +90,12 @@ class DirectBody:
 
     def _chunks(self) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self._left)))
-        until = time.monotonic() + BODY_LIMIT_S
+        until_s = time.monotonic() + CHUNK_LIMIT_S
         # What came with the head is the first part of the first chunk: the rest are whole pages.
         done = self._receive_first(buffer)
         while self._left:
             chunk = buffer[: min(CHUNK_BYTES, self._left)]
-            done = self._receive(chunk, done, until)
+            done = self._receive(chunk, done, until_s)
             self._left -= done
             if done < len(chunk) and self._is_closed:
                 return
@@ -101,7 +103,7 @@ class DirectBody:
                 yield chunk[:done]
             if done < len(chunk):
                 raise BadBody(f"the body ended {self._left} bytes early", path=self._path)
-            done = 0
+            done, until_s = 0, time.monotonic() + CHUNK_LIMIT_S
 
     def _receive_first(self, buffer: memoryview) -> int:
         """How much came."""
@@ -113,11 +115,12 @@ class DirectBody:
         buffer[: len(came)] = came
         return len(came)
 
-    def _receive(self, chunk: memoryview, done: int, until: float) -> int:
-        """How much of the chunk is there when it is full, or the body has ended or was closed."""
+    def _receive(self, chunk: memoryview, done: int, until_s: float) -> int:
+        """How much of the chunk is there when it is full, or the body has ended or was closed.
+        Raises Unreachable where that takes too long."""
         with self._reading() as may_read:
             while may_read and done < len(chunk):
-                if time.monotonic() > until:
+                if time.monotonic() > until_s:
                     raise TimeoutError
                 size = self._exchange.socket.recv_into(chunk[done:], 0, socket.MSG_WAITALL)
                 if not size:
@@ -258,7 +261,7 @@ class Direct:
 
 def _connect(host: str, port: int | None) -> HTTPConnection:
     """Raises Unreachable."""
-    connection = HTTPConnection(host, port, timeout=CONNECT_LIMIT_S)
+    connection = HTTPConnection(host, port, timeout=_at_most(CONNECT_LIMIT_S))
     try:
         connection.connect()
     except TimeoutError as error:
@@ -272,11 +275,16 @@ def _connect(host: str, port: int | None) -> HTTPConnection:
     return connection
 
 
+def _at_most(limit_s: float) -> float:
+    """A time-out that keeps to the deadline of this thread's caller."""
+    return max(LEAST_WAIT_S, min(limit_s, until() - time.monotonic()))
+
+
 def _exchange(connection: HTTPConnection, target: str, headers: Mapping[str, str]) -> Exchange:
     """Until the head is there. The connection is closed on an error."""
     try:
         sock = connection.sock
-        sock.settimeout(SILENCE_LIMIT_S)
+        sock.settimeout(_at_most(SILENCE_LIMIT_S))
         connection.request("GET", target, headers=headers)
         return Exchange(connection, sock, connection.getresponse())
     except BaseException:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from connectors.base import Address, Request
+from connectors.until import LEAST_BYTES_PER_S
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ CONNECTIONS: Final = 256  # of them as many as reads are on their way; a kept on
 KEPT_S: Final = 10.0  # less than servers keep them
 CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 10.0  # others wait behind it: who has more patience goes on with it
-LIMIT_S: Final = 60.0  # of one read
 LOOK_S: Final = 1.0  # between two looks for what takes too long
 HEAD_BYTES: Final = 8 << 10
 BODY_BYTES: Final = 1 << 20
+LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # of one read: slower ones count as silence
 ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
 KEPT_BYTES: Final = 16 << 20  # of buffers, while nothing is read into them
 # The codes of what does not go well, as `cachefs.core.errors` has them.

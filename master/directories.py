@@ -23,7 +23,6 @@ from master.sync import Syncer
 from master.tree import Place, Tree
 
 PAGE_BYTES: Final = 150 << 10  # of names and records, below MAX_FRAME_BYTES
-PAGE_WAIT_S: Final = 120.0  # for the next page of a listing under way
 CONTINUE_S: Final = 300.0  # a directory stream may go on in a listing of that age
 NEXT: Final = 16  # names behind a directory's among which the next directory is looked for
 _UNKNOWN: Final = DirectoryState()
@@ -40,8 +39,9 @@ class Directories:
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
         """See MetadataService: at most `limit` (>= 1) entries and 150 KiB. A page after the first
-        continues in a listing up to 5 minutes old, so that a slow reader sees one directory."""
-        until = asyncio.get_running_loop().time() + PAGE_WAIT_S
+        continues in a listing up to 5 minutes old, so that a slow reader sees one directory. A
+        listing that brings nothing until the origin's deadline goes on without this caller."""
+        until = asyncio.get_running_loop().time() + self._sync.deadline_s
         running: Running | None = None
         while True:
             with self._store.snapshot() as reader:
@@ -57,7 +57,8 @@ class Directories:
                 return self._degraded_page(ino, after, limit, place, running.error)
             left_s = until - asyncio.get_running_loop().time()
             if left_s <= 0 or not await running.progress(left_s):
-                raise DeadlineExceeded("the origin's listing made no progress")
+                cause = f"the origin's listing made no progress in {self._sync.deadline_s:g} s"
+                return self._degraded_page(ino, after, limit, place, DeadlineExceeded(cause))
 
     def _page_now(
         self,

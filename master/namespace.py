@@ -119,10 +119,8 @@ class Master:
         clock: Callable[[], float] = time.time,
     ) -> Master:
         """Opens or makes the store in `directory` with `ufs` at "/". Blocks for some milliseconds.
-
         Raises BadConfig (another source lies there, a network file system, another format), InUse,
-        NoSpace. The caller keeps the connector and closes it after `close`.
-        """
+        NoSpace. The caller keeps the connector and closes it after `close`."""
         store = LmdbStore(Path(directory))
         try:
             master = cls(store, sync_interval_s, clock)
@@ -161,11 +159,9 @@ class Master:
         self._tree.add(Mount(ROOT_INO, record, connector, self._interval_s))
 
     async def check_source(self) -> str:
-        """Asks the origin whether it is there; "" or a warning for people.
-
-        The first use ever must reach it: raises the connector's error then, closes the master and
-        removes its store. Later what is known is served, whatever the origin says.
-        """
+        """Asks the origin whether it is there; "" or a warning for people. The first use ever must
+        reach it: raises the connector's error then, closes the master and removes its store. Later
+        what is known is served, whatever the origin says."""
         mount = self._tree.root(ROOT_INO)
         assert mount is not None, "a master that was opened with a source has it"
         self._sync.directories_removed()  # what an earlier process left to be collected
@@ -205,6 +201,10 @@ class Master:
         await self._sync.close()
         await self._mounts.close()
         await asyncio.to_thread(self._store.close)
+
+    def limit_waits(self, deadline_s: float) -> None:
+        """Callers wait so long, and no longer, for what an origin answers."""
+        self._sync.deadline_s = deadline_s
 
     @property
     def namespace(self) -> NamespaceId:

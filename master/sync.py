@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from cachefs.core.errors import CacheFSError, InUse, NotFound, OriginError, Stale
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    InUse,
+    NotFound,
+    OriginError,
+    Stale,
+)
 from cachefs.core.model import Kind
 from connectors.base import Connector, Entry
+from connectors.until import bounded
 from master.lister import Lister, Watcher
 from master.state.differences import removed_directories
 from master.state.merge import Change
@@ -36,6 +45,7 @@ WATCHED_THREADS: Final = 8  # of listings for a sync: who looks a name up waits 
 ORPHANS_AT_ONCE: Final = 16
 CLOSE_WAIT_S: Final = 5.0
 PROGRESS_WAIT_S: Final = 60.0
+ORIGIN_DEADLINE_S: Final = 30.0
 
 
 class Listing:
@@ -83,9 +93,16 @@ class Syncer:
     """The one that talks to origins."""
 
     def __init__(
-        self, store: Store, tree: Tree, clock: Callable[[], float], wake: Callable[[], None]
+        self,
+        store: Store,
+        tree: Tree,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        deadline_s: float = ORIGIN_DEADLINE_S,
     ) -> None:
-        """`wake` is called in the event loop after commits that may hold events."""
+        """`wake` is called in the event loop after commits that may hold events. `deadline_s`: how
+        long callers wait for an answer of an origin."""
+        self.deadline_s = deadline_s
         self._store = store
         self._tree = tree
         self._clock = clock
@@ -291,10 +308,9 @@ class Syncer:
 
     async def ask(self, mount: Mount, path: bytes) -> Entry | None:
         """What a path is at the origin; nothing is written. None: not there. Raises the connector's
-        errors."""
-        loop = asyncio.get_running_loop()
+        errors, DeadlineExceeded."""
         try:
-            entry = await loop.run_in_executor(self._askers, mount.connector.stat, path)
+            entry = await self._within_deadline(lambda: mount.connector.stat(path))
         except NotFound:
             entry = None
         except CacheFSError as err:
@@ -309,7 +325,23 @@ class Syncer:
 
     async def check_connector(self, connector: Connector) -> None:
         """The same of a connector that is in no mount yet."""
-        await asyncio.get_running_loop().run_in_executor(self._askers, connector.check)
+        await self._within_deadline(connector.check)
+
+    async def _within_deadline(self, question: Callable[[], T]) -> T:
+        """Asks an origin in a thread. Raises DeadlineExceeded at the deadline; the thread ends
+        later, by the time-outs of its connector."""
+        until_s = time.monotonic() + self.deadline_s
+
+        def ask() -> T:
+            with bounded(until_s):
+                return question()
+
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await asyncio.get_running_loop().run_in_executor(self._askers, ask)
+        except TimeoutError as err:
+            cause = f"no answer from the origin within {self.deadline_s:g} s"
+            raise DeadlineExceeded(cause) from err
 
     def warn(self, place: Place, name: bytes, err: CacheFSError) -> None:
         """One line in the log about an origin's error, now and then."""

@@ -26,19 +26,19 @@ from worker.small.reads import Small
 from worker.small.wire import Got
 from worker.source import NotHere, Purpose
 from worker.space import Space
+from worker.stalls import give_up_stalled
 from worker.state.accounting import allocation
 from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
-from worker.threads import Done, Threads
-from worker.transfer import DiskFault, Transfer
+from worker.threads import Behind, Done, Threads
+from worker.transfer import DiskFault, Transfer, of_source
 
 log = logging.getLogger(__name__)
 
 WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
-
 
 OnBytes = Callable[[Entry, int], None]
 
@@ -104,6 +104,7 @@ class Filler:
         if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
+        transfer.until_s = piece.started_s + self._parts.config.origin_deadline_s
         self._running[transfer] = piece
         done = functools.partial(self._begun, piece, transfer, piece.started_s)
         if not self._starts_small(piece, transfer, done):
@@ -123,12 +124,13 @@ class Filler:
         otherwise = lambda *_: self._threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
         return self._parts.small.start(Small(entry.origin, make, check, came, done, otherwise))
 
-    def _threads(self, piece: Piece) -> Threads:
+    def _threads(self, piece: Piece) -> Threads | Behind:
         parts = self._parts
         if piece.purpose is Purpose.READ:
             return parts.askers
         is_large = piece.end - piece.first > 1
-        return parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
+        threads = parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
+        return threads.behind if piece.is_for_nobody else threads
 
     def _begun(
         self,
@@ -225,6 +227,10 @@ class Filler:
             if not piece.past:
                 transfer.abort()
         return stuck
+
+    def give_up_stalled(self) -> None:
+        """See `worker.stalls`."""
+        give_up_stalled(self._running, self._parts.config.origin_deadline_s)
 
     def disk_writes(self) -> list[Hashable]:
         """The writes to the disk that are under way, each by a name that no other has."""
@@ -437,10 +443,11 @@ class Filler:
         error: CacheFSError | None
         while True:
             if begun is not None:
-                transfer, error = begun.transfer, _of_source(begun.error)
+                transfer, error = begun.transfer, of_source(begun.error)
                 begun = None
             else:
                 transfer = new_transfer(first)
+                transfer.until_s = moved_at_s + parts.config.origin_deadline_s
                 error = await self._transfer(piece, transfer, run)
             if error is None or transfer.next_page == end:
                 return
@@ -466,7 +473,7 @@ class Filler:
         try:
             await self._threads(piece).run(run, transfer)
         except CacheFSError as err:
-            return _of_source(err)
+            return of_source(err)
         finally:
             self._transferred(piece, transfer)
         return None
@@ -491,10 +498,3 @@ class Filler:
         self._aborted = True
         for transfer in self._running:
             transfer.abort()
-
-
-def _of_source(error: BaseException) -> CacheFSError:
-    """The error, where it is the source's; raises any other."""
-    if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
-        raise error
-    return error

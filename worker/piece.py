@@ -55,6 +55,11 @@ class Piece:
         return self.end == 1 and self.is_all
 
     @property
+    def is_for_nobody(self) -> bool:
+        """No reader waits for it, nor will soon: of a load, or to complete a file."""
+        return self.background and self.cache_only
+
+    @property
     def need_bytes(self) -> int:
         """Room in the cache."""
         return allocation(self.size_bytes)

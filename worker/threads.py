@@ -16,11 +16,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from cachefs.core.errors import Interrupted
 
 T = TypeVar("T")
+BEHIND_SHARE: Final = 0.75  # of the threads, for calls that readers do not wait for
 
 
 def _keep(result: Any) -> None:
@@ -75,6 +76,37 @@ class Wake:
                 self._loop.call_soon(self._run)
 
 
+class Behind:
+    """Calls of which readers are not to wait: they take at most `most` of the threads at once, the
+    others wait here, in order. The loop's alone."""
+
+    def __init__(self, threads: Threads, most: int) -> None:
+        self._threads = threads
+        self._most = most
+        self._running = 0
+        self._later: collections.deque[_Call] = collections.deque()
+
+    def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """As of `Threads`."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.submit(function, *args, done=functools.partial(_settle, future, _keep))
+        return future
+
+    def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
+        """As of `Threads`."""
+        if self._running >= self._most:
+            return self._later.append(_Call(function, args, done))
+        self._running += 1
+        self._threads.submit(function, *args, done=functools.partial(self._ended, done))
+
+    def _ended(self, done: Done, result: Any, error: BaseException | None) -> None:
+        self._running -= 1
+        if self._later:
+            call = self._later.popleft()
+            self.submit(call.function, *call.args, done=call.done)
+        done(result, error)
+
+
 class Threads:
     """Up to `count` threads, started when they are needed; more, up to twice as many, while some
     are stuck (`count_out`)."""
@@ -93,6 +125,7 @@ class Threads:
         self._running: set[_Call] = set()
         self._lock = threading.Lock()  # what comes after the end of all is refused
         self._closed = False
+        self.behind = Behind(self, max(1, int(count * BEHIND_SHARE)))
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
         """As `run`, for results that own something: `discard` (which closes descriptors) gets the

@@ -7,6 +7,7 @@ were written, with its checksum. What a source answers wrongly never becomes a p
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,7 @@ import xxhash
 
 from cachefs.core.errors import BadBody, CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
+from connectors.until import NEVER_S, bounded
 from worker.source import Purpose, Source, SourceBody
 from worker.state.pages import range_bytes
 from worker.tiers.body import TierBody
@@ -34,13 +36,16 @@ class DiskFault(CacheFSError):
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
 
-    After `run`, however it ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and
-    `tier_bytes` from other tiers of this node; `next_page` is the first that is not whole.
+    `until_s`: the source's retries and waits end then. `moved_s`: when `run` began, or the last
+    page was whole; 0.0 before. Both are of `time.monotonic`. After `run`, however it ended:
+    `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from other tiers
+    of this node; `next_page` is the first that is not whole.
     """
 
     __slots__ = (
-        "_at", "_base", "_body", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop", "aborted",
-        "at_disk", "next_page", "origin_bytes", "peer_bytes", "tier_bytes",
+        "_at", "_base", "_body", "_cut", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop",
+        "aborted", "at_disk", "moved_s", "next_page", "origin_bytes", "peer_bytes", "tier_bytes",
+        "until_s",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -54,6 +59,9 @@ class Transfer:
         self._stop = min(end * PAGE_BYTES, origin.size)
         self._hash = xxhash.xxh3_64()
         self._body: SourceBody | None = None
+        self._cut: CacheFSError | None = None
+        self.until_s = NEVER_S
+        self.moved_s = 0.0
         self.aborted = False
         self.at_disk = 0  # odd while the disk is at work for it, another number each time
         self.next_page = first
@@ -65,15 +73,16 @@ class Transfer:
         """Raises what the source raises, BadBody, DiskFault, Interrupted. Closes the body in any
         case."""
         self.raise_if_aborted()
+        self._fd, self.moved_s = fd, time.monotonic()
         size = range_bytes(self._origin.size, self.next_page, self._end)
-        body = source.read(self._origin, self._at, size, purpose)
-        self._fd = fd
-        self._body = body
-        try:
-            for chunk in body:
-                self._take(memoryview(chunk), body)
-        finally:
-            body.close()
+        with bounded(self.until_s):
+            body = self._body = source.read(self._origin, self._at, size, purpose)
+            try:
+                for chunk in body:
+                    self._take(memoryview(chunk), body)
+            finally:
+                body.close()
+        self.raise_if_aborted()
         if self._at != self._stop:
             raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
 
@@ -92,10 +101,15 @@ class Transfer:
         if self._body is not None:
             self._body.close()
 
+    def cut(self, error: CacheFSError) -> None:
+        """As `abort`; `run` raises this error."""
+        self._cut = error
+        self.abort()
+
     def raise_if_aborted(self) -> None:
         """What has not begun when it is aborted does not: who ends it waits for its thread."""
         if self.aborted:
-            raise Interrupted("the worker is closing")
+            raise self._cut or Interrupted("the worker is closing")
 
     @property
     def _path(self) -> str:
@@ -136,19 +150,30 @@ class Transfer:
 
     def _page(self, size: int, checksum: int) -> None:
         """A chunk that is the next page, all of it, and was verified."""
-        page = self.next_page
         self._at += size
-        assert self._at == min((page + 1) * PAGE_BYTES, self._stop), "not a whole page"
-        self.next_page += 1
-        self._on_page(page, checksum)
+        assert self._at == min((self.next_page + 1) * PAGE_BYTES, self._stop), "not a whole page"
+        self._has_page(checksum)
 
     def _digest(self, part: memoryview, *, whole: bool) -> None:
         self._hash.update(part)
         if whole:
-            page, checksum = self.next_page, self._hash.intdigest()
+            checksum = self._hash.intdigest()
             self._hash.reset()
-            self.next_page += 1
-            self._on_page(page, checksum)
+            self._has_page(checksum)
+
+    def _has_page(self, checksum: int) -> None:
+        """The next page is whole."""
+        page = self.next_page
+        self.moved_s = time.monotonic()
+        self.next_page += 1
+        self._on_page(page, checksum)
+
+
+def of_source(error: BaseException) -> CacheFSError:
+    """The error, where it is the source's; raises any other."""
+    if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
+        raise error
+    return error
 
 
 PIECE_PAGES: Final = 8  # of one request

@@ -72,6 +72,7 @@ class TierWatch:
         """One look at what is under way."""
         parts = self._parts
         parts.small.look()
+        self._filler.give_up_stalled()
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
         writes = self._filler.disk_writes()
         now = parts.clocks.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -452,9 +453,10 @@ class Worker:
         parts = self._parts
         answers = parts.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
+        until_s = time.monotonic() + wait_s  # all of them end at the same time
         ended = parts.small.close(wait_s)  # before the threads that it leaves things to
         for threads in (parts.fetchers, parts.askers, parts.loaders):
-            ended &= threads.close(wait_s)
+            ended &= threads.close(until_s - time.monotonic())
         ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)

@@ -227,7 +227,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "origin_deadline",
         Type.DURATION,
         30.0,
-        "Longest time that one request to the origin is retried before it fails.",
+        "Longest time that a system call on a mount, or a request to the origin, waits for the"
+        " origin before it fails.",
         minimum=1,
         commands=("mount", "master", "worker"),
     ),

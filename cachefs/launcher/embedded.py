@@ -60,6 +60,7 @@ class Source:
         self.sync_interval_s = 0.0
         self.warning = ""
         self.master: Master
+        self._deadline_s = deadline_s
         self._loader: Loader | None = None
 
     async def open(self, sync_interval_s: float) -> None:
@@ -75,6 +76,7 @@ class Source:
                 self.connector,
                 sync_interval_s,
             )
+            self.master.limit_waits(self._deadline_s)
             self.master.on_policies = self._say_pins
             self._say_pins()
             try:
@@ -311,7 +313,9 @@ async def _serve(
     pointer: Pointer,
     warning: str,
 ) -> None:
-    server = NodeServer(worker, sources, files_ahead=spec.files_ahead)
+    server = NodeServer(
+        worker, sources, files_ahead=spec.files_ahead, deadline_s=spec.origin_deadline_s
+    )
     server.more_status = sources.more_status
     server.listen(socket_path)
     loop = asyncio.get_running_loop()

@@ -59,6 +59,7 @@ class Process:
         context = server_context(spec.security)
         token, peers_ssl = presented_token(spec.security), client_context(spec.security, "https://")
         master = await asyncio.to_thread(Master.open_empty, spec.store_dir)
+        master.limit_waits(spec.origin_deadline_s)
         peers = PeerCalls(token, peers_ssl)
         try:
             server = MasterServer(

@@ -122,6 +122,7 @@ class Node:
                 self._sources,
                 stays=self._spec.stays,
                 files_ahead=self._spec.files_ahead,
+                deadline_s=self._spec.origin_deadline_s,
             )
             self._server.more_status = self._more_status
             url = await self._start_peers(stack)

@@ -59,7 +59,7 @@ from master.server.tally import Tally
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 2048  # calls; more are refused, not queued
-ANSWER_S: Final = 140.0  # an origin's listing may make no progress for 120 s
+ANSWER_S: Final = 140.0  # a backstop: what an origin is asked for ends at its deadline
 MAX_LINE_BYTES: Final = 64 << 10  # of the first line and of a header
 IDLE_S: Final = 75.0  # of a connection
 BACKLOG: Final = 1024

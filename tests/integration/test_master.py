@@ -18,6 +18,7 @@ from cachefs.core.errors import (
     AccessDenied,
     BadConfig,
     CacheFSError,
+    DeadlineExceeded,
     IsADirectory,
     NameTooLong,
     NotADirectory,
@@ -628,6 +629,28 @@ def test_an_origin_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture
         run(work())
     assert len(caplog.records) == 1, "one line, not one per access"
     assert "s3://bucket/prefix/x" in caplog.text
+
+
+def test_an_origin_that_is_silent(tmp_path: Path) -> None:
+    """[S-origin-down] What is known is answered at the deadline, and at once after that."""
+
+    async def work() -> None:
+        clock, origin = Clock(), MemoryConnector({b"x": b"1", b"d/f": b"1"})
+        async with opened(tmp_path, origin, clock) as master:
+            master.limit_waits(0.2)
+            known = (await master.lookup(ROOT_INO, b"x")).inode
+            names = await names_of(master)
+            ino = await ino_of(master, b"d")
+            clock.now += 61
+            origin.script.block("stat")
+            origin.script.block("list_dir")
+            assert await names_of(master) == names
+            assert await master.lookup(ROOT_INO, b"x") == messages.Found(known, DEGRADED_VALID_S)
+            assert master.status()["sources"][0]["origin_down"] is True
+            await raises(DeadlineExceeded, master.lookup(ROOT_INO, b"y"))
+            await raises(DeadlineExceeded, master.list_dir(ino, b"", 10))
+
+    run(work())
 
 
 def test_interval_zero_has_no_answer_while_the_origin_is_down(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import AccessDenied, Interrupted, Stale
+from cachefs.core.errors import AccessDenied, DeadlineExceeded, Interrupted, Stale
 from cachefs.core.model import SMALL_FILE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer, fuse
@@ -104,6 +104,23 @@ def test_openings_of_one_file_share_its_fill(tmp_path: Path) -> None:
         assert await other == rig.data[1]
 
     assert serve(tmp_path, 100 * MIB, script).origin.script.body_bytes == 3 * MIB
+
+
+def test_an_opening_fails_at_the_deadline_and_its_fill_goes_on(tmp_path: Path) -> None:
+    async def script(worker: Worker, peer: Peer, server: NodeServer) -> None:
+        rig.put(1, SMALL)
+        rig.origin.script.block("read")
+        for id in (7, 8):
+            await peer.send(id, m.Open(NAMESPACE, 1))
+        for _ in range(2):
+            _, failure, _ = await peer.receive()
+            assert isinstance(m.error_of(failure), DeadlineExceeded)
+        rig.origin.script.unblock()
+        await until(lambda: rig.published() == {rig.name(1)})
+        assert (await opened(peer, 1))[1] == rig.data[1]
+
+    rig = Rig(tmp_path, 100 * MIB)
+    serve_rig(rig, tmp_path, FakeSources(), script, deadline_s=0.1)
 
 
 def test_a_cancelled_opening_is_answered_and_its_fill_goes_on(tmp_path: Path) -> None:

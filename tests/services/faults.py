@@ -67,6 +67,11 @@ class CutBody(Fault, frozen=True, tag="cut_body"):
     after_bytes: int
 
 
+class DripBody(Fault, frozen=True, tag="drip_body"):
+    after_bytes: int
+    bytes_per_s: int
+
+
 class ShortBody(Fault, frozen=True, tag="short_body"):
     missing_bytes: int = 1
 
@@ -91,7 +96,9 @@ class Hang(Fault, frozen=True, tag="hang"):
     event: Any
 
 
-WireFault = Status | CutBody | ShortBody | WrongEtag | IgnoreIfMatch | AlteredLength | Refuse
+WireFault = (
+    Status | CutBody | DripBody | ShortBody | WrongEtag | IgnoreIfMatch | AlteredLength | Refuse
+)
 
 
 def status(code_number: int, *, code: str = "InternalError", message: str = "") -> Status:
@@ -106,6 +113,16 @@ def expired_credentials() -> Status:
 def cut_body(after_bytes: int) -> CutBody:
     """The connection is closed after so many bytes of the body (never after the whole of it)."""
     return CutBody(after_bytes)
+
+
+def stall_body(after_bytes: int = 0) -> DripBody:
+    """After so many bytes of the body nothing more comes, and the connection stays open."""
+    return DripBody(after_bytes, 0)
+
+
+def drip_body(bytes_per_s: int, after_bytes: int = 0) -> DripBody:
+    """After so many bytes of the body the rest comes at this rate, in ten pieces a second."""
+    return DripBody(after_bytes, bytes_per_s)
 
 
 def short_body(missing_bytes: int = 1) -> ShortBody:

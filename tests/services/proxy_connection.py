@@ -6,13 +6,14 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tests.services import proxy_control
 from tests.services.faults import (
     CONDITIONS,
     AlteredLength,
     CutBody,
+    DripBody,
     Fault,
     Hang,
     IgnoreIfMatch,
@@ -168,6 +169,8 @@ class Connection:
             self._drop_upstream()
 
     def _relay_counted(self, body: _Body, upstream: Stream, send: _Sender) -> None:
+        if body.drip is not None:
+            self._drip(body.drip, body.from_server_bytes, upstream, send)
         upstream.pour(body.from_server_bytes, send, self._proxy.piece_bytes)
         if body.cut:
             raise _Cut
@@ -175,6 +178,17 @@ class Connection:
             send(memoryview(bytes(body.padding_bytes)))
         if body.from_server_bytes != body.length_bytes:
             self._drop_upstream()  # the rest of this body is still in it
+
+    def _drip(self, fault: DripBody, size_bytes: int, upstream: Stream, send: _Sender) -> NoReturn:
+        """Raises _ClientGone, or _Cut once the connection ends or the body is almost over."""
+        first = min(fault.after_bytes, size_bytes)
+        upstream.pour(first, send, self._proxy.piece_bytes)
+        left, piece = size_bytes - first, fault.bytes_per_s // 10
+        while not self._closed.wait(0.1) and left > piece:
+            left -= piece
+            if piece:
+                upstream.move(piece, send, self._proxy.piece_bytes)
+        raise _Cut
 
     def to_client(self, data: bytes | memoryview) -> None:
         """Raises _ClientGone."""
@@ -232,12 +246,15 @@ class _Body:
         self.from_server_bytes = self.length_bytes or 0
         self.padding_bytes = 0
         self.cut = False
+        self.drip: DripBody | None = None
         if fault is None or number >= 300:
             return
         if isinstance(fault, WrongEtag):
             response.set(b"ETag", fault.etag.encode())
         elif isinstance(fault, AlteredLength):
             self._alter(response, fault.delta_bytes)
+        elif self.length_bytes is not None and isinstance(fault, DripBody):
+            self.drip = fault
         elif self.length_bytes is not None and isinstance(fault, CutBody):
             self.from_server_bytes = min(fault.after_bytes, self.length_bytes - 1)
             self.cut = True

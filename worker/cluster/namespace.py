@@ -54,7 +54,7 @@ from worker.cluster.stream import Stream
 
 DEGRADED_VALID_S: Final = 5.0  # of answers that could not be checked, as a master gives them
 PATIENCE_S: Final = 2.0  # with a master, where there is an older answer
-LISTING_S: Final = 150.0  # an origin's listing may make no progress for 120 s
+LISTING_S: Final = 150.0  # a backstop, as the master has one
 LOCATE_S: Final = 15.0  # never asks an origin
 PERMISSION_S: Final = 5.0
 POLICY_S: Final = PERMISSION_WINDOW_S + LOCATE_S  # a pin waits for permissions to end

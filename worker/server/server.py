@@ -37,6 +37,8 @@ LAST_MOUNT_GRACE_S = 0.3
 SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client broke off
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
+LOOK_S = 0.25  # between looks for requests that have waited too long
+WARN_EVERY_S = 10.0  # of such requests the log names one in so long
 
 
 class Sources(Protocol):
@@ -57,10 +59,13 @@ class NodeServer:
         *,
         stays: bool = False,
         files_ahead: int = MOST_FILES,
+        deadline_s: float = 30.0,
     ) -> None:
-        """`files_ahead`: see `worker.state.filesahead`."""
+        """`files_ahead`: see `worker.state.filesahead`. `deadline_s`: of a system call on a mount,
+        see `worker.server.patience`."""
         self.worker = worker
         self.ahead = Ahead(worker.loading, sources.service, files_ahead)
+        self.deadline_s = deadline_s
         self._stays = stays
         self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
         self._sources = sources
@@ -68,6 +73,8 @@ class NodeServer:
         self._listener: socket.socket | None = None
         self._stop = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._warned_at_s = float("-inf")  # monotonic
         self._started_at = time.time()
         self.passthrough_bytes = 0  # of complete files that kernels were given
         self._pace = Pace()  # of what is logged about sessions that cannot be accepted
@@ -88,6 +95,7 @@ class NodeServer:
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
         self._arm(FIRST_MOUNT_GRACE_S)
+        self._look()
 
     async def serve(self) -> None:
         """Until nobody needs the server or it is told to stop; the listener is closed after it."""
@@ -116,6 +124,8 @@ class NodeServer:
             await asyncio.sleep(0.02)
         for session in [*self._sessions]:
             session.close()
+        if self._looking is not None:
+            self._looking.cancel()
         await self.ahead.close()
 
     # ---- called by sessions ----
@@ -158,6 +168,16 @@ class NodeServer:
         }
 
     # ---- inside ----
+
+    def _look(self) -> None:
+        """Ends the requests that have waited too long, and looks again soon."""
+        now = time.monotonic()
+        for session in [*self._sessions]:
+            request = session.end_overdue(now)
+            if request is not None and now - self._warned_at_s >= WARN_EVERY_S:
+                self._warned_at_s = now
+                log.warning("no answer within %g s: %s", self.deadline_s, request)
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _tell_tiers(self) -> None:
         for session in self._mounts():

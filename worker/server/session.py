@@ -11,17 +11,26 @@ import functools
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import cachefs
 from cachefs.core import messages as m
-from cachefs.core.errors import CacheFSError, Interrupted, PositionGone, ProtocolError, Unreachable
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    Interrupted,
+    PositionGone,
+    ProtocolError,
+    Unreachable,
+)
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from worker.cache import TierView
 from worker.server import operators
 from worker.server.channel import Channel
+from worker.server.patience import Patience
 
 if TYPE_CHECKING:
     from worker.cache import Grant
@@ -49,6 +58,8 @@ class Session:
         self._handles: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._openings: dict[int, Opening] = {}
+        self._patience = Patience(server.deadline_s)
+        self._late: set[int] = set()  # requests whose deadline has passed, and that are ending
         self._event_tasks: set[asyncio.Task[None]] = set()
         self._many_tiers = False  # it understands that there are several
         self._told: dict[int, TierView] = {}
@@ -71,6 +82,7 @@ class Session:
             return self._reply(frame.id, m.failure_of(error))
         if len(self._tasks) + len(self._openings) >= MAX_IN_FLIGHT:
             return self._reply(frame.id, m.failure_of(Unreachable("too many requests in flight")))
+        self._patience.begin(frame.id, frame.body, time.monotonic())
         if isinstance(frame.body, m.Open) and self._opens_soon(frame.id, frame.body):
             return
         self._start(frame.id, later(self, frame.body))
@@ -92,7 +104,10 @@ class Session:
         self._reply(id, body, fd)
 
     def _interrupted(self, id: int) -> None:
-        self._reply(id, m.failure_of(Interrupted("the caller was interrupted")))
+        error: CacheFSError = Interrupted("the caller was interrupted")
+        if id in self._late:
+            error = DeadlineExceeded(f"no answer within {self.server.deadline_s:g} s")
+        self._reply(id, m.failure_of(error))
 
     def _failure(self, id: int, err: Exception) -> m.Failure:
         if isinstance(err, CacheFSError):
@@ -106,7 +121,20 @@ class Session:
                 self.server.worker.release(body.handle)
             else:
                 self._handles.add(body.handle)
+        self._patience.end(id, body, time.monotonic())
+        self._late.discard(id)
         self._channel.send(m.encode(id, body), fd)
+
+    def end_overdue(self, now: float) -> m.Message | None:
+        """Fails the requests whose deadline has passed; what they wait for goes on. Returns one of
+        those requests, None where there are none."""
+        found: m.Message | None = None
+        for id in self._patience.overdue(now):
+            if id not in self._late:
+                found = self._patience.about(id)
+                self._late.add(id)
+                self._drop(id)
+        return found
 
     def send_event(self, body: m.Message) -> None:
         self._channel.send(m.encode(0, body))
@@ -157,6 +185,7 @@ class Session:
             return self._reply(id, m.failure_of(err))
         if found is not None:
             return self._reply(id, found)
+        self._patience.begin(id, body, time.monotonic())
         self._start(id, _bare(service.lookup(body.parent, body.name)))
 
     def _release(self, id: int, body: m.Release) -> None:
@@ -180,13 +209,17 @@ class Session:
         self.facts = body
 
     def _cancel(self, id: int, body: m.Cancel) -> None:
-        task = self._tasks.get(body.id)
+        self._drop(body.id)
+
+    def _drop(self, id: int) -> None:
+        """Answers a request without its result. Unknown ids are ignored."""
+        task = self._tasks.get(id)
         if task is not None:
             task.cancel()
-        opening = self._openings.pop(body.id, None)
+        opening = self._openings.pop(id, None)
         if opening is not None:
             opening.cancel()
-            self._interrupted(body.id)
+            self._interrupted(id)
 
     # ---- opens that need no task ----
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, Throttled, Unreachable
+from cachefs.core.errors import (
+    AccessDenied,
+    BadBody,
+    CacheFSError,
+    DeadlineExceeded,
+    Throttled,
+    Unreachable,
+)
+from connectors.limit import Limit, Limits
 from connectors.memory import MemoryConnector
 from connectors.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry, pause_s
+from connectors.until import NEVER_S, bounded, until
 
 
 class Time:
@@ -120,3 +129,22 @@ def test_an_empty_body(memory: MemoryConnector, time: Time) -> None:
 
 def test_every_error_says_whether_to_retry() -> None:
     assert not CacheFSError("any").retryable
+
+
+def test_the_callers_deadline_ends_the_attempts(memory: MemoryConnector, time: Time) -> None:
+    """Also where the deadline of this layer is later, and only for the caller's thread."""
+    memory.fail("stat", None, Unreachable("down"), times=99)
+    source = retry(memory, time, deadline_s=1000.0)
+    with bounded(time.now + 5.0), bounded(time.now + 500.0), pytest.raises(Unreachable):
+        source.stat(b"d/0001")
+    assert time.now <= 105.0
+    assert until() == NEVER_S
+
+
+def test_a_wait_for_a_place_ends_at_the_callers_deadline(memory: MemoryConnector) -> None:
+    limited = Limit(memory, Limits(in_flight=1), wait_limit_s=1000.0, clock=lambda: 100.0)
+    body = limited.read(b"d/0001", 0, 1, memory.stat(b"d/0001").fingerprint)
+    with bounded(100.05), pytest.raises(DeadlineExceeded):
+        limited.stat(b"d/0001")
+    body.close()
+    assert limited.stat(b"d/0001").fingerprint.size == 1

@@ -83,3 +83,35 @@ def test_there_is_room_while_a_thread_is_left() -> None:
             assert pool.close(5.0)
 
     asyncio.run(script())
+
+
+def test_calls_behind_leave_threads_to_others_and_all_are_made() -> None:
+    async def script() -> None:
+        pool = Threads("test", 4, Wake(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        try:
+            behind = [pool.behind.run(go_on.wait, 20.0) for _ in range(20)]
+            assert await asyncio.wait_for(pool.run(lambda: "done"), 20.0) == "done"
+            assert not any(future.done() for future in behind)
+            go_on.set()
+            assert await asyncio.wait_for(asyncio.gather(*behind), 20.0) == [True] * 20
+        finally:
+            go_on.set()
+            assert pool.close(5.0)
+
+    asyncio.run(script())
+
+
+def test_calls_behind_hear_of_the_end() -> None:
+    async def script() -> None:
+        pool = Threads("test", 1, Wake(asyncio.get_running_loop()))
+        go_on = threading.Event()
+        first, second = (pool.behind.run(go_on.wait, 5.0) for _ in range(2))
+        assert not pool.close(0.0)
+        go_on.set()
+        await first
+        with pytest.raises(Interrupted):
+            await asyncio.wait_for(second, 5.0)
+        assert pool.close(5.0)
+
+    asyncio.run(script())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import NotFound, Stale, Unreachable
+from cachefs.core.errors import DeadlineExceeded, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from worker.cache import TierView
 from worker.server.server import NodeServer
@@ -135,10 +135,10 @@ class Peer:
 Script = Callable[[NodeServer, FakeWorker, FakeSources, Path], Awaitable[None]]
 
 
-def serve(tmp_path: Path, script: Script) -> FakeWorker:
+def serve(tmp_path: Path, script: Script, **options: Any) -> FakeWorker:
     async def run() -> FakeWorker:
         worker, sources = FakeWorker(tmp_path), FakeSources()
-        server = NodeServer(worker, sources)  # type: ignore[arg-type]
+        server = NodeServer(worker, sources, **options)  # type: ignore[arg-type]
         server.listen(tmp_path / "s.sock")
         try:
             await asyncio.wait_for(script(server, worker, sources, tmp_path / "s.sock"), LIMIT_S)
@@ -194,6 +194,20 @@ def test_an_open_carries_a_descriptor_and_ends_with_its_session(tmp_path: Path) 
         assert worker.released == [50, 60]
 
     serve(tmp_path, script)
+
+
+def test_a_request_is_answered_at_the_deadline(tmp_path: Path) -> None:
+    """Once, with an error; the session goes on."""
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        failure = await peer.call(3, m.Open(NAMESPACE, 1000))
+        assert isinstance(m.error_of(failure), DeadlineExceeded)
+        assert worker.cancelled == 1
+        assert isinstance(await peer.call(4, m.Lookup(NAMESPACE, 1, b"known")), m.Found)
+        peer.sock.close()
+
+    serve(tmp_path, script, deadline_s=0.1)
 
 
 def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""How long a session's requests may wait: each has a deadline, and those of one system call share
+it."""
+
+from __future__ import annotations
+
+from cachefs.core import messages as m
+from cachefs.core.model import Inode, Kind, NamespaceId
+from worker.server.patience import CHAIN_S, GRACE_S, LEAST_S, Patience
+
+NAMESPACE = NamespaceId(b"n" * 16)
+DEADLINE_S = 30.0
+FOUND = m.Found(Inode(7, Kind.FILE), 5.0)
+FAILED = m.Failure("deadline", "no answer")
+
+
+def lasts(patience: Patience, body: m.Message, now: float, id: int = 99) -> float:
+    """How long a request would wait that begins now, in seconds."""
+    patience.begin(id, body, now)
+    low, high = 0.0, 1000.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if id in patience.overdue(now + middle):
+            high = middle
+        else:
+            low = middle
+    return round(high, 1)
+
+
+def test_a_request_ends_at_the_deadline() -> None:
+    patience = Patience(DEADLINE_S)
+    assert lasts(patience, m.Open(NAMESPACE, 7), 1000.0) == DEADLINE_S + GRACE_S
+    assert patience.about(99) == m.Open(NAMESPACE, 7)
+    patience.end(99, FAILED, 1010.0)
+    assert patience.about(99) is None
+    assert patience.overdue(9999.0) == []
+
+
+def test_what_no_system_call_asks_for_has_no_deadline() -> None:
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Status(), 1000.0)
+    assert patience.overdue(9999.0) == []
+
+
+def test_the_requests_of_one_system_call_share_a_deadline() -> None:
+    """A name on the way, the name of the file, and its open."""
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Lookup(NAMESPACE, 1, b"dir"), 1000.0)
+    patience.end(1, m.Found(Inode(5, Kind.DIRECTORY), 5.0), 1010.0)
+    patience.begin(2, m.Lookup(NAMESPACE, 5, b"file"), 1010.1)
+    patience.end(2, FOUND, 1025.1)
+    left_s = DEADLINE_S + GRACE_S - 25
+    assert lasts(patience, m.Open(NAMESPACE, 7), 1025.2) == left_s
+    assert lasts(patience, m.Open(NAMESPACE, 8), 1025.2) == DEADLINE_S + GRACE_S
+
+
+def test_a_later_system_call_has_its_own() -> None:
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Lookup(NAMESPACE, 1, b"file"), 1000.0)
+    patience.end(1, FOUND, 1025.0)
+    full_s = DEADLINE_S + GRACE_S
+    assert lasts(patience, m.Open(NAMESPACE, 7), 1025.1 + CHAIN_S) == full_s
+
+
+def test_calls_that_ask_again_and_again_have_one_each() -> None:
+    patience = Patience(DEADLINE_S)
+    now = 1000.0
+    for id in range(20):
+        patience.begin(id, m.GetAttr(NAMESPACE, 7), now)
+        now += 5.0
+        patience.end(id, FOUND, now)
+    assert lasts(patience, m.GetAttr(NAMESPACE, 7), now) == DEADLINE_S + GRACE_S
+
+
+def test_a_read_that_failed_is_asked_for_once_more_and_not_waited_for_again() -> None:
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Ensure(3, 0, 1 << 20), 1000.0)
+    patience.end(1, FAILED, 1000.0 + DEADLINE_S + GRACE_S)
+    now = 1000.1 + DEADLINE_S + GRACE_S
+    assert lasts(patience, m.Ensure(3, 0, 4096), now) == LEAST_S
+    assert lasts(patience, m.Ensure(4, 0, 4096), now, 98) == DEADLINE_S + GRACE_S
+    patience.end(99, FAILED, now + LEAST_S)
+    later = now + LEAST_S + CHAIN_S
+    assert lasts(patience, m.Ensure(3, 0, 4096), later, 97) == DEADLINE_S + GRACE_S
+
+
+def test_a_read_that_succeeded_costs_the_next_one_nothing() -> None:
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Ensure(3, 0, 1 << 20), 1000.0)
+    patience.end(1, m.Ensured(0, 1 << 20), 1020.0)
+    assert lasts(patience, m.Ensure(3, 1 << 20, 4096), 1020.1) == DEADLINE_S + GRACE_S

@@ -1,0 +1,110 @@
+"""How long the requests of one session may wait. Pure: the caller passes the time.
+
+A system call on a mount may become several requests: names on the way to a file, then the open, or
+a read that the kernel asks for once more, in a smaller piece, after the first one failed. Together
+they get one deadline. What a request has waited is therefore taken off the time of the next one
+about the same inode or handle, if that follows within `CHAIN_S`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from cachefs.core import messages as m
+
+GRACE_S: Final = 1.0  # beyond the deadline: the parts below end by themselves, with a better error
+CHAIN_S: Final = 1.0  # a request that follows later belongs to another system call
+LEAST_S: Final = 0.5  # that the next request of a chain gets in any case
+NOTED_S: Final = 1.0  # shorter waits are not noted
+
+Subject = tuple[bytes, int] | int
+"""The namespace and an inode number, or a handle."""
+
+
+class _Spent(NamedTuple):
+    """What a system call has waited so far, if its next request comes before `until_s`."""
+
+    by: type[m.Message]
+    until_s: float
+    spent_s: float
+
+
+class Waiting(NamedTuple):
+    """A request under way. Times are monotonic, in seconds. `spent_s`: by the ones before it."""
+
+    body: m.Message
+    subject: Subject
+    began_s: float
+    spent_s: float
+    until_s: float
+
+
+class Patience:
+    """The requests of one session that wait, by their ids."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._limit_s = deadline_s + GRACE_S
+        self._waiting: dict[int, Waiting] = {}
+        self._spent: dict[Subject, _Spent] = {}
+
+    def begin(self, id: int, body: m.Message, now: float) -> None:
+        """Notes a request, unless it is of a kind that no system call makes."""
+        subject = _subject(body)
+        if subject is None:
+            return
+        spent_s = self._spent_on(subject, type(body), now) if self._spent else 0.0
+        left_s = max(LEAST_S, self._limit_s - spent_s)
+        self._waiting[id] = Waiting(body, subject, now, spent_s, now + left_s)
+
+    def _spent_on(self, subject: Subject, kind: type[m.Message], now: float) -> float:
+        spent = self._spent.get(subject)
+        if spent is None or now > spent.until_s:
+            return 0.0
+        is_next_call = kind is m.GetAttr and spent.by is m.GetAttr
+        return 0.0 if is_next_call else spent.spent_s
+
+    def end(self, id: int, answer: m.Message, now: float) -> None:
+        """Notes that a request was answered. Unknown ids are ignored."""
+        waiting = self._waiting.pop(id, None)
+        if waiting is None or now - waiting.began_s < NOTED_S:
+            return
+        subject = _next_subject(waiting, answer)
+        if subject is None:
+            return
+        before_s = 0.0 if isinstance(waiting.body, m.Ensure) else waiting.spent_s
+        self._spent = {one: spent for one, spent in self._spent.items() if now <= spent.until_s}
+        self._spent[subject] = _Spent(
+            type(waiting.body), now + CHAIN_S, before_s + now - waiting.began_s
+        )
+
+    def overdue(self, now: float) -> list[int]:
+        """The ids of the requests whose deadline has passed."""
+        return [id for id, waiting in self._waiting.items() if now >= waiting.until_s]
+
+    def about(self, id: int) -> m.Message | None:
+        """The request of an id; None where it has no deadline."""
+        waiting = self._waiting.get(id)
+        return waiting.body if waiting is not None else None
+
+
+def _subject(body: m.Message) -> Subject | None:
+    """What a request is about; None for those that are not bounded here."""
+    if isinstance(body, m.Ensure):
+        return body.handle
+    if isinstance(body, m.Open | m.GetAttr | m.ListDir):
+        return body.namespace, body.ino
+    if isinstance(body, m.Lookup):
+        return body.namespace, body.parent
+    return (body.namespace, 0) if isinstance(body, m.Resolve) else None
+
+
+def _next_subject(waiting: Waiting, answer: m.Message) -> Subject | None:
+    """What the next request of the same system call is about; None where this was the last one.
+    After an inode was found, that inode. After a read that failed, the same handle: the kernel asks
+    for one page of it again."""
+    if isinstance(answer, m.Found) and answer.inode is not None:
+        assert not isinstance(waiting.subject, int)
+        return waiting.subject[0], answer.inode.ino
+    if isinstance(waiting.body, m.Ensure) and isinstance(answer, m.Failure):
+        return waiting.subject
+    return None
