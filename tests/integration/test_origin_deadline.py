@@ -3,6 +3,7 @@ does with a request: it refuses it, is silent, or stops or drips in the middle o
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import threading
@@ -16,6 +17,7 @@ import pytest
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
 from tests.services.cluster import Cluster
+from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy, drip_body, hang, stall_body
 
@@ -29,10 +31,11 @@ SMALL = 200_000
 
 
 def failed_after(call: Callable[[], object]) -> float:
-    """How long a call took to raise OSError, in seconds. Fails where it succeeds."""
+    """How long a call took to raise EIO, in seconds. Fails where it succeeds."""
     began_s = time.monotonic()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         call()
+    assert caught.value.errno == errno.EIO
     return time.monotonic() - began_s
 
 
@@ -154,3 +157,25 @@ def test_in_a_cluster(
     opens = {name: functools.partial(opened, mounted / name) for name in files}
     check_all({**reads, **opens, "stat": functools.partial(os.stat, mounted / "d" / "f")})
     os.close(fd)
+
+
+def test_a_directory_whose_disk_hangs(node: Node, tmp_path: Path) -> None:
+    """The threads that are in it end when it answers again; nobody waits for them."""
+    with hanging_disk(tmp_path) as disk:
+        (disk.below / "d").mkdir()
+        for name in ("small", "other", "d/unknown"):
+            (disk.below / name).write_bytes(body(1, SMALL))
+        mounted = node.mount(f"file://{disk.path}", *OPTIONS)
+        node.allowed_log.append("WARNING")
+        assert sorted(os.listdir(mounted)) == ["d", "other", "small"]
+        disk.hang()
+        check_all(
+            {
+                "open": lambda: opened(mounted / "small"),
+                "stat": lambda: os.stat(mounted / "d" / "unknown"),
+                "readdir": lambda: os.listdir(mounted / "d"),
+            }
+        )
+        disk.go_on()
+        wait_until(lambda: (mounted / "other").read_bytes() == body(1, SMALL), "it reads again")
+        node.umount(mounted)
