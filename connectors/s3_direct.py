@@ -24,11 +24,16 @@ from urllib.parse import urlsplit
 
 from cachefs.core.errors import BadBody, CacheFSError, Unreachable
 from connectors.s3_body import CHUNK_BYTES
-from connectors.s3_http import CONNECT_LIMIT_S, CONNECTIONS, SILENCE_LIMIT_S, S3Http
+from connectors.s3_http import (
+    CONNECT_LIMIT_S,
+    CONNECTIONS,
+    ERROR_BYTES,
+    SILENCE_LIMIT_S,
+    S3Http,
+)
 from connectors.streams import KEPT_S
 
 BODY_LIMIT_S: Final = 3600.0
-ERROR_BYTES: Final = 64 << 10
 RETRIED: Final = (ConnectionError, BadStatusLine)
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -50,14 +55,14 @@ class DirectReply:
     """A 2xx reply. Whoever has it takes its body, or closes it."""
 
     def __init__(self, exchange: Exchange, give: Callable[[HTTPConnection], None]) -> None:
-        assert exchange.response.length is not None
         self.headers = headers_of(exchange.response)
-        self.length_bytes: int = exchange.response.length
+        self.length_bytes: int | None = exchange.response.length  # None: it does not say
         self._exchange = exchange
         self._give = give
 
     def body(self, path: str) -> DirectBody:
-        """All that the server said."""
+        """All that the server said, which is so long as it said."""
+        assert self.length_bytes is not None
         return DirectBody(self._exchange, self.length_bytes, self._give, path)
 
     def close(self) -> None:
@@ -183,7 +188,7 @@ class Direct:
 
     def get(self, key: str, headers: Mapping[str, str]) -> DirectReply | None:
         """One request. Raises the typed errors for a reply that refuses it. None for one that
-        leads elsewhere, or does not say how long it is: the other clients know more of HTTP."""
+        leads elsewhere: another client follows it."""
         request = self._requests.signed("GET", key, headers=headers)
         path = f"s3://{self._requests.bucket}/{key}"
         try:
@@ -193,7 +198,7 @@ class Direct:
         response = exchange.response
         if response.status >= 400:
             self._refused(exchange, path)
-        if response.status >= 300 or response.length is None:
+        if response.status >= 300:
             exchange.close()
             return None
         return DirectReply(exchange, self._keep)

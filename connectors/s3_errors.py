@@ -136,6 +136,7 @@ _NO_STATUS: Final = (
     ("request or response body error", errors.BadBody, "the body ended early"),
     ("error reading a body", errors.BadBody, "the body ended early"),
 )
+_HEADERS: Final = ("Header error", "Header missing from response", "Invalid last modified")
 
 
 def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
@@ -155,6 +156,12 @@ def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
         if words in text:
             return family(cause, path=path)
     return errors.Unavailable(f"the request failed ({text.splitlines()[0][:200]})", path=path)
+
+
+def needs_headers(error: BaseException) -> bool:
+    """Did obstore refuse a reply for a header that it lacks, or that says nothing?"""
+    text = str(error)
+    return _STATUS.search(text) is None and any(words in text for words in _HEADERS)
 
 
 def refuses_certificate(error: BaseException) -> bool:
