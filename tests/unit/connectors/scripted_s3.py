@@ -90,6 +90,7 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def handle(self) -> None:
             with contextlib.suppress(ConnectionError):  # a client that has seen enough closes
