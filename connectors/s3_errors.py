@@ -32,6 +32,8 @@ _REGION: Final = frozenset(
     }
 )
 _PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
+# What parsing raises: for torn XML, for an unknown encoding, for one of several bytes.
+XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 
 class S3Failure(NamedTuple):
@@ -48,7 +50,7 @@ def parse_failure(status: int, body: bytes, request_id: str = "", region: str = 
     """The error document of a reply; an empty or strange body leaves the status alone."""
     try:
         root = ElementTree.fromstring(body) if body else None
-    except ElementTree.ParseError:
+    except XML_ERRORS:
         root = None
     if root is None:
         return S3Failure(status, request_id=request_id, region=region)

@@ -18,8 +18,10 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Entry, Page, clean_etag, order_key
 from connectors.bounds import UNKNOWN_NS, parse_size, whole_seconds_ns
+from connectors.s3_errors import XML_ERRORS
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
+_NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")  # the last: UTF-16, which hides the others
 IDLE_PAGES: Final = 1000  # in a row, see `Progress`
 IDLE_S: Final = 120.0
 
@@ -78,11 +80,11 @@ class Progress:
 
 def parse_listing(body: bytes) -> Listing:
     """Raises BadBody for a torn reply, OriginError for one that is no listing."""
-    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+    if any(mark in body for mark in _NOT_PLAIN):
         raise OriginError("the listing is no plain XML")
     try:
         root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
+    except XML_ERRORS as error:
         raise BadBody(f"a torn listing ({error})") from error
     namespace, _, name = root.tag.rpartition("}")
     if name != "ListBucketResult":

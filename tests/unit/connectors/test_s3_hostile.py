@@ -263,6 +263,15 @@ def test_a_refusal_is_read_to_its_limit(server: ScriptedS3) -> None:
     assert isinstance(failure, errors.Unavailable)
 
 
+@pytest.mark.parametrize("encoding", ["none", "shift_jis"])
+def test_a_refusal_in_an_unknown_encoding(server: ScriptedS3, encoding: str) -> None:
+    """Its status is known."""
+    body = f'<?xml version="1.0" encoding="{encoding}"?><Error><Code>SlowDown</Code></Error>'
+    server.script = lambda _request: Answer(500, body.encode())
+    _, failure = read(connector(server))
+    assert isinstance(failure, errors.Unavailable)
+
+
 @listings
 def test_a_page_of_a_listing_has_a_limit(
     server: ScriptedS3, act: Callable[[S3Connector], object]

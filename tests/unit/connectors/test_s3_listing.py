@@ -77,6 +77,8 @@ def test_the_token_of_the_next_page() -> None:
         b"",
         b"not xml",
         document(GOOD)[:-5],
+        b'<?xml version="1.0" encoding="none"?>' + document(GOOD),
+        b'<?xml version="1.0" encoding="shift_jis"?>' + document(GOOD),
         document({name: value for name, value in GOOD.items() if name != "Key"}),
         document(more="<IsTruncated>true</IsTruncated>"),
     ],
@@ -171,8 +173,11 @@ def test_pages_that_come_slowly_have_an_end() -> None:
         progress.check("1", listing("2"))
 
 
+ENTITIES = "<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>"
+
+
 @pytest.mark.parametrize(
-    "body", [b"<html/>", b"<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>", b"<Error/>"]
+    "body", [b"<html/>", ENTITIES.encode(), ENTITIES.encode("utf-16"), b"<Error/>"]
 )
 def test_what_is_no_listing(body: bytes) -> None:
     with pytest.raises(OriginError):
