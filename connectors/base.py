@@ -10,18 +10,20 @@ root is b"". A name that a file system cannot show never leaves an adapter: it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from cachefs.core.model import Fingerprint
+
+MAX_ETAG_CHARS: Final = 1024
 
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What the store can and cannot tell."""
 
     ordered_listings: bool  # pages come in the order of `order_key` (else: any order)
-    etags: bool  # `Fingerprint.etag` identifies the bytes
+    etags: bool  # files have a `Fingerprint.etag`, which changes with the bytes
     conditional_reads: bool  # a ranged read can be bound to an etag by the store itself
     directories: bool  # directories exist by themselves (file://), not by keys below them (s3://)
     posix: bool  # mode, uid, gid and symlinks are the origin's own
@@ -30,7 +32,8 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One name in a listing, or the answer of `stat`. `name` is the last segment (b"": the root);
-    in `list_tree` it is the path below the listed directory. mode, uid, gid: -1 = not known."""
+    in `list_tree` it is the path below the listed directory. mode, uid, gid: -1 = not known. Size
+    and time lie within `connectors.bounds`."""
 
     name: bytes
     fingerprint: Fingerprint
@@ -145,7 +148,10 @@ class Connector(Protocol):
 
 
 def clean_etag(text: str) -> str:
-    """Without quotes and without the mark of a weak one."""
+    """Without quotes and without the mark of a weak one. "": none, or one that no request can carry
+    in a header."""
+    if len(text) > MAX_ETAG_CHARS or not (text.isascii() and text.isprintable()):
+        return ""
     return text.removeprefix("W/").strip('"')
 
 

@@ -1,5 +1,11 @@
 """The connector of a local (or NFS) directory: `file:///path`. It reads only, and never leaves its
 root: each directory on the way is opened by itself, without following symbolic links.
+
+The etag of a file is its inode number and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
+of what they write; no program sets the ctime, so every change of a file moves it. Two changes
+within one grain of the file system's clock may get the same ctime. So a file is not read before its
+last change is older than that grain: every later change then gets another ctime, and the comparison
+after each read notices it.
 """
 
 from __future__ import annotations
@@ -9,19 +15,28 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
+
+import msgspec
 
 from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
+from connectors.bounds import clamped_ns
 from connectors.pages import Pages
 from connectors.whole import joined
 
 CHUNK_BYTES: Final = 1 << 20
 PAGE_ENTRIES: Final = 1000
+NS: Final = 10**9
+# Before Linux 6.13 a change is stamped with the time of the last timer tick: every 10 ms at most.
+TICK_NS: Final = 20_000_000
+# Some file systems, and NFS servers on them, store whole seconds (ext3), or even ones (FAT).
+COARSE_NS: Final = 2 * NS
 _DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -32,7 +47,7 @@ _KINDS: Final = {
 }
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
-    etags=False,
+    etags=True,
     conditional_reads=False,
     directories=True,
     posix=True,
@@ -59,9 +74,18 @@ _PASSING: Final = frozenset(
 class FileConnector:
     """A directory tree. Special files (sockets, devices, pipes) are not shown and counted."""
 
-    def __init__(self, root: str | bytes) -> None:
-        """`root`: an absolute path; it may be a symbolic link itself."""
+    def __init__(
+        self,
+        root: str | bytes,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`root`: an absolute path; it may be a symbolic link itself. `clock_ns` is the wall
+        clock."""
         self._root = os.fsencode(root)
+        self._clock_ns = clock_ns
+        self._sleep = sleep
 
     @property
     def capabilities(self) -> Capabilities:
@@ -117,7 +141,9 @@ class FileConnector:
             descriptor = _open_file(directory, name, self._shown(path))
         body = FileBody(descriptor, offset, size, version, self._shown(path))
         try:
-            body.compare()
+            wait_ns = unsettled_ns(body.compare(), self._clock_ns())
+            if wait_ns and size:
+                self._sleep(wait_ns / NS)
         except CacheFSError:
             body.close()
             raise
@@ -192,14 +218,32 @@ def _open_file(directory: int, name: bytes, path: str) -> int:
         raise Stale("a symbolic link now", path=path) from error
 
 
+def unsettled_ns(ctime_ns: int, now_ns: int) -> int:
+    """Returns for how long another change of a file could still get this ctime; 0: none can. A
+    ctime of whole seconds is taken for one of a file system that stores no more."""
+    grain_ns = TICK_NS if ctime_ns % NS else COARSE_NS
+    age_ns = now_ns - ctime_ns
+    return grain_ns - age_ns if abs(age_ns) < grain_ns else 0
+
+
 def _fingerprint(found: os.stat_result) -> Fingerprint | None:
-    """None for a special file."""
+    """Returns None for a special file. The version of a symbolic link needs no etag, since its
+    target is compared."""
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind is None:
         return None
     if kind is Kind.DIRECTORY:
         return _DIRECTORY
-    return Fingerprint(kind, found.st_size, found.st_mtime_ns)
+    etag = f"{found.st_ino:x}-{found.st_ctime_ns:x}" if kind is Kind.FILE else ""
+    return Fingerprint(kind, found.st_size, clamped_ns(found.st_mtime_ns), etag)
+
+
+def _is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
+    """Compares what was found with a version. A master of an earlier release, or an inode that it
+    stored, has no etag for a file: then only length and mtime are compared."""
+    if found is not None and not version.etag:
+        found = msgspec.structs.replace(found, etag="")
+    return found == version
 
 
 def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | None:
@@ -354,14 +398,15 @@ class FileBody:
         self._path = path
         self._lock = threading.Lock()  # a close from another thread waits for the chunk under way
 
-    def compare(self) -> None:
-        """Raises Stale when the open file is another version."""
+    def compare(self) -> int:
+        """Returns the ctime of the open file, in ns. Raises Stale when it is another version."""
         try:
-            found = _fingerprint(os.fstat(self._descriptor))
+            found = os.fstat(self._descriptor)
         except OSError as error:
             raise classify(error, self._path) from error
-        if found != self._version:
+        if not _is_version(_fingerprint(found), self._version):
             raise Stale("the file is another version now", path=self._path)
+        return found.st_ctime_ns
 
     def __iter__(self) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self._left)))

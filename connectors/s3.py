@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,12 +40,13 @@ from connectors.base import (
     Request,
     clean_etag,
 )
+from connectors.bounds import parse_http_date, parse_size, whole_seconds_ns
 from connectors.pages import Pages
 from connectors.s3_body import CHUNK_BYTES, CountedBody, EmptyBody, HttpBody
 from connectors.s3_direct import Direct
-from connectors.s3_errors import from_obstore, refuses_certificate
-from connectors.s3_http import CONNECT_LIMIT_S, SILENCE_LIMIT_S, S3Http
-from connectors.s3_listing import DIRECTORY, Listing, directory_page, parse_listing
+from connectors.s3_errors import from_obstore, needs_headers, refuses_certificate
+from connectors.s3_http import CONNECT_LIMIT_S, LISTING_BYTES, SILENCE_LIMIT_S, S3Http
+from connectors.s3_listing import DIRECTORY, Listing, Progress, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
 from connectors.s3_options import S3Options
 from connectors.s3_sign import Signer
@@ -60,6 +60,7 @@ DIRECT_BYTES: Final = CHUNK_BYTES  # a read of so much is worth a request of our
 BODY_LIMIT_S: Final = 180.0  # of 8 MiB, at the least rate; obstore has no limit for a part of it
 ASKER_S: Final = 60.0  # then names and credentials are looked at again
 CREDENTIALS_TTL: Final = timedelta(minutes=5)  # obstore asks botocore's chain again after this
+NOT_SAID_NS: Final = -1  # no time of whole seconds
 _LAST_CHAR: Final = "\U0010ffff"
 _ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _CAPABILITIES: Final = Capabilities(
@@ -119,9 +120,19 @@ class S3Connector:
     # Metadata.
 
     def check(self) -> None:
-        listing = self._list({"prefix": self._prefix, "max-keys": "1"})
-        if self._prefix and not listing.objects:
+        if not self._has_keys(self._prefix) and self._prefix:
             self._explain_empty()
+
+    def _has_keys(self, prefix: str) -> bool:
+        """Asks for more while a page has none: a store may pass over deleted keys so."""
+        query = {"prefix": prefix, "max-keys": "1"}
+        progress, token = Progress(), ""
+        while True:
+            listing = self._list({**query, **_continued(token)})
+            if listing.objects or not listing.token:
+                return bool(listing.objects)
+            progress.check(token, listing)
+            token = listing.token
 
     def _explain_empty(self) -> None:
         where = f"s3://{self._bucket}/{self._prefix}"
@@ -140,7 +151,7 @@ class S3Connector:
 
     def _is_directory(self, path: bytes) -> bool:
         try:
-            return bool(self._list({"prefix": self._directory(path), "max-keys": "1"}).objects)
+            return self._has_keys(self._directory(path))
         except AccessDenied:
             self._head(self._key(path))  # a caller who may read and not list still sees the file
             return False
@@ -153,17 +164,19 @@ class S3Connector:
             raise
         headers = reply.headers
         reply.close()
-        try:
-            size = int(headers["content-length"])
-            mtime_s = int(parsedate_to_datetime(headers["last-modified"]).timestamp())
-        except (KeyError, ValueError) as error:
-            raise BadBody(f"a HEAD without {error}", path=f"s3://{self._bucket}/{key}") from error
-        return Fingerprint(Kind.FILE, size, mtime_s * 10**9, clean_etag(headers.get("etag", "")))
+        path = f"s3://{self._bucket}/{key}"
+        if "content-length" not in headers:
+            raise BadBody("a HEAD without a length", path=path)
+        size = parse_size(headers["content-length"])
+        if size is None:
+            raise NotFound("an object of an impossible size is not shown", path=path)
+        mtime_ns = parse_http_date(headers.get("last-modified", ""))
+        return Fingerprint(Kind.FILE, size, mtime_ns, clean_etag(headers.get("etag", "")))
 
     def _list(self, query: dict[str, str]) -> Listing:
         query = {"list-type": "2", "encoding-type": "url", **query}
         try:
-            return parse_listing(self._http.request("GET", query=query).content())
+            return parse_listing(self._http.request("GET", query=query).content(LISTING_BYTES))
         except CacheFSError as error:
             error.path = f"s3://{self._bucket}/{query.get('prefix', '')}"
             raise
@@ -181,11 +194,13 @@ class S3Connector:
 
     def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
         first = {**query, "max-keys": str(PAGE_KEYS)}
+        progress = Progress()
 
         def fetch(token: str | None) -> tuple[Page, str | None]:
-            more = {"continuation-token": token} if token else {}
-            listing = self._list({**first, **more})
-            return to_page(listing), listing.token or None
+            listing = self._list({**first, **_continued(token or "")})
+            page = to_page(listing)
+            progress.check(token or "", listing)
+            return page, listing.token or None
 
         return Pages(fetch)
 
@@ -211,6 +226,8 @@ class S3Connector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         size = version.size
         reply = self._get(self._key(path), path, 0, size, version) if size else None
+        if reply is None and size:
+            return joined(self._read_http(self._key(path), path, 0, size, version))
         if reply is None:
             return joined(self.read(path, 0, size, version))
         try:
@@ -251,7 +268,8 @@ class S3Connector:
         self, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> GetResult | None:
         """A reply of which all but the bytes was compared. None: obstore cannot do it, and a plain
-        request can."""
+        request can: a key with control characters, a reply without a length or a
+        time."""
         if self._plain_http:
             return None
         self._http.credentials.current()  # their absence as our error, not obstore's
@@ -261,16 +279,18 @@ class S3Connector:
         store = self._objects()
         try:
             reply = obstore.get(store, key, options=options)  # type: ignore[arg-type]
-        except ValueError:  # a key with control characters
+            meta = reply.meta
+        except (ValueError, OverflowError):  # a key with control characters, a time beyond 9999
             return None
         except (BaseError, OSError) as error:
+            if needs_headers(error):
+                return None
             if isinstance(self._http.endpoint().verify, str) and refuses_certificate(error):
                 self._plain_http = True
                 return None
             raise self._failed(path, error) from error
-        meta = reply.meta
-        mtime_ns = int(meta["last_modified"].timestamp()) * 10**9
-        etag = clean_etag(meta["e_tag"] or "")
+        mtime_ns = whole_seconds_ns(meta["last_modified"])
+        etag = clean_etag(meta["e_tag"] or "") or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, meta["size"], mtime_ns, etag), version, path)
         if tuple(reply.range) != (offset, offset + size):
             raise BadBody("the reply carried another range", path=self._shown(path))
@@ -286,11 +306,10 @@ class S3Connector:
         return found
 
     def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
-        """Same etag and size; where the store has no etags, same mtime. Raises Stale."""
-        same = found.size == version.size and found.etag == version.etag
-        if same and not version.etag:
-            same = found.mtime_ns == version.mtime_ns
-        if not same:
+        """Same etag and size; where listings have no etags, same mtime. Raises Stale."""
+        by_etag = found.etag == version.etag
+        by_time = found.mtime_ns == version.mtime_ns
+        if found.size != version.size or not (by_etag if version.etag else by_time):
             raise Stale("the object is another version now", path=self._shown(path))
 
     def _read_direct(
@@ -308,7 +327,10 @@ class S3Connector:
         if reply is None:
             return None
         try:
-            self._compare_range(reply.headers, path, offset, size, version)
+            self._compare_range(reply.headers, key, path, offset, size, version)
+            if reply.length_bytes is None:  # chunked: another client counts as it reads
+                reply.close()
+                return self._read_http(key, path, offset, size, version)
             if reply.length_bytes != size:
                 cause = f"a body of {reply.length_bytes} bytes instead of {size}"
                 raise BadBody(cause, path=self._shown(path))
@@ -323,7 +345,7 @@ class S3Connector:
         headers = _conditions(offset, size, version)
         reply = self._http.request("GET", key, headers=headers)
         try:
-            self._compare_range(reply.headers, path, offset, size, version)
+            self._compare_range(reply.headers, key, path, offset, size, version)
         except CacheFSError:
             reply.close()
             raise
@@ -332,6 +354,7 @@ class S3Connector:
     def _compare_range(
         self,
         headers: Mapping[str, str],
+        key: str,
         path: bytes,
         offset: int,
         size: int,
@@ -341,14 +364,25 @@ class S3Connector:
         content_range = headers.get("content-range", "")
         if not content_range:
             raise OriginError("the server ignores ranges", path=self._shown(path))
-        etag = clean_etag(headers.get("etag", ""))
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise OriginError("the server sends other bytes than it has", path=self._shown(path))
         total = content_range.rpartition("/")[2]
         if total != str(version.size):
             raise Stale("the object is another version now", path=self._shown(path))
-        mtime_ns = version.mtime_ns if version.etag else _modified_ns(headers)
+        mtime_ns = parse_http_date(headers.get("last-modified", ""), NOT_SAID_NS)
+        etag = clean_etag(headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
         if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
             raise BadBody("the reply carried another range", path=self._shown(path))
+
+    def _etag_of(self, key: str, mtime_ns: int, version: Fingerprint) -> str:
+        """Asks for the etag of a reply that lacks it and has this mtime; "" where none is proven.
+        The object of the version, of the reply and of the HEAD that follows it has one mtime: so
+        it was not written in between, and the etag that the HEAD says is that of the reply."""
+        if not version.etag or mtime_ns != version.mtime_ns:
+            return ""
+        now = self._head(key)
+        return now.etag if now.mtime_ns == mtime_ns and now.size == version.size else ""
 
     def _objects(self) -> S3Store:
         with self._lock:
@@ -408,13 +442,9 @@ def _conditions(offset: int, size: int, version: Fingerprint) -> dict[str, str]:
     return headers
 
 
-def _modified_ns(headers: Mapping[str, str]) -> int:
-    """-1: it does not say, or not how."""
-    try:
-        modified = parsedate_to_datetime(headers.get("last-modified", ""))
-    except ValueError:
-        return -1
-    return int(modified.timestamp()) * 10**9
+def _continued(token: str) -> dict[str, str]:
+    """How to ask for the page that a token names; "": the first one."""
+    return {"continuation-token": token} if token else {}
 
 
 def _start_after(after: bytes) -> str:

@@ -62,11 +62,20 @@ class CountedBody:
         self._chunks = None
 
 
+def _ended(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Gives the piece with the last byte, of `size`, when the end of the body is here too; what
+    comes in place of the end is given with it."""
+    for piece in pieces:
+        size -= len(piece)
+        yield piece if size > 0 else piece + next(pieces, b"")
+
+
 class HttpBody(CountedBody):
-    """The same over a plain reply, for the keys that obstore refuses."""
+    """The same over a plain reply, for the keys and replies that obstore refuses. A chunked reply
+    must end with its last byte: nothing but its end says how long it is."""
 
     def __init__(self, reply: Reply, size: int, path: str) -> None:
-        super().__init__(iter(reply.pieces(CHUNK_BYTES)), size, path)
+        super().__init__(_ended(reply.pieces(CHUNK_BYTES), size), size, path)
         self._reply = reply
 
     def close(self) -> None:

@@ -24,12 +24,17 @@ from urllib.parse import urlsplit
 
 from cachefs.core.errors import BadBody, CacheFSError, Unreachable
 from connectors.s3_body import CHUNK_BYTES
-from connectors.s3_http import CONNECT_LIMIT_S, CONNECTIONS, SILENCE_LIMIT_S, S3Http
+from connectors.s3_http import (
+    CONNECT_LIMIT_S,
+    CONNECTIONS,
+    ERROR_BYTES,
+    SILENCE_LIMIT_S,
+    S3Http,
+)
 from connectors.streams import KEPT_S
 from connectors.until import LEAST_BYTES_PER_S, until
 
 CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # a chunk that takes longer is silence
-ERROR_BYTES: Final = 64 << 10
 LEAST_WAIT_S: Final = 0.1
 RETRIED: Final = (ConnectionError, BadStatusLine)
 _TIMEVAL: Final = struct.Struct("@ll")
@@ -52,14 +57,14 @@ class DirectReply:
     """A 2xx reply. Whoever has it takes its body, or closes it."""
 
     def __init__(self, exchange: Exchange, give: Callable[[HTTPConnection], None]) -> None:
-        assert exchange.response.length is not None
         self.headers = headers_of(exchange.response)
-        self.length_bytes: int = exchange.response.length
+        self.length_bytes: int | None = exchange.response.length  # None: it does not say
         self._exchange = exchange
         self._give = give
 
     def body(self, path: str) -> DirectBody:
-        """All that the server said."""
+        """All that the server said, which is so long as it said."""
+        assert self.length_bytes is not None
         return DirectBody(self._exchange, self.length_bytes, self._give, path)
 
     def close(self) -> None:
@@ -186,7 +191,7 @@ class Direct:
 
     def get(self, key: str, headers: Mapping[str, str]) -> DirectReply | None:
         """One request. Raises the typed errors for a reply that refuses it. None for one that
-        leads elsewhere, or does not say how long it is: the other clients know more of HTTP."""
+        leads elsewhere: another client follows it."""
         request = self._requests.signed("GET", key, headers=headers)
         path = f"s3://{self._requests.bucket}/{key}"
         try:
@@ -196,7 +201,7 @@ class Direct:
         response = exchange.response
         if response.status >= 400:
             self._refused(exchange, path)
-        if response.status >= 300 or response.length is None:
+        if response.status >= 300:
             exchange.close()
             return None
         return DirectReply(exchange, self._keep)

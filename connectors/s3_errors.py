@@ -32,6 +32,8 @@ _REGION: Final = frozenset(
     }
 )
 _PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
+# What parsing raises: for torn XML, for an unknown encoding, for one of several bytes.
+XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 
 class S3Failure(NamedTuple):
@@ -48,7 +50,7 @@ def parse_failure(status: int, body: bytes, request_id: str = "", region: str = 
     """The error document of a reply; an empty or strange body leaves the status alone."""
     try:
         root = ElementTree.fromstring(body) if body else None
-    except ElementTree.ParseError:
+    except XML_ERRORS:
         root = None
     if root is None:
         return S3Failure(status, request_id=request_id, region=region)
@@ -136,6 +138,7 @@ _NO_STATUS: Final = (
     ("request or response body error", errors.BadBody, "the body ended early"),
     ("error reading a body", errors.BadBody, "the body ended early"),
 )
+_HEADERS: Final = ("Header error", "Header missing from response", "Invalid last modified")
 
 
 def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
@@ -155,6 +158,12 @@ def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
         if words in text:
             return family(cause, path=path)
     return errors.Unavailable(f"the request failed ({text.splitlines()[0][:200]})", path=path)
+
+
+def needs_headers(error: BaseException) -> bool:
+    """Did obstore refuse a reply for a header that it lacks, or that says nothing?"""
+    text = str(error)
+    return _STATUS.search(text) is None and any(words in text for words in _HEADERS)
 
 
 def refuses_certificate(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
 from urllib3.exceptions import HTTPError
 
-from cachefs.core.errors import CredentialsMissing
+from cachefs.core.errors import CredentialsMissing, OriginError
 from connectors.base import Address
 from connectors.s3_access import Endpoint, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, from_botocore, parse_failure
@@ -27,21 +28,38 @@ from connectors.s3_sign import KEY_SAFE, Signer
 CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
 CONNECTIONS: Final = 64
+ERROR_BYTES: Final = 64 << 10  # of the body of a refusal; the rest is not read
+LISTING_BYTES: Final = 16 << 20  # of a page: 1,000 keys of 1,024 bytes, encoded, make 4 MiB
+PIECE_BYTES: Final = 64 << 10
 _QUERY_SAFE: Final = "-_.~"
+_REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Reply:
-    """A 2xx reply. The body is read by `content`, or by pieces; `close` drops what is left."""
+    """A reply. The body is read by `content` or `start`, or by pieces; `close` drops what is
+    left."""
 
     def __init__(self, response: Any, path: str) -> None:
         self._response = response
         self._path = path
         self.headers: Mapping[str, str] = response.headers
 
-    def content(self) -> bytes:
-        with self._classified():
-            data: bytes = self._response.content
-            return data
+    def content(self, limit_bytes: int) -> bytes:
+        """Returns the whole body. Raises OriginError for a larger one."""
+        data = self.start(limit_bytes + 1)
+        if len(data) > limit_bytes:
+            raise OriginError(f"a reply of more than {limit_bytes >> 20} MiB", path=self._path)
+        return data
+
+    def start(self, limit_bytes: int) -> bytes:
+        """Returns the body up to a limit; what comes behind it is dropped."""
+        data = bytearray()
+        for piece in self.pieces(min(PIECE_BYTES, limit_bytes)):
+            data += piece
+            if len(data) >= limit_bytes:
+                self.close()
+                break
+        return bytes(data[:limit_bytes])
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
         with self._classified():
@@ -88,8 +106,10 @@ class S3Http:
         if not endpoint.aws:  # an anonymous HEAD tells the region on AWS only
             self._sign(request, endpoint.region)
         headers = _send(session, request, f"s3://{self.bucket}").headers
-        region = headers.get("x-amz-bucket-region") or endpoint.region
-        return in_region(endpoint, self.bucket, region.split(",")[0].strip(), self.options)
+        region = headers.get("x-amz-bucket-region", "").split(",")[0].strip()
+        if not _REGION.fullmatch(region):
+            return endpoint
+        return in_region(endpoint, self.bucket, region, self.options)
 
     def request(
         self,
@@ -104,7 +124,7 @@ class S3Http:
         path = f"s3://{self.bucket}/{key}"
         response = _send(session, self.signed(method, key, query, headers), path)
         if not 200 <= response.status_code < 300:
-            content = Reply(response, path).content()
+            content = Reply(response, path).start(ERROR_BYTES)
             self.refused(response.status_code, response.headers, content, path)
         return Reply(response, path)
 

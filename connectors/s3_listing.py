@@ -1,7 +1,13 @@
-"""The pages of ListObjectsV2: parsed strictly and fast (5 us a key), made into entries. Pure."""
+"""The pages of ListObjectsV2: parsed strictly and fast (5 us a key), made into entries. Pure.
+
+An object whose size no file has is hidden and counted, as a key is that no file system can show. A
+time out of bounds is clamped, one that cannot be read is that of the epoch.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Final, NamedTuple
 from urllib.parse import unquote_plus
@@ -11,15 +17,20 @@ from cachefs.core.errors import BadBody, OriginError
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Entry, Page, clean_etag, order_key
+from connectors.bounds import UNKNOWN_NS, parse_size, whole_seconds_ns
+from connectors.s3_errors import XML_ERRORS
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
+_NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")  # the last: UTF-16, which hides the others
+IDLE_PAGES: Final = 1000  # in a row, see `Progress`
+IDLE_S: Final = 120.0
 
 
 class Listed(NamedTuple):
     """One object of a listing."""
 
     key: str
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None  # None: of a size that no file has
 
 
 class Listing(NamedTuple):
@@ -29,14 +40,51 @@ class Listing(NamedTuple):
     prefixes: list[str]
     token: str
 
+    @property
+    def greatest(self) -> str:
+        """The last name of the page in the order of keys; "" where it has none."""
+        return max((*(key for key, _ in self.objects), *self.prefixes), default="")
+
+
+class Progress:
+    """Whether the pages of one listing lead anywhere. A store may answer pages without a name while
+    it passes over deleted ones; a listing whose pages bring no greater name for `IDLE_PAGES` pages
+    or `IDLE_S` has no end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._greatest = ""
+        self._idle_pages = 0
+        self._idle_since_s = 0.0
+
+    def check(self, asked: str, listing: Listing) -> None:
+        """Takes the reply to the token `asked`. Raises OriginError for a listing without an end."""
+        if not listing.token:
+            return
+        if listing.token == asked:
+            raise OriginError("a page of the listing names itself as the next one")
+        if (greatest := listing.greatest) > self._greatest:
+            self._greatest, self._idle_pages = greatest, 0
+            return
+        now_s = self._clock()
+        if not self._idle_pages:
+            self._idle_since_s = now_s
+        self._idle_pages += 1
+        idle_s = now_s - self._idle_since_s
+        if self._idle_pages > IDLE_PAGES or idle_s > IDLE_S:
+            raise OriginError(
+                f"the listing has no end: {self._idle_pages} pages in {idle_s:.0f} s brought no"
+                " new name, and each names a next page"
+            )
+
 
 def parse_listing(body: bytes) -> Listing:
     """Raises BadBody for a torn reply, OriginError for one that is no listing."""
-    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+    if any(mark in body for mark in _NOT_PLAIN):
         raise OriginError("the listing is no plain XML")
     try:
         root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
+    except XML_ERRORS as error:
         raise BadBody(f"a torn listing ({error})") from error
     namespace, _, name = root.tag.rpartition("}")
     if name != "ListBucketResult":
@@ -60,17 +108,15 @@ def _objects(root: ElementTree.Element, ns: str, encoded: bool) -> list[Listed]:
     key_tag, size_tag, etag_tag = f"{ns}Key", f"{ns}Size", f"{ns}ETag"
     time_tag = f"{ns}LastModified"
     found = []
-    try:
-        for item in root.iterfind(f"{ns}Contents"):
-            of = item.findtext
-            key = of(key_tag)
-            if not key:
-                raise ValueError("an object without a key")
-            size, etag = int(of(size_tag, "")), clean_etag(of(etag_tag, ""))
-            fingerprint = Fingerprint(Kind.FILE, size, _mtime_ns(of(time_tag, "")), etag)
-            found.append(Listed(_key(key, encoded), fingerprint))
-    except ValueError as error:
-        raise BadBody(f"a listing with a bad object ({error})") from error
+    for item in root.iterfind(f"{ns}Contents"):
+        of = item.findtext
+        key = of(key_tag)
+        if not key:
+            raise BadBody("a listing with an object without a key")
+        size, etag = parse_size(of(size_tag, "")), clean_etag(of(etag_tag, ""))
+        mtime_ns = _mtime_ns(of(time_tag, ""))
+        fingerprint = None if size is None else Fingerprint(Kind.FILE, size, mtime_ns, etag)
+        found.append(Listed(_key(key, encoded), fingerprint))
     return found
 
 
@@ -80,7 +126,10 @@ def _key(text: str, encoded: bool) -> str:
 
 def _mtime_ns(text: str) -> int:
     """Whole seconds, as HEAD has no more."""
-    return int(datetime.fromisoformat(text).timestamp()) * 10**9
+    try:
+        return whole_seconds_ns(datetime.fromisoformat(text))
+    except ValueError:
+        return UNKNOWN_NS
 
 
 def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
@@ -90,7 +139,7 @@ def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
     hidden = 0
     for key, fingerprint in listing.objects:
         name = key[start:].encode()
-        if keys.visible(name):
+        if keys.visible(name) and fingerprint is not None:
             files[name] = fingerprint
         else:
             hidden += bool(name)  # the marker of the directory itself is nothing hidden
@@ -120,9 +169,13 @@ def tree_page(listing: Listing, prefix: str) -> Page:
     for key, fingerprint in listing.objects:
         path, is_directory, is_hidden = keys.place(key[start:].encode())
         hidden += is_hidden
-        if not is_directory:
+        if not is_directory and fingerprint is not None:
             files[path] = fingerprint
-        elif path:
+            continue
+        if not is_directory:  # hidden by its size: its directories exist
+            hidden += 1
+            path = path.rpartition(b"/")[0]
+        if path:
             marked.add(path)
     hidden += keys.directories_win(files, marked | _implied(files))
     found = [(name, Entry(name, fingerprint)) for name, fingerprint in files.items()]

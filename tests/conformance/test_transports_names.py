@@ -15,7 +15,7 @@ import pytest
 from tests.conformance import posix
 from tests.conformance.posix import MIB, error_of
 from tests.conformance.transports import Mounted
-from tests.conformance.tree import FILES, ODD_NAMES, SPARSE_BYTES
+from tests.conformance.tree import ENDS_OF_TIME, FILES, ODD_NAMES, SPARSE_BYTES
 from tests.unit.fuse.fake_node import MTIME_NS
 
 # ---- names ----
@@ -98,6 +98,8 @@ def test_attributes_of_directories(tree: Mounted) -> None:
 
 def test_times_before_1970_and_sizes_beyond_32_bits(tree: Mounted) -> None:
     assert (tree.path / "old").stat().st_mtime_ns == -86_400_000_000_000 - 1
+    for name, seconds in ENDS_OF_TIME.items():
+        assert (tree.path / name).stat().st_mtime_ns == seconds * 10**9
     info = (tree.path / "sparse").stat()
     assert (info.st_size, info.st_blocks) == (SPARSE_BYTES, -(-SPARSE_BYTES // 512))
 

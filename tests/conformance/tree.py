@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from connectors.bounds import MAX_TIME_S
 from tests.conformance.posix import GIB, MIB, body
 from tests.unit.fuse.fake_node import FakeNode
 
@@ -28,6 +29,7 @@ ODD_NAMES = [
 ODD_NAMES += [b"Case", b"case", "a\u0308".encode(), b"-", b"...", b" ", b"\\", b'"', b"~"]
 SPARSE_BYTES = 5 * GIB + 11
 SPARSE_PARTS = {0: b"first", 4 * GIB - 2: b"over", SPARSE_BYTES - 4: b"last"}
+ENDS_OF_TIME = {"earliest": -MAX_TIME_S, "latest": MAX_TIME_S}
 
 
 def plant(node: FakeNode) -> None:
@@ -36,6 +38,8 @@ def plant(node: FakeNode) -> None:
         node.add_file(name, data, published=name not in ("cold", "partial"))
     node.add_sparse("sparse", SPARSE_BYTES, SPARSE_PARTS)
     node.add_file("old", b"1969", mtime_ns=-86_400_000_000_000 - 1)
+    for name, seconds in ENDS_OF_TIME.items():
+        node.add_file(name, b"odd", mtime_ns=seconds * 10**9)
     node.add_link("link", b"d/f00007")
     node.add_link("dangling", b"nowhere/at all")
     node.add_link("loop", b"loop")

@@ -18,6 +18,7 @@ OBJECT = (
     "<Contents><Key>{}</Key><LastModified>2026-11-21T09:32:14.123Z</LastModified>"
     "<ETag>&quot;e1&quot;</ETag><Size>{}</Size></Contents>"
 )
+ENDLESS_BYTES = 256 << 20  # so that a client that has never enough fails a test, and no machine
 MODIFIED = "Sat, 21 Nov 2026 09:32:14 GMT"
 
 
@@ -31,13 +32,16 @@ class Request:
 @dataclass
 class Answer:
     """`cut_after`: the connection ends after so many body bytes. `stall_after`: nothing more comes
-    after so many, until the server's `stalled` is set."""
+    after so many, until the server's `stalled` is set. `chunk_bytes`: the body goes in chunks of so
+    many. `endless`: the body is sent again and again, in chunks, until the client has enough."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     stall_after: int | None = None
+    chunk_bytes: int = 0
+    endless: bool = False
 
 
 Script = Callable[[Request], Answer]
@@ -50,6 +54,12 @@ def error(status: int, code: str, extra: str = "") -> Answer:
 
 def listing(*objects: tuple[str, int]) -> Answer:
     return Answer(body=LISTING.format("".join(OBJECT.format(*o) for o in objects)).encode())
+
+
+def head(etag: str, size: int, modified: str = MODIFIED) -> Answer:
+    """To a HEAD."""
+    headers = {"Last-Modified": modified, "ETag": f'"{etag}"', "Content-Length": str(size)}
+    return Answer(headers=headers)
 
 
 def ranged(request: Request, data: bytes, etag: str = "e1") -> Answer:
@@ -70,6 +80,7 @@ class ScriptedS3:
         self.url = f"{scheme}://127.0.0.1:{port}"
         self.requests: list[Request] = []
         self.stalled = threading.Event()
+        self.sent_bytes = 0  # of endless bodies
         self.script: Script = lambda _request: error(404, "NoSuchKey")
 
 
@@ -79,6 +90,11 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a client that has seen enough closes
+                super().handle()
 
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -93,7 +109,9 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
             named = {name.lower() for name in answer.headers}
             for name, value in answer.headers.items():
                 self.send_header(name, value)
-            if "content-length" not in named:
+            if answer.chunk_bytes or answer.endless:
+                self.send_header("Transfer-Encoding", "chunked")
+            elif "content-length" not in named:
                 self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
@@ -102,7 +120,30 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
             if answer.cut_after is not None:
                 self.close_connection = True
 
+        def _write_chunks(self, answer: Answer) -> None:
+            size = answer.chunk_bytes
+            body = answer.body[: answer.cut_after]
+            for start in range(0, len(body), size):
+                self._write_chunk(body[start : start + size])
+            if answer.cut_after is None:
+                self._write_chunk(b"")
+
+        def _write_chunk(self, chunk: bytes) -> None:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+
+        def _write_endless(self, body: bytes) -> None:
+            self.close_connection = True
+            while server.sent_bytes < ENDLESS_BYTES:
+                self._write_chunk(body)
+                server.sent_bytes += len(body)
+
         def _write(self, answer: Answer) -> None:
+            if answer.endless:
+                self._write_endless(answer.body)
+                return
+            if answer.chunk_bytes:
+                self._write_chunks(answer)
+                return
             if answer.stall_after is None:
                 self.wfile.write(answer.body[: answer.cut_after])
                 return

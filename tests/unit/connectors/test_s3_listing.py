@@ -5,13 +5,23 @@ from __future__ import annotations
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, OriginError
 from cachefs.core.model import Fingerprint, Kind
-from connectors.s3_listing import directory_page, parse_listing, tree_page
+from connectors.bounds import MAX_TIME_S
+from connectors.s3_listing import (
+    IDLE_PAGES,
+    IDLE_S,
+    Listing,
+    Progress,
+    directory_page,
+    parse_listing,
+    tree_page,
+)
 
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 GOOD = {
@@ -67,10 +77,9 @@ def test_the_token_of_the_next_page() -> None:
         b"",
         b"not xml",
         document(GOOD)[:-5],
-        document({**GOOD, "Size": "many"}),
-        document({**GOOD, "LastModified": "yesterday"}),
+        b'<?xml version="1.0" encoding="none"?>' + document(GOOD),
+        b'<?xml version="1.0" encoding="shift_jis"?>' + document(GOOD),
         document({name: value for name, value in GOOD.items() if name != "Key"}),
-        document({name: value for name, value in GOOD.items() if name != "Size"}),
         document(more="<IsTruncated>true</IsTruncated>"),
     ],
 )
@@ -79,8 +88,96 @@ def test_a_bad_listing_may_be_asked_again(body: bytes) -> None:
         parse_listing(body)
 
 
+SIZES = ["many", "", "-1", str(1 << 63), str(1 << 64), "9" * 5000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_object_of_an_impossible_size_is_hidden_alone(size: str) -> None:
+    odd = {**GOOD, "Key": "d/odd", "Size": size}
+    found = parse_listing(document(GOOD, odd, {**GOOD, "Key": "z", "Size": str((1 << 63) - 1)}))
+    below = directory_page(parse_listing(document(odd)), "d/")
+    assert (below.entries, below.hidden) == ([], 1)
+    tree = tree_page(found, "")
+    assert [entry.name for entry in tree.entries] == [b"d", b"k", b"z"]
+    assert tree.hidden == 1
+
+
 @pytest.mark.parametrize(
-    "body", [b"<html/>", b"<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>", b"<Error/>"]
+    ("time", "seconds"),
+    [
+        ("0001-01-01T00:00:00Z", -MAX_TIME_S),
+        ("0001-01-01T00:00:00", -MAX_TIME_S),
+        ("1600-01-01T00:00:00.000Z", -MAX_TIME_S),
+        ("1969-12-31T23:59:59.500Z", -1),
+        ("2300-01-01T00:00:00.000Z", MAX_TIME_S),
+        ("9999-12-31T23:59:59.999Z", MAX_TIME_S),
+        ("9999-12-31T23:59:59.999-14:00", MAX_TIME_S),
+        ("0000-00-00T00:00:00Z", 0),
+        ("10000-01-01T00:00:00Z", 0),
+        ("yesterday", 0),
+        ("", 0),
+    ],
+)
+def test_a_time_out_of_bounds_is_clamped(time: str, seconds: int) -> None:
+    [(_, fingerprint)] = parse_listing(document({**GOOD, "LastModified": time})).objects
+    assert fingerprint == Fingerprint(Kind.FILE, 7, seconds * 10**9, "e")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fingerprint), type=Fingerprint)
+
+
+@pytest.mark.parametrize("etag", ["é", "a&#10;b", "x" * 5000])
+def test_an_etag_that_no_header_carries_is_none(etag: str) -> None:
+    [(_, fingerprint)] = parse_listing(document({**GOOD, "ETag": f"&quot;{etag}&quot;"})).objects
+    assert fingerprint is not None
+    assert fingerprint.etag == ""
+
+
+def listing(token: str, *names: str) -> Listing:
+    return Listing([], list(names), token)
+
+
+def test_a_page_that_names_itself_is_refused_at_once() -> None:
+    progress = Progress()
+    progress.check("", listing("a", "x/"))
+    with pytest.raises(OriginError, match="names itself"):
+        progress.check("a", listing("a", "y/"))
+
+
+def test_pages_without_names_may_follow_each_other_for_a_while() -> None:
+    now_s = 0.0
+    progress = Progress(lambda: now_s)
+    for number in range(3 * IDLE_PAGES):
+        names = [f"{number:06d}/"] if number % IDLE_PAGES == 0 else []
+        progress.check(str(number), listing(str(number + 1), *names))
+        now_s += IDLE_S / IDLE_PAGES
+    progress.check("the last", listing(""))
+
+
+@pytest.mark.parametrize("names", [(), ("a/",), ("a/", "b/")])
+def test_pages_that_bring_nothing_new_have_an_end(names: tuple[str, ...]) -> None:
+    progress = Progress(lambda: 0.0)
+    progress.check("", listing("0", "b/"))
+    for number in range(IDLE_PAGES):
+        progress.check(str(number), listing(str(number + 1), *names))
+    with pytest.raises(OriginError, match="no end"):
+        progress.check("x", listing("y", *names))
+
+
+def test_pages_that_come_slowly_have_an_end() -> None:
+    now_s = 0.0
+    progress = Progress(lambda: now_s)
+    progress.check("", listing("0"))
+    now_s = IDLE_S
+    progress.check("0", listing("1"))
+    now_s += 1
+    with pytest.raises(OriginError, match="no end"):
+        progress.check("1", listing("2"))
+
+
+ENTITIES = "<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>"
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html/>", ENTITIES.encode(), ENTITIES.encode("utf-16"), b"<Error/>"]
 )
 def test_what_is_no_listing(body: bytes) -> None:
     with pytest.raises(OriginError):

@@ -1,0 +1,59 @@
+"""The times and sizes that the namespace can store and a kernel can show: 64 bits, signed. Pure.
+
+One object beyond these bounds must not hide the directory that it is in.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+NS: Final = 10**9
+MAX_FILE_BYTES: Final = (1 << 63) - 1  # the largest file offset
+MAX_TIME_S: Final = ((1 << 63) - 1) // NS  # April of 2262; the earliest is in September of 1677
+UNKNOWN_NS: Final = 0  # of an object whose time cannot be read
+_MONTHS: Final = (
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun",
+    "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+)  # fmt: skip
+_HTTP_DATE: Final = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d) GMT")
+
+
+def clamped_ns(time_ns: int) -> int:
+    """Returns the nearest time that can be stored."""
+    return max(-MAX_TIME_S * NS, min(time_ns, MAX_TIME_S * NS))
+
+
+def whole_seconds_ns(time: datetime) -> int:
+    """Returns a time without its fraction of a second. One without a zone is in UTC."""
+    whole = time.replace(microsecond=0, tzinfo=time.tzinfo or UTC)
+    return clamped_ns(int(whole.timestamp()) * NS)
+
+
+def parse_http_date(text: str, unknown_ns: int = UNKNOWN_NS) -> int:
+    """Returns the time that a header says; `unknown_ns` where it says none."""
+    try:
+        return whole_seconds_ns(_http_date(text))
+    except (ValueError, OverflowError):
+        return unknown_ns
+
+
+def _http_date(text: str) -> datetime:
+    """The library takes the year 0001 for 2001, and all else that is a date."""
+    found = _HTTP_DATE.fullmatch(text)
+    if found is None:
+        return parsedate_to_datetime(text)
+    day, month, year, *clock = found.groups()
+    hour, minute, second = map(int, clock)
+    return datetime(int(year), _MONTHS.index(month) + 1, int(day), hour, minute, second)
+
+
+def parse_size(text: str) -> int | None:
+    """Returns a size as a reply says it; None: no file has such a size."""
+    try:
+        size = int(text)
+    except ValueError:
+        return None
+    return size if 0 <= size <= MAX_FILE_BYTES else None
