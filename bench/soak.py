@@ -100,14 +100,22 @@ def schedule(victims: Victims, others: Iterator[Act], duration_s: float) -> Iter
     kill_at_s = time.monotonic() + KILL_EVERY_S / 2
     while (now := time.monotonic()) < end_s:
         if now >= kill_at_s:
-            death = next(deaths)
-            death.__name__ = "death"
-            yield death
+            yield named("death", next(deaths))
             kill_at_s += KILL_EVERY_S
         else:
             yield next(others)
         now = time.monotonic()
         clock.wait(max(0.0, min(OTHER_EVERY_S, kill_at_s - now, end_s - now)))
+
+
+def named(name: str, act: Act) -> Act:
+    """The act, by a name that is counted."""
+
+    def it() -> None:
+        act()
+
+    it.__name__ = name
+    return it
 
 
 def disturbances(lab: Lab, mount: Mounted, data: Dataset, rng: random.Random) -> Iterator[Act]:

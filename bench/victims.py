@@ -26,9 +26,7 @@ from cachefs.launcher.processes import answers
 from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 from tests.services.processes import NotInTime, children, is_running, next_child, wait_until
 
-ROLES = ("client", "server", "supervisor", "small")
-STOPPED = ("client", "server", "small")
-NEEDED = ("client", "server", "supervisor")  # the process for small files comes when it is used
+NEEDED = ("client", "server", "supervisor")
 GAP_S = (0.05, 1.0)
 LIMIT_S = 90.0  # until all are there again
 
@@ -56,11 +54,18 @@ class Victims:
         yield lambda: self.kill_pair("server", "client")
         for number in itertools.count(1):
             if number % 4 == 1:
-                yield lambda: self.kill(self._rng.choice(ROLES))
+                yield lambda: self.kill(self._rng.choice(self._present()))
             elif number % 4 == 3:
-                yield lambda: self.stop(self._rng.choice(STOPPED))
+                yield self._stop_any
             else:
-                yield lambda: self.kill_pair(*self._rng.sample(ROLES, 2))
+                yield lambda: self.kill_pair(*self._rng.sample(self._present(), 2))
+
+    def _stop_any(self) -> None:
+        self.stop(self._rng.choice([role for role in self._present() if role != "supervisor"]))
+
+    def _present(self) -> list[str]:
+        """The roles that have a process now: that for small files comes when it is used."""
+        return [*NEEDED, *(["small-file process"] if self.pid("small-file process") else [])]
 
     def kill(self, role: str) -> None:
         with self._act(f"SIGKILL of the {role}", role):
