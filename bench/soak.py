@@ -1,5 +1,9 @@
 """An hour (`--minutes N`) of mixed readers, opens, listings, `free`, dropped kernel caches, and
-SIGKILLs of client and server: every read is right, RssAnon and descriptors of all processes flat.
+deaths of random victims, alone and in pairs: every read is right, RssAnon and descriptors of all
+processes flat.
+
+Every 12 s something happens to client, server, supervisor or the process for small files
+(`bench/victims.py`): at least five SIGKILLs a minute, and processes that are stopped.
 
 Flat: the peak of the last third is at most 16 MiB and 32 descriptors above that of the second. The
 cache holds half of the data and admits all, so that it evicts under open files all the time.
@@ -11,11 +15,10 @@ import argparse
 import contextlib
 import os
 import random
-import signal
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +30,18 @@ from bench.mounts import BenchFailed, Mounted
 from bench.report import Result, markdown
 from bench.steady import steady
 from bench.steady_readers import KINDS, Record
+from bench.victims import Victims, longest_pauses
+from cachefs.launcher.state import StateHome
 
 MINUTES = 60.0
 SEED = 5
 GROWTH_MIB, GROWTH_DESCRIPTORS = 16.0, 32.0
 SAMPLE_S = 0.5
-KILL_EVERY_S = (12.0, 300.0)  # at least (a client is good after ten seconds), at most
-KILLS = 12
+KILL_EVERY_S = 12.0
+KILLS_A_MINUTE = 5.0
+HEARTBEAT_S = 3.0  # a client that is stopped is replaced after it, a server after three of it
+PAUSE_S, STOP_PAUSE_S = 15.0, 45.0  # the longest after a SIGKILL, and after a SIGSTOP
+SLOW_S = 0.05  # what counts as a pause
 OTHER_EVERY_S = 4.0
 PACE_S = 0.005
 
@@ -58,48 +66,56 @@ class Samples:
 def soak(lab: Lab, result: Result, minutes: float) -> None:
     """Runs for `minutes`; fills bars and tables."""
     data = lab.datasets.mixed(*((16, 128, 300, 300) if lab.quick else (128, 1024, 2000, 2000)))
-    flags = ("--transport", "kernel", "--admission", "always", "--log-level", "warning")
+    flags = (
+        *("--transport", "kernel", "--admission", "always", "--log-level", "warning"),
+        *("--heartbeat-timeout", f"{HEARTBEAT_S:g}s"),
+    )
     done: dict[str, int] = defaultdict(int)
     with lab.ours(
         data.url, *flags, url=lab.origin.direct_url, cache_size=f"{data.size_bytes // 2}B"
     ) as mount:
-        with steady(mount, data, list(KINDS), lab.root, PACE_S) as readers, sampled(lab) as samples:
-            for act in schedule(lab, mount, data, minutes * 60):
+        rng = random.Random(SEED)
+        victims = Victims(StateHome(lab.cachefs.home / ".cache/cachefs"), mount.path, rng)
+        steadily = steady(mount, data, list(KINDS), lab.root, PACE_S, SLOW_S)
+        with steadily as readers, sampled(lab) as samples:
+            others = disturbances(lab, mount, data, rng)
+            for act in schedule(victims, others, minutes * 60):
                 act()
                 done[act.__name__] += 1
                 readers.check()
         mount.pids += list(lab.cachefs.running())
     show(result, samples, readers.records, done)
-    judge(result, samples, readers.records, done)
+    show_deaths(result, victims, readers.records)
+    judge(result, samples, readers.records)
+    judge_deaths(result, victims, readers.records, minutes)
 
 
 Act = Callable[[], None]
 
 
-def schedule(lab: Lab, mount: Mounted, data: Dataset, duration_s: float) -> Iterator[Act]:
+def schedule(victims: Victims, others: Iterator[Act], duration_s: float) -> Iterator[Act]:
     """What disturbs, each when its time has come; ends after `duration_s`."""
-    rng, clock = random.Random(SEED), threading.Event()
+    clock, deaths = threading.Event(), victims.acts()
     end_s = time.monotonic() + duration_s
-    every_s = min(max(duration_s / KILLS, KILL_EVERY_S[0]), KILL_EVERY_S[1])
-    kill_at_s, victim = time.monotonic() + every_s / 2, "client"
-    others = disturbances(lab, mount, data, rng)
+    kill_at_s = time.monotonic() + KILL_EVERY_S / 2
     while (now := time.monotonic()) < end_s:
         if now >= kill_at_s:
-            yield kill(lab, victim)
-            kill_at_s, victim = now + every_s, "server" if victim == "client" else "client"
+            yield named("death", next(deaths))
+            kill_at_s += KILL_EVERY_S
         else:
             yield next(others)
-        clock.wait(min(OTHER_EVERY_S, max(0.0, end_s - time.monotonic())))
+        now = time.monotonic()
+        clock.wait(max(0.0, min(OTHER_EVERY_S, kill_at_s - now, end_s - now)))
 
 
-def kill(lab: Lab, role: str) -> Act:
-    def act() -> None:
-        for pid, its in lab.cachefs.running().items():
-            if its == role:
-                os.kill(pid, signal.SIGKILL)
+def named(name: str, act: Act) -> Act:
+    """The act, by a name that is counted."""
 
-    act.__name__ = f"SIGKILL of the {role}"
-    return act
+    def it() -> None:
+        act()
+
+    it.__name__ = name
+    return it
 
 
 def disturbances(lab: Lab, mount: Mounted, data: Dataset, rng: random.Random) -> Iterator[Act]:
@@ -157,20 +173,37 @@ def show(result: Result, samples: Samples, records: list[Record], done: dict[str
     )
 
 
-def judge(result: Result, samples: Samples, records: list[Record], done: dict[str, int]) -> None:
+def show_deaths(result: Result, victims: Victims, records: list[Record]) -> None:
+    times = Counter(death.kind for death in victims.deaths)
+    table = result.table("Deaths", "what", "times", "longest pause of a reader, s")
+    for kind, pause_s in sorted(longest_pauses(victims.deaths, records).items()):
+        table.add(kind, times[kind], pause_s)
+
+
+def judge(result: Result, samples: Samples, records: list[Record]) -> None:
     wrong = [text for record in records for text in record.wrong]
     result.bar("errors and wrong bytes", len(wrong), 0)
     result.notes += wrong[:10]
     result.bar(
         "operations of the idlest reader", min(r.operations for r in records), 1, at_least=True
     )
-    for role in ("client", "server"):
-        result.bar(f"SIGKILLs of the {role}", done[f"SIGKILL of the {role}"], 1, at_least=True)
     for role in samples.memory_mib:
         _, second, last = thirds(samples.memory_mib[role])
         result.bar(f"growth of the {role}'s RssAnon", last - second, GROWTH_MIB, "MiB")
         _, second, last = thirds(samples.descriptors[role])
         result.bar(f"growth of the {role}'s descriptors", last - second, GROWTH_DESCRIPTORS)
+
+
+def judge_deaths(result: Result, victims: Victims, records: list[Record], minutes: float) -> None:
+    kills = sum(death.kills for death in victims.deaths)
+    result.bar("SIGKILLs", kills, int(KILLS_A_MINUTE * minutes), at_least=True)
+    for role in ("client", "server"):
+        result.bar(f"SIGKILLs of the {role}", victims.killed[role], 1, at_least=True)
+    pauses = longest_pauses(victims.deaths, records)
+    killed = [pause_s for kind, pause_s in pauses.items() if kind.startswith("SIGKILL")]
+    result.bar("longest pause after a SIGKILL", max(killed), PAUSE_S, "s")
+    stopped = [pause_s for kind, pause_s in pauses.items() if kind.startswith("SIGSTOP")]
+    result.bar("longest pause after a SIGSTOP", max(stopped, default=0.0), STOP_PAUSE_S, "s")
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import msgspec
 from bench.datasets import Dataset
 from bench.mounts import BenchFailed, Mounted
 from bench.origin import REPOSITORY
-from bench.steady_readers import PACE_S, Record, Spec
+from bench.steady_readers import PACE_S, SLOW_S, Record, Spec
 
 STOP_LIMIT_S = 30.0  # an operation may be under way
 
@@ -71,14 +71,19 @@ class Steady:
 
 @contextlib.contextmanager
 def steady(
-    mount: Mounted, data: Dataset, kinds: Sequence[str], folder: Path, pace_s: float = PACE_S
+    mount: Mounted,
+    data: Dataset,
+    kinds: Sequence[str],
+    folder: Path,
+    pace_s: float = PACE_S,
+    slow_s: float = SLOW_S,
 ) -> Iterator[Steady]:
     """Readers of `kinds` at work in the block; stopped after it, and their records complete."""
     readers = Steady()
     try:
         for number, kind in enumerate(kinds):
             spec = Spec(kind, str(mount.path), str(data.folder), str(data.checksums))
-            spec.seed, spec.pace_s = number + 1, pace_s
+            spec.seed, spec.pace_s, spec.slow_s = number + 1, pace_s, slow_s
             readers.start(spec, folder / f"steady-{number}.json")
         yield readers
         readers.stop()

@@ -35,10 +35,11 @@ class Spec(msgspec.Struct):
     checksums: str
     seed: int = 1
     pace_s: float = PACE_S
+    slow_s: float = SLOW_S
 
 
 class Record(msgspec.Struct):
-    """`slow`: (when it began, how long it took) of what took over `SLOW_S`, in seconds. `wrong`:
+    """`slow`: (when it began, how long it took) of what took over `slow_s`, in seconds. `wrong`:
     wrong bytes and errors."""
 
     kind: str = ""
@@ -57,6 +58,7 @@ class Reader:
         self.random = random.Random(spec.seed)
         self.checksums: dict[str, str] = json.loads(Path(spec.checksums).read_text())
         self.record = Record(spec.kind)
+        self.slow_s = spec.slow_s
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -68,7 +70,7 @@ class Reader:
             took_s = time.monotonic() - began_s
             self.record.operations += 1
             self.record.worst_s = max(self.record.worst_s, took_s)
-            if took_s > SLOW_S and len(self.record.slow) < MAX_SLOW:
+            if took_s > self.slow_s and len(self.record.slow) < MAX_SLOW:
                 self.record.slow.append((began_s, took_s))
 
     def wrong(self, what: str) -> None:

@@ -23,10 +23,17 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.processes import answers
+from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
-from tests.services.processes import is_running, stat_fields, wait_until
+from tests.services.processes import (
+    children,
+    is_running,
+    next_child,
+    stat_fields,
+    wait_until,
+)
 
 MIB = 1 << 20
 KILLS = 50
@@ -38,6 +45,9 @@ SMALL = ("--cache-size", "48MiB", "--admission", "always")
 # Still less than all; what handles hold over a server's death is not room for others.
 ROOMIER = ("--cache-size", "72MiB", "--admission", "always")
 HUNG_S = 2.0 + 3.0  # until a server is taken for one that hangs: silence, three heartbeats of 1 s
+ROLES = ("client", "server", "supervisor")
+PAIRS = 20
+PAIR_PAUSE_S = 20.0  # measured: 12 s while 80 others wanted the two CPUs
 KINDS = ("open", "hold", "map", "walk", "stat")
 
 
@@ -128,6 +138,41 @@ class Survivor:
         wait_until(lambda: self.node.run("status", self.path).returncode == 0, "the next server")
         self.node.processes(self.path)
 
+    def kill_pair(self, first: str, second: str, gap_s: float) -> float:
+        """Kills two, and waits until all are there again; how long after the first the second died.
+
+        Client and supervisor hold the mount together: the second of the two is killed once it has
+        started another, which takes some milliseconds where the machine has time for it."""
+        heir = {"client": "supervisor", "supervisor": "client"}.get(first) == second
+        before = children(self.pid_of(second)) if heir else set()
+        dying = self.pid_of(first)
+        os.kill(dying, signal.SIGKILL)
+        began_s = time.monotonic()
+        threading.Event().wait(gap_s)
+        if heir:
+            next_child(self.pid_of(second), before)
+        also = self.pid_of(second)
+        os.kill(also, signal.SIGKILL)
+        killed_s = time.monotonic()
+        wait_until(lambda: not is_running(dying) and not is_running(also), "they are dead")
+        wait_until(self.is_whole, "all are there again", LIMIT_S)
+        self.node.processes(self.path)
+        return killed_s - began_s
+
+    def pid_of(self, role: str) -> int:
+        """As the records say, which asks nobody."""
+        if role != "server":
+            return self.client if role == "client" else self.supervisor
+        pointer = read_pointer(Path(self.record.socket).parent)
+        return pointer.pid if pointer is not None else 0
+
+    def is_whole(self) -> bool:
+        pids = [self.pid_of(role) for role in ROLES]
+        if not all(pid and is_running(pid) for pid in pids):
+            return False
+        pointer = read_pointer(Path(self.record.socket).parent)
+        return pointer is not None and answers(pointer)
+
     def upgrade(self) -> None:
         """Returns when client and supervisor are others, and the old ones have ended."""
         old = self.client, self.supervisor
@@ -147,15 +192,20 @@ class Survivor:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "reading\n"
 
-    def finish_readers(self) -> None:
-        """Every reader was right all the time, and got on."""
+    def finish_readers(self) -> float:
+        """Every reader was right all the time, and got on. The longest round of those that are an
+        open, a read or a stat."""
         self.stop.touch()
+        longest_s = 0.0
         for reader in self.readers:
             out, _ = reader.communicate(timeout=LIMIT_S)
             said = json.loads(out)
             print(reader.args[3], said)
             assert said["errors"] == [], reader.args[3]
             assert said["rounds"] > 0, reader.args[3]
+            if reader.args[3] != "walk":  # a round of which is thousands of requests
+                longest_s = max(longest_s, said["longest_s"])
+        return longest_s
 
     def clean_up(self) -> None:
         self.stop.touch()
@@ -306,15 +356,17 @@ def test_server_and_client_are_killed_at_once(
     survivor.finish_readers()
 
 
-def children(pid: int) -> set[int]:
-    """The processes that this one started, whichever thread did."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for path in tasks for child in path.read_text().split()}
-
-
-def next_child(pid: int, before: set[int]) -> int:
-    """The pid of the next process that this one starts."""
-    return next(iter(wait_until(lambda: children(pid) - before, "another child", LIMIT_S)))
+def test_pairs_die_one_after_the_other(mount: Callable[..., Survivor], rng: random.Random) -> None:
+    """[S-crash] Any two of client, server and supervisor, 0.05 to 1 s apart: no error, no wrong
+    byte, no long pause."""
+    survivor = mount(*ROOMIER)
+    survivor.start_readers(rng)
+    for _ in range(PAIRS):
+        first, second = rng.sample(ROLES, 2)
+        apart_s = survivor.kill_pair(first, second, rng.uniform(0.05, 1.0))
+        print(f"{first}, and {second} {apart_s:.2f} s later")
+    assert survivor.finish_readers() < PAIR_PAUSE_S
+    survivor.node.umount(survivor.path)
 
 
 def test_a_client_is_killed_as_it_starts_the_server(mount: Callable[..., Survivor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -42,6 +43,21 @@ def is_running(pid: int) -> bool:
         return stat_fields(pid)[0] not in "ZX"
     except OSError:
         return False
+
+
+def children(pid: int) -> set[int]:
+    """The processes that this one started, whichever of its threads did."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found |= {int(child) for child in path.read_text().split()}
+    return found
+
+
+def next_child(pid: int, before: set[int], limit_s: float = 60.0) -> int:
+    """The pid of the next process that this one starts. Raises NotInTime."""
+    started: set[int] = wait_until(lambda: children(pid) - before, "another child", limit_s)
+    return next(iter(started))
 
 
 def families(pids: Iterable[int]) -> set[int]:
