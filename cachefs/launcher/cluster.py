@@ -35,6 +35,7 @@ from cachefs.launcher.processes import (
     start_child,
     usable_cache_dir,
 )
+from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import Pointer, StateHome, read_pointer
 
 MASTER_MODULE: Final = "cachefs.launcher.masterd"
@@ -96,13 +97,15 @@ def ensure_node(spec: WorkerSpec, used: str = "", *, command: Sequence[str] = ()
     pointer = find_node(home, address, used)
     if pointer is not None:
         return Server(pointer.socket, False, "")
+    full = Reserve(spec.home).give_up_if_short()
     directory = home.node_dir(address, spec.name)
     with launch_lock(directory):
         pointer = running(directory)
         if pointer is not None:
             return Server(pointer.socket, False, "")
         started = start_worker(spec, background=not spec.log_to_stderr, reap=True, command=command)
-    return Server(str(directory / state.SOCKET_NAME), True, started.warning)
+    warning = "; ".join(line for line in (full, started.warning) if line)
+    return Server(str(directory / state.SOCKET_NAME), True, warning)
 
 
 def _wait_for_return(directory: Path) -> None:

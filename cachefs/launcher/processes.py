@@ -38,6 +38,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import state
+from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
@@ -76,6 +77,7 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
     directory, InUse when a server hangs; nothing that was started is left running then.
     """
     home = StateHome(spec.home)
+    full = Reserve(spec.home).give_up_if_short()
     source_dir = home.source_dir(spec.source)
     own_cache_dir = source_dir / state.CACHE_NAME
     cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
@@ -96,7 +98,8 @@ def ensure_server(spec: ServerSpec, *, command: Sequence[str] = ()) -> Server:
             timeout_s,
             reap=True,  # a client that starts a server again lives on after its end
         )
-    return Server(str(source_dir / state.SOCKET_NAME), True, started.warning)
+    warning = "; ".join(line for line in (full, started.warning) if line)
+    return Server(str(source_dir / state.SOCKET_NAME), True, warning)
 
 
 _OTHER_CACHE: Final = (
