@@ -76,7 +76,13 @@ def test_a_mount_over_a_full_thin_volume_never_reads_zeros_after_the_sync(
 ) -> None:
     """[S-lost-writes] Also a file that was opened, and partly read, before. It takes as long as a
     server waits between two syncs."""
-    node.allowed_log += ["cache disk", "damaged, fetched again", "index", "read past the cache"]
+    node.allowed_log += [
+        "cache disk",
+        "cache directory",
+        "damaged, fetched again",
+        "index",
+        "read past the cache",
+    ]
     rng = random.Random(6)
     files = {f"f{n:03}": rng.randbytes(PAGE_BYTES // 2) for n in range(200)}
     bucket.fill({**files, "big": (big := rng.randbytes(24 * MIB))})
