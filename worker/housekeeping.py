@@ -224,7 +224,7 @@ class Housekeeping:
             await parts.disk.run(parts.tier.sync, epoch)
         except OSError as err:
             self._catalog.disk_fault(err)
-            await self._lost_writes.withdraw(epoch, err, index_failed=failed)
+            await self._lost_writes.withdraw(err, index_failed=failed)
         else:
             parts.health.synced()
 

@@ -28,10 +28,9 @@ class LostWrites:
         self._catalog = catalog
         self._watch = watch
 
-    async def withdraw(self, epoch: int, error: OSError, *, index_failed: bool) -> None:
-        """Withdraws what was recorded since the last good sync. `epoch` is the one that was to be
-        synced. `index_failed`: a commit has failed since then, so the index may be wrong as
-        well."""
+    async def withdraw(self, error: OSError, *, index_failed: bool) -> None:
+        """Withdraws what was recorded since the last good sync, which the header distrusts already.
+        `index_failed`: a commit has failed since then, so the index may be wrong as well."""
         parts = self._parts
         log.error(
             "the cache disk lost bytes that were written to it (%s): files that were cached since "
@@ -45,7 +44,7 @@ class LostWrites:
         try:
             if index_failed or isinstance(error, IndexLost):
                 raise error
-            await parts.disk.run(parts.tier.distrust, epoch)
+            await parts.disk.run(parts.tier.distrust)
         except OSError as err:
             return await self._abandon(err)
         parts.epoch = parts.tier.header.epoch

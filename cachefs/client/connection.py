@@ -319,7 +319,8 @@ class Connection:
             try:
                 return await self._try_connect()
             except (CacheFSError, OSError) as err:
-                log.log(level, "no connection to the server yet: %s", err)
+                cause = err.one_line() if isinstance(err, CacheFSError) else str(err)
+                log.log(level, "no connection to the server yet: %s", cause)
             level = logging.DEBUG
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)

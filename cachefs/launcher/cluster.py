@@ -35,6 +35,7 @@ from cachefs.launcher.processes import (
     start_child,
     usable_cache_dir,
 )
+from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import Pointer, StateHome, read_pointer
 
 MASTER_MODULE: Final = "cachefs.launcher.masterd"
@@ -101,6 +102,7 @@ def ensure_node(
     pointer = find_node(home, address, used)
     if pointer is not None:
         return Server(pointer.socket, False, "")
+    full = Reserve(spec.home).give_up_if_short()
     directory = home.node_dir(address, spec.name)
     with launch_lock(directory) as lock:
         pointer = running(directory, hang_limit_s)
@@ -108,7 +110,8 @@ def ensure_node(
             return Server(pointer.socket, False, "")
         spec = msgspec.structs.replace(spec, launch_fds=(lock,))
         started = start_worker(spec, background=not spec.log_to_stderr, reap=True, command=command)
-    return Server(str(directory / state.SOCKET_NAME), True, started.warning)
+    warning = "; ".join(line for line in (full, started.warning) if line)
+    return Server(str(directory / state.SOCKET_NAME), True, warning)
 
 
 def _wait_for_return(directory: Path) -> None:

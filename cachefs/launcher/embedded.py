@@ -30,6 +30,7 @@ from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.reserve import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
@@ -323,7 +324,8 @@ async def _serve(
         stop = functools.partial(server.request_stop, signal.Signals(number).name)
         loop.add_signal_handler(number, stop)
     await worker.at_disk(write_pointer, Path(spec.cache_dir), pointer)
-    together = asyncio.ensure_future(gil_home.keep_together("load-"))
+    beside = (gil_home.keep_together("load-"), keep_reserve(spec.home))
+    tasks = [asyncio.ensure_future(one) for one in beside]
     try:
         async with (
             metrics_site(spec.metrics, server.status),
@@ -335,7 +337,8 @@ async def _serve(
             await server.serve()
     finally:
         limit_end()
-        together.cancel()
+        for task in tasks:
+            task.cancel()
         # Nobody may find a server that is ending: pointers go first, then the sessions.
         await worker.at_disk(remove_pointer, Path(spec.cache_dir), os.getpid())
         remove_pointer(socket_path.parent, os.getpid())

@@ -42,6 +42,7 @@ from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
+from cachefs.launcher.reserve import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
@@ -296,6 +297,7 @@ class Node:
         beside = [
             asyncio.ensure_future(_stop_when(stop, server)),
             asyncio.ensure_future(gil_home.keep_together(*MOVING_THREADS)),
+            asyncio.ensure_future(keep_reserve(self._spec.home)),
         ]
         try:
             await server.serve()

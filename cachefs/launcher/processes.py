@@ -41,6 +41,7 @@ from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import hanging, state
 from cachefs.launcher.documents import standard_input
+from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 from cachefs.launcher.watches import Watch as Watch
 from cachefs.launcher.watches import is_ours as is_ours
@@ -84,6 +85,7 @@ def ensure_server(
     directory, InUse when a server hangs; nothing that was started is left running then.
     """
     home = StateHome(spec.home)
+    full = Reserve(spec.home).give_up_if_short()
     source_dir = home.source_dir(spec.source)
     own_cache_dir = source_dir / state.CACHE_NAME
     cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
@@ -108,7 +110,8 @@ def ensure_server(
             reap=True,  # a client that starts a server again lives on after its end
             pass_fds=locks,
         )
-    return Server(str(source_dir / state.SOCKET_NAME), True, started.warning)
+    warning = "; ".join(line for line in (full, started.warning) if line)
+    return Server(str(source_dir / state.SOCKET_NAME), True, warning)
 
 
 _OTHER_CACHE: Final = (

@@ -10,6 +10,7 @@
       master/                                 namespace/  log/     of `cachefs master`
       local/                                  cluster.json ...     of `cachefs up`
       mounts/<first 16 hex digits of sha256(mountpoint)>.json
+      reserve                               room for a start on a full disk (`reserve.py`)
     <cache dir>/launch.lock, server.json
 
 Everything here is private to one user: directories are opened with O_NOFOLLOW and must belong to

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cachefs.core.model import PAGE_BYTES
+from tests.integration.conftest import Bucket, Node
+from tests.services.processes import wait_until
 from tests.services.thin_disk import ThinDisk, drop_pages, thin_disk
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 
@@ -66,3 +69,40 @@ def test_what_a_full_thin_volume_lost_is_never_read(
 
     caplog.set_level("INFO")
     run(script())
+
+
+def test_a_mount_over_a_full_thin_volume_never_reads_zeros_after_the_sync(
+    disk: ThinDisk, node: Node, bucket: Bucket
+) -> None:
+    """[S-lost-writes] Also a file that was opened, and partly read, before. It takes as long as a
+    server waits between two syncs."""
+    node.allowed_log += [
+        "cache disk",
+        "cache directory",
+        "damaged, fetched again",
+        "index",
+        "read past the cache",
+    ]
+    rng = random.Random(6)
+    files = {f"f{n:03}": rng.randbytes(PAGE_BYTES // 2) for n in range(200)}
+    bucket.fill({**files, "big": (big := rng.randbytes(24 * MIB))})
+    where = ("--cache-dir", disk.path / "cache", "--cache-size", "300MiB")
+    mnt = node.mount(bucket.url, *bucket.options, *where)
+    disk.exhaust(left_bytes=4 * MIB)
+    with (mnt / "big").open("rb", buffering=0) as reader:
+        assert os.pread(reader.fileno(), MIB, 0) == big[:MIB]
+        for name, data in files.items():
+            assert (mnt / name).read_bytes() == data
+        wait_until(lambda: "lost bytes that were written" in node.logs(), "a sync has failed", 90.0)
+        wait_until(lambda: _withdrawn(disk), "the files are withdrawn")
+        for path in (disk.path / "cache" / "files").glob("*/*"):
+            drop_pages(path)
+        for name, data in files.items():
+            assert (mnt / name).read_bytes() == data, name
+        assert os.pread(reader.fileno(), MIB, 8 * MIB) == big[8 * MIB : 9 * MIB]
+    assert (mnt / "big").read_bytes() == big
+
+
+def _withdrawn(disk: ThinDisk) -> bool:
+    """No more are published than were when the volume had room."""
+    return len(os.listdir(disk.path / "cache" / "pub")) < 20

@@ -15,6 +15,7 @@ index record was committed and removed before that record goes; after a boot `pu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -211,17 +212,23 @@ class Tier:
         the kernel tells a descriptor only once that it lost bytes. The descriptor of the directory
         is open since the start, so it hears of every loss since then, and of an earlier one of
         which nobody heard."""
+        before = self.header
         try:
-            filesystem.syncfs(self._dir_fd)
-        finally:
-            self.index.sync()  # in any case: was its file concerned?
-        self.header = synced(self.header, epoch)
-        self._write_header()
+            try:
+                filesystem.syncfs(self._dir_fd)
+            finally:
+                self.index.sync()  # in any case: was its file concerned?
+            self.header = synced(before, epoch)
+            self._write_header()
+        except OSError:
+            self.header = failed(before, epoch)
+            with contextlib.suppress(OSError):  # `distrust` writes it again
+                self._write_header_somehow()
+            raise
 
-    def distrust(self, epoch: int) -> None:
-        """Distrusts and unpublishes what was recorded since the last good sync, after `sync(epoch)`
-        failed. Raises OSError where the disk does not take that: `abandon` has to follow."""
-        self.header = failed(self.header, epoch)
+    def distrust(self) -> None:
+        """Unpublishes what was recorded since the last good sync, after a sync that failed. Raises
+        OSError where the disk does not take that: `abandon` has to follow."""
         self._write_header_somehow()
         after = b""
         while batch := self.index.scan(after, _SCAN_FILES):

@@ -166,8 +166,9 @@ def _fails(_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.parametrize("how", ["before it begins", "while it unpublishes"])
 def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
-    tmp_path: Path, fail_syncs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, how: str, fail_syncs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def script() -> None:
         rig = Rig(tmp_path, 100 * MIB)
@@ -180,8 +181,12 @@ def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
                 raise KeyboardInterrupt
 
             monkeypatch.setattr(tier, "unpublish", killed)
-            with pytest.raises(KeyboardInterrupt):
-                tier.distrust(tier.header.epoch)
+            fail_syncs(1)
+            with pytest.raises(OSError, match="Input/output"):
+                tier.sync(tier.header.epoch)
+            if how == "while it unpublishes":
+                with pytest.raises(KeyboardInterrupt):
+                    tier.distrust()
             assert rig.published() == {rig.name(1)}
         lose(rig, 1, 0)
         async with rig.worker() as worker:

@@ -248,6 +248,14 @@ def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> 
             m.PublishedDirectory(1, True),
             m.TierState(True, 1),
         ]
+        second_tier = worker.views[1]
+        worker.views = [TierView(0, first, False, losses=1), second_tier]
+        worker.on_tiers()
+        worker.views = [TierView(0, first, True, losses=1), second_tier]
+        worker.on_tiers()
+        doubted = [m.TierState(False, 0, doubtful=True), m.TierState(True, 0)]
+        assert await hear(old, 2) == doubted, "bytes that it wrote are lost"
+        assert await hear(peer, 2) == doubted
         worker.views = [TierView(0, -1, False), *worker.views[1:]]
         late = Peer(path)
         assert not (await late.call(1, m.Hello("fuse", 1, many_tiers=True))).published_dir

@@ -1,0 +1,89 @@
+"""Room that is kept in the state home, so that a server can be started again on a full disk.
+
+A file of `RESERVE_BYTES`, fully allocated. Whoever starts a server removes it when the file system
+has next to no room; a server that runs makes it again once there is room enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from cachefs.core.units import format_size
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "reserve"
+RESERVE_BYTES: Final = 8 << 20
+SHORT_BYTES: Final = 1 << 20  # a start needs less: a pointer, a socket, some pages of names
+ROOMY_BYTES: Final = 4 * RESERVE_BYTES  # with less it is not made
+PAUSE_S: Final = 600.0  # between looks of a server whether there is room for it
+
+
+class Reserve:
+    """The reserve of one state home. Its methods block for moments."""
+
+    def __init__(self, home: str | os.PathLike[str]) -> None:
+        self._home = Path(home)
+
+    def make(self) -> bool:
+        """Returns whether the reserve is there, made now where there is room for it."""
+        path = self._home / NAME
+        try:
+            if path.exists():
+                return True
+            if self._free_bytes() < ROOMY_BYTES:
+                return False
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            log.debug("no reserve in the state home: %s", err.strerror)
+            return False
+        try:
+            os.posix_fallocate(fd, 0, RESERVE_BYTES)
+        except OSError as err:
+            log.debug("no reserve in the state home: %s", err.strerror)
+            self._remove()
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def give_up_if_short(self) -> str:
+        """Removes the reserve where the state home is full. Returns a line that says what to do, ""
+        where there is room."""
+        try:
+            if self._free_bytes() >= SHORT_BYTES:
+                return ""
+        except OSError:
+            return ""  # there is no state home yet
+        had_reserve = self._remove()
+        kept = "its reserve is used now" if had_reserve else "its reserve is used up"
+        line = (
+            f"the state home {self._home} is full, {kept}: servers may fail to start; "
+            f"free at least {format_size(ROOMY_BYTES)} there"
+        )
+        # A client tries to start a server every few seconds: it is a warning once.
+        log.log(logging.WARNING if had_reserve else logging.DEBUG, "%s", line)
+        return line
+
+    def _free_bytes(self) -> int:
+        vfs = os.statvfs(self._home)
+        return vfs.f_bavail * vfs.f_frsize
+
+    def _remove(self) -> bool:
+        with contextlib.suppress(OSError):
+            (self._home / NAME).unlink()
+            return True
+        return False
+
+
+async def keep_reserve(home: str | os.PathLike[str]) -> None:
+    """Makes the reserve when there is room for it. Runs until it is cancelled."""
+    reserve = Reserve(home)
+    while True:
+        await asyncio.to_thread(reserve.make)
+        await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,69 @@
+"""A state home on a disk that is full: a server that died is started again all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Bucket, Node
+from tests.services.processes import is_running, wait_until
+
+MIB = 1 << 20
+HOME_BYTES = 64 * MIB
+QUICK_S = 15.0
+
+
+@pytest.fixture
+def small_home(node: Node) -> Iterator[Path]:
+    """The state home is a file system of its own."""
+    node.state.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={HOME_BYTES},mode=0700", "tmpfs", node.state],
+        check=True,
+        timeout=20,
+    )
+    try:
+        yield node.state
+    finally:
+        node.clean_up()
+        subprocess.run(["umount", "-l", node.state], check=True, timeout=20)
+
+
+def fill(home: Path) -> Path:
+    """Takes all the room that is left."""
+    ballast = home / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    vfs = os.statvfs(home)
+    assert vfs.f_bavail * vfs.f_frsize < 4096
+    return ballast
+
+
+def test_a_server_is_started_again_though_the_state_home_is_full(
+    node: Node, bucket: Bucket, small_home: Path, tmp_path: Path
+) -> None:
+    node.allowed_log += ["state home", "server", "No space|no space|no room"]
+    bucket.fill({f"f{n}": b"%d" % n * 1000 for n in range(20)})
+    mnt = node.mount(
+        bucket.url, *bucket.options, "--cache-dir", tmp_path / "cache", "--cache-size", "64MiB"
+    )
+    assert (mnt / "f1").read_bytes() == b"1" * 1000
+    ballast = fill(small_home)
+    for _ in range(2):
+        server = next(one["pid"] for one in node.processes(mnt) if one["role"] == "server")
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda pid=server: not is_running(pid), "the server has ended")
+        since = time.monotonic()
+        number = 2 if _ == 0 else 3
+        assert (mnt / f"f{number}").read_bytes() == b"%d" % number * 1000
+        assert time.monotonic() - since < QUICK_S
+    assert "state home" in node.logs()
+    ballast.unlink()
