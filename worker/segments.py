@@ -355,11 +355,11 @@ class Segments:
             return
         parts = self._parts
         fd, segment.fd = segment.fd, -1
-        if fd >= 0 and (segment.in_memory or parts.tier.in_memory):
-            os.close(fd)
+        # In a thread: to free a page of tmpfs can take milliseconds. It is free in a moment, and so
+        # long its room may be used twice.
+        if fd >= 0 and segment.in_memory:
+            parts.close_memory(fd)
         elif fd >= 0:
-            # At most a few pages of an unlinked file: they are free in a moment, and so long their
-            # room may be used twice.
             parts.close_later(fd)
         if segment.area.whole:
             self._whole_bytes -= segment.allocated_bytes
