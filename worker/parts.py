@@ -279,6 +279,15 @@ class Parts:
             asyncio.get_running_loop().call_soon(self._close_all)
         self.closing.append(fd)
 
+    def close_memory(self, fd: int) -> None:
+        """Closes the last descriptor of a file in memory, in a thread that waits for no disk."""
+
+        def done(_: object, error: BaseException | None) -> None:
+            if isinstance(error, Interrupted):  # the threads have ended
+                os.close(fd)
+
+        self.fetchers.submit(os.close, fd, done=done)
+
     def _close_all(self) -> None:
         fds, self.closing = self.closing, []
 

@@ -31,7 +31,7 @@ from worker.store.filesystem import is_unused
 from worker.transfer import PIECE_PAGES
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
-MOST_FILLING: Final = 48  # at once: more would only hold room while they share the line and the CPU
+MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
 SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
 READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
@@ -217,6 +217,7 @@ class Segments:
             async with turn:
                 segment = await self._in_turn(want, wait_s)
                 segment.demanded = True
+                self._filling += not whole
                 return segment
         found = None if turn.locked() else self._try(want, area)
         if found is None:
@@ -228,13 +229,16 @@ class Segments:
         until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
         while True:
             now = parts.clocks.monotonic()
-            for area in self._areas(want, now) if self._filling < MOST_FILLING else ():
+            is_next = want.area.whole or self._filling < MOST_FILLING
+            for area in self._areas(want, now) if is_next else ():
                 segment = self._try(want, area)
                 if segment is not None:
                     return segment
-            if now >= until:
+            if not is_next:
+                until = now + wait_s  # other fills end by deadlines of their own
+            elif now >= until:
                 raise _no_room(in_memory=want.area.in_memory)
-            await parts.room_changed.wait(min(POLL_S, until - now))
+            await parts.room_changed.wait(POLL_S)
 
     @staticmethod
     def _areas(want: _Want, now: float) -> Iterator[Area]:
@@ -293,7 +297,6 @@ class Segments:
             self._by_page[want.key, page] = segment
         if area.whole:
             self._whole_bytes += segment.allocated_bytes
-        self._filling += 1
         return segment
 
     def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
@@ -330,7 +333,7 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
-        self._filling -= 1
+        self._filling -= segment.demanded and not segment.area.whole
         for page in range(segment.ready_end, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -352,11 +355,11 @@ class Segments:
             return
         parts = self._parts
         fd, segment.fd = segment.fd, -1
-        if fd >= 0 and (segment.in_memory or parts.tier.in_memory):
-            os.close(fd)
+        # In a thread: to free a page of tmpfs can take milliseconds. It is free in a moment, and so
+        # long its room may be used twice.
+        if fd >= 0 and segment.in_memory:
+            parts.close_memory(fd)
         elif fd >= 0:
-            # At most a few pages of an unlinked file: they are free in a moment, and so long their
-            # room may be used twice.
             parts.close_later(fd)
         if segment.area.whole:
             self._whole_bytes -= segment.allocated_bytes

@@ -96,7 +96,7 @@ def steps(number: int) -> Iterator[tuple[int, bytes]]:
 
 @pytest.mark.alone
 def test_240_readers_of_large_files_beside_a_full_cache(node: Node, large_files: Path) -> None:
-    """There is room for 16 segments of a page; every file stays open until all have been read."""
+    """[S-full-cache] There is room for 16 pages; every file stays open until all have been read."""
     mount = node.mount(f"file://{large_files}", "--cache-size", "64MiB", "--memory-limit", "128MiB")
     with (mount / "filler").open("rb") as filler:
         while filler.read(MIB):
