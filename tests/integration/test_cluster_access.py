@@ -146,7 +146,9 @@ class Caller:
     def __init__(self, url: str, token: str = "") -> None:
         parts = urlsplit(url)
         self._address = parts.hostname or "", parts.port or 0
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Content-Type": "application/msgpack"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def page(self, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._address, timeout=20)
@@ -269,8 +271,11 @@ async def first_line(port: int, request: bytes) -> bytes:
         writer.close()
 
 
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-CALL = b"POST /v1/call HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CALL = (
+    b"POST /v1/call HTTP/1.1\r\nHost: localhost:1\r\nContent-Type: application/msgpack\r\n"
+    b"Content-Length: 100\r\n\r\nabc"
+)
 
 
 @SERVERS
@@ -330,7 +335,7 @@ def test_a_worker_answers_no_other_methods(tmp_path: Path) -> None:
         async with a_worker(tmp_path) as port:
             for method in (b"HEAD", b"PUT", b"DELETE"):
                 request = method + f" {c.DATA_PATH}/{CONTENT.name}?first=0&end=1&have=1".encode()
-                said = await first_line(port, request + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+                said = await first_line(port, request + b" HTTP/1.1\r\nHost: [::1]\r\n\r\n")
                 assert b" 404 " in said
 
     run(work())

@@ -178,7 +178,8 @@ class ClusterSource:
         with contextlib.suppress(OSError):
             connection, _ = self._shared.connections.take(url, fresh=True)
             with contextlib.closing(connection):
-                connection.ask("POST", c.CALL_PATH, self._shared.headers, doubt)
+                headers = {**self._shared.headers, "Content-Type": "application/msgpack"}
+                connection.ask("POST", c.CALL_PATH, headers, doubt)
                 connection.head()
 
 
