@@ -7,13 +7,14 @@ an answer with an inode counts.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
 import struct
 from typing import Any, Final, NamedTuple
 
-from cachefs.core.errors import AccessDenied, Unreachable
+from cachefs.core.errors import AccessDenied
 
 _SOCK_DIAG: Final = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY: Final = 20  # SOCK_DIAG_BY_FAMILY
@@ -62,20 +63,24 @@ def check_caller(local: Any, peer: Any) -> None:
 _REMEDY: Final = "start the cluster with tokens, and give its --token-file"
 
 
+class ForeignListener(PermissionError):
+    """A process of another user listens where this user's master or worker is expected."""
+
+
 def check_listener(address: Any) -> None:
-    """Raises AccessDenied where a process of another user (root excepted) listens at an address of
-    loopback, Unreachable where none does. Other addresses are not judged."""
+    """Raises ForeignListener where a process of another user (root excepted) listens at an address
+    of loopback, ConnectionRefusedError where none does. Other addresses are not judged."""
     host, port = address[0], address[1]
     if not _is_loopback(host):
         return
     owner = _find((host, port), (host, _NO_PORT))
     if owner is None or owner.state != _LISTENING:
-        raise Unreachable(f"nobody listens at {host}:{port}", remedy="is it running there?")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens there")
     if not may_serve_me(owner.uid):
-        raise AccessDenied(
+        raise ForeignListener(
+            errno.EACCES,
             f"a process of user {owner.uid} listens at {host}:{port}: it does not get the token"
-            " of this machine's cluster",
-            remedy="give --token-file where that user's server is meant",
+            " of this user's cluster; give --token-file where that user's cluster is meant",
         )
 
 

@@ -207,6 +207,7 @@ def test_doors_that_stay_shut(cluster: Cluster) -> None:
     worker = cluster.workers[0]
     del worker.environment["CACHEFS_TOKEN_FILE"]
     for what in (["master", "--listen", "0.0.0.0:0"], [*worker.command, "--listen", ":0"]):
+        what.append("--no-token")
         with pytest.raises(ClusterFailed, match="without a token"):
             worker.run(*what, "--background")
 

@@ -266,8 +266,8 @@ def locate(cluster: Cluster, path: bytes) -> Origin:
 
 
 def ask(cluster: Cluster, call: m.Message, kind: type[T]) -> T:
-    kind_of_body = {"Content-Type": "application/msgpack"}
-    request = urllib.request.Request(cluster.master.url + c.CALL_PATH, c.encode(call), kind_of_body)
+    headers = {"Content-Type": "application/msgpack", **cluster.headers}
+    request = urllib.request.Request(cluster.master.url + c.CALL_PATH, c.encode(call), headers)
     with urllib.request.urlopen(request, timeout=READ_S) as reply:
         answer = c.decode_answer(reply.read())
     assert isinstance(answer, kind)

@@ -1,7 +1,7 @@
 """HTTP requests by a process of another user, with the standard library alone.
 
-As a program it reads `[[url, method, path, headers, body], ...]` (JSON, bodies in hex) from standard
-input, and prints `[[status, body], ...]`; status 0: the connection was closed, or there is none."""
+As a program it reads `[[url, method, path, headers, body], ...]` (JSON, bodies in hex) from
+standard input, and prints `[[status, body], ...]`; status 0: there is no connection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,13 +23,13 @@ class Request(NamedTuple):
     url: str  # of the server
     method: str
     path: str
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
     body: bytes = b""
 
 
 def ask(*requests: Request, uid: int = NOBODY) -> list[tuple[int, bytes]]:
     """Status and body of each answer."""
-    asked = json.dumps([[*one[:4], one.body.hex()] for one in requests])
+    asked = json.dumps([[*one[:3], dict(one.headers), one.body.hex()] for one in requests])
     done = subprocess.run(
         [sys.executable, "-I", __file__, str(uid)],
         input=asked,
