@@ -29,6 +29,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
 from cachefs.doors.guard import Authorize
 from cachefs.launcher import collecting, tokens
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
@@ -85,6 +86,7 @@ class Process:
         try:
             access = access_of(own.security)
             check_listen(host, has_tokens=not access.is_open)
+            check_own(self._spec.store_dir)
             master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
             try:
                 authorize = None if access.is_open else access.check

@@ -40,6 +40,7 @@ from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
 from cachefs.launcher import allocator, collecting, gil_home, worker_id
 from cachefs.launcher.cluster import node_dir
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
@@ -89,6 +90,8 @@ class Node:
         """Reads the files of its security. Raises BadConfig, AccessDenied."""
         self._spec = spec
         self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
+        for tier in self._tiers:
+            check_own(tier.path)
         self._directory = node_dir(spec)
         self._access = access_of(spec.security)
         self._token = presented_token(spec.security)
