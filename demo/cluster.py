@@ -105,7 +105,7 @@ class ClusterDemo:
     @property
     def _token_file(self) -> str:
         """Of the cluster: another machine would have a copy."""
-        home = StateHome(self.box.state_home)
+        home = StateHome(self.box.folder / "home" / "cachefs")
         return str(tokens.path_of(home, int(self.up["processes"][0]["url"].rpartition(":")[2])))
 
     def _headers(self) -> dict[str, str]:
