@@ -2,7 +2,8 @@
 namespace.
 
 The bytes of a tier are served without the origin's consent: whoever may write its directory, or put
-another one in its place, decides what readers get. The rule is that of sshd's StrictModes: a directory and all directories above it belong to this user or root, and no others may
+another one in its place, decides what readers get. The rule is that of sshd's StrictModes: a
+directory belongs to this user, all directories above it to this user or root, and no others may
 write them. Above the directory itself a sticky one (/tmp, /dev/shm) is as good: nobody may rename
 in it what is ours.
 """
