@@ -119,6 +119,6 @@ def _count(load: Load, connection: Connection, answer: bytes) -> None:
 
 def _request(body: bytes) -> bytes:
     return (
-        b"POST /v1/call HTTP/1.1\r\nHost: master\r\nContent-Type: application/msgpack\r\n"
+        b"POST /v1/call HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )

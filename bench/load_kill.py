@@ -21,7 +21,6 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import JobShown, JobSpec, JobState
-from cachefs.core.specs import Security
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.processes import NotInTime, wait_until
 
@@ -53,7 +52,7 @@ class Loads:
             self._namespace = client.call(c.Greeting(), c.Greeted).namespace
 
     def _client(self) -> HttpClient:
-        return HttpClient(self._cluster.master.url, Security())
+        return HttpClient(self._cluster.master.url, self._cluster.security)
 
     def body_bytes(self) -> int:
         return int(self._origin.counters()["object_bytes"])

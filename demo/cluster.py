@@ -12,6 +12,11 @@ import re
 import urllib.request
 from typing import Any
 
+from cachefs.client.credentials import presented_token
+from cachefs.core.access import HEADER, header_of
+from cachefs.core.specs import Security
+from cachefs.launcher import tokens
+from cachefs.launcher.state import StateHome
 from demo import readers
 from demo.console import cachefs, expect, header, row, say
 from demo.dataset import Dataset
@@ -65,7 +70,7 @@ class ClusterDemo:
             epoch = pool.submit(readers.from_directory, self.dataset, self.mountpoint)
             half = self._counted + self.dataset.image_bytes // 2
             self.proxy.wait_until(lambda counters: counters.object_bytes >= half)
-            brought = brought_by(victim["url"])
+            brought = brought_by(victim["url"], self._headers())
             self._lost_bytes = brought + UNDER_WAY_BYTES
             self.box.kill([victim["pid"]])
             say(f"\n$ kill -9 {victim['pid']}   # {victim['name']}, in the middle of an epoch")
@@ -78,7 +83,7 @@ class ClusterDemo:
         have."""
         home, mountpoint = str(self.box.folder / "elsewhere"), self.box.folder / "mnt2"
         mountpoint.mkdir()
-        flags = ["--home", home, "--cache-size", TRAINER_SIZE]
+        flags = ["--home", home, "--cache-size", TRAINER_SIZE, "--token-file", self._token_file]
         cachefs("mount", self.source, str(mountpoint), *flags)
         header()
         rates = readers.from_directory(self.dataset, mountpoint)
@@ -96,6 +101,16 @@ class ClusterDemo:
         pids = [process["pid"] for process in self.up["processes"]]
         ended = wait_until(lambda: not any(map(is_running, pids)), END_LIMIT_S)
         expect(ended, f"processes left after down: {pids}")
+
+    @property
+    def _token_file(self) -> str:
+        """Of the cluster: another machine would have a copy."""
+        home = StateHome(self.box.folder / "home" / "cachefs")
+        return str(tokens.path_of(home, int(self.up["processes"][0]["url"].rpartition(":")[2])))
+
+    def _headers(self) -> dict[str, str]:
+        """What a monitoring agent presents."""
+        return {HEADER: header_of(presented_token(Security(self._token_file)))}
 
     def _other_worker(self) -> dict[str, Any]:
         """A worker that is not the one of this node's mount."""
@@ -116,9 +131,10 @@ class ClusterDemo:
         expect(0 <= again <= self._lost_bytes, f"the origin gave {again} bytes again")
 
 
-def brought_by(url: str) -> int:
+def brought_by(url: str, headers: dict[str, str]) -> int:
     """What a worker brought from the origin so far, as its metrics say."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=END_LIMIT_S) as reply:
+    request = urllib.request.Request(f"{url}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=END_LIMIT_S) as reply:
         found = BROUGHT.search(reply.read().decode())
     return int(float(found[1])) if found else 0
 

@@ -166,7 +166,7 @@ class Cluster:
     def worker(self, id: str) -> HttpClient:
         """A client of a worker. Raises as `HttpClient`."""
         if id not in self._workers:
-            client = clusters.connect_worker(self.rows[id].url, self._chosen)
+            client = clusters.connect_worker(self.rows[id].url, self._chosen, self.master.url)
             self._workers[id] = self._stack.enter_context(client)
         return self._workers[id]
 
@@ -179,7 +179,7 @@ def open_cluster(
     Unsupported for a path of a mount without a cluster, and what asking the master raises."""
     chosen = settings.load_settings(flags, config_file)
     url, inside = _place(path, chosen)
-    return Cluster(HttpClient(url, clusters.security(chosen)), chosen), inside
+    return Cluster(HttpClient(url, clusters.security(chosen, url)), chosen), inside
 
 
 def open_admin(
@@ -188,7 +188,7 @@ def open_admin(
     """The same, of the admin API. Asks nothing yet."""
     chosen = settings.load_settings(flags, config_file)
     url, inside = _place(path, chosen)
-    return AdminClient(url, clusters.security(chosen)), inside.strip(b"/")
+    return AdminClient(url, clusters.security(chosen, url)), inside.strip(b"/")
 
 
 def _place(path: str, chosen: Config) -> tuple[str, bytes]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+import msgspec
+
 import cachefs
+from cachefs.cli.settings import state_home
 from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
@@ -14,7 +17,7 @@ from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import Security, WorkerSpec
-from cachefs.launcher import local
+from cachefs.launcher import local, tokens
 from cachefs.launcher.cluster import MOUNTS_NODE, find_node, tier_of
 from cachefs.launcher.state import CACHE_NAME, StateHome
 
@@ -22,9 +25,39 @@ AUTO: Final = "auto"
 MASTER_S: Final = 10.0
 
 
-def security(chosen: Config) -> Security:
+def security(chosen: Config, master: str) -> Security:
+    """The files of the settings, and where they name no token that of a master of this machine, at
+    a URL."""
+    own = None if chosen.text("token_file") else tokens.find(state_home(chosen), master)
+    return _with_files(own, chosen)
+
+
+def server_security(chosen: Config, master: str) -> Security:
+    """The same of a worker, which makes the token of a master of this machine where it is missing.
+    Raises BadConfig, and as `tokens.find_or_make`."""
+    if not makes_token(chosen):
+        return server_files(chosen)
+    return _with_files(tokens.find_or_make(state_home(chosen), master), chosen)
+
+
+def makes_token(chosen: Config) -> bool:
+    """Tells whether a server is to use the token of this machine. Raises BadConfig."""
+    if chosen.text("token_file") and chosen.switch("no_token"):
+        raise BadConfig("--token-file and --no-token exclude each other", remedy="give one of them")
+    return not chosen.text("token_file") and not chosen.switch("no_token")
+
+
+def server_files(chosen: Config) -> Security:
     """The files of the settings."""
-    return Security(*(chosen.text(n) for n in ("token_file", "tls_cert", "tls_key", "tls_ca")))
+    names = ("token_file", "tls_cert", "tls_key", "tls_ca")
+    return msgspec.convert({name: chosen.text(name) for name in names}, Security)
+
+
+def _with_files(own: Security | None, chosen: Config) -> Security:
+    found = server_files(chosen)
+    if own is None:
+        return found
+    return msgspec.structs.replace(found, token_file=own.token_file, own_token=True)
 
 
 def speaks_tls(chosen: Config) -> bool:
@@ -44,7 +77,8 @@ def master_of(chosen: Config, home: StateHome) -> str:
 
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     """A client of the master's admin API. Raises BadConfig, AccessDenied; asks nothing yet."""
-    return AdminClient(master_of(chosen, home), security(chosen))
+    url = master_of(chosen, home)
+    return AdminClient(url, security(chosen, url))
 
 
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
@@ -52,12 +86,12 @@ def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
     path below the root of its namespace. Else as `connect_admin`."""
     tls = speaks_tls(chosen)
     master = master_url(chosen.text("master") or url, tls=tls)
-    return AdminClient(master, security(chosen)), os.fsencode(parse_cluster(url).path)
+    return AdminClient(master, security(chosen, master)), os.fsencode(parse_cluster(url).path)
 
 
-def connect_worker(url: str, chosen: Config) -> HttpClient:
-    """A client of a worker."""
-    return HttpClient(url, security(chosen), name=f"the worker at {url}")
+def connect_worker(url: str, chosen: Config, master: str) -> HttpClient:
+    """A client of a worker of the cluster of a master, at URLs."""
+    return HttpClient(url, security(chosen, master), name=f"the worker at {url}")
 
 
 # ---- mounts --------------------------------------------------------------------------------------
@@ -81,14 +115,15 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
     path = parse_cluster(url)
     directory = home.node_dir(path.address, MOUNTS_NODE)
     cache_dir = chosen.text("cache_dir") or str(directory / CACHE_NAME)
+    master = master_url(path.address, tls=speaks_tls(chosen))
     return WorkerSpec(
         home=str(home.path),
-        master=master_url(path.address, tls=speaks_tls(chosen)),
+        master=master,
         name=MOUNTS_NODE,
         tiers=(tier_of(cache_dir, chosen.integer("cache_size")),),
         weight=0.0,
         stays=False,
-        security=security(chosen),
+        security=security(chosen, master),
         log_to_stderr=foreground,
         **cache_settings(chosen),
     )

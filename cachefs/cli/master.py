@@ -10,10 +10,13 @@ from typing import Any, Final
 import click
 
 from cachefs.cli import clusters, output, serving, settings
+from cachefs.core.access import is_loopback, parse_address
+from cachefs.core.addresses import address_of
+from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
-from cachefs.core.specs import MasterSpec
-from cachefs.launcher import state
+from cachefs.core.specs import MasterSpec, Security
+from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master
 from cachefs.launcher.state import StateHome, private_dir
 
@@ -45,23 +48,48 @@ def command(
     else:
         click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
     sys.stdout.flush()
+    _tell_token(spec, started.url)
     return 0 if background else serving.stay(started.pid)
+
+
+def _tell_token(spec: MasterSpec, url: str) -> None:
+    """Says on standard error how workers of other machines get in."""
+    _, port = parse_address(address_of(url), DEFAULT_PORT)
+    if spec.token_home and not is_loopback(parse_address(spec.listen, 0)[0]):
+        path = tokens.path_of(StateHome(spec.token_home), port)
+        print(
+            f"cachefs: other machines need a copy of {path}, as their --token-file",
+            file=sys.stderr,
+        )
 
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
     """Raises BadConfig."""
     directory = home.master_dir()
+    security, token_home = _security(chosen, home)
     log = private_dir(directory / state.LOG_NAME)
     return MasterSpec(
         listen=chosen.text("master_listen"),
         store_dir=_store_dir(chosen.text("store")) or str(directory / state.NAMESPACE_NAME),
-        security=clusters.security(chosen),
+        security=security,
+        token_home=token_home,
         origin_deadline_s=chosen.seconds("origin_deadline"),
         lost_after_s=chosen.seconds("lost_after"),
         log_file=str(log / "master.log"),
         log_level=chosen.text("log_level"),
         log_to_stderr=not background,
     )
+
+
+def _security(chosen: Config, home: StateHome) -> tuple[Security, str]:
+    """What the settings say, and the state home in which the master is to make its token ("": it
+    makes none). Raises BadConfig."""
+    found = clusters.server_files(chosen)
+    if clusters.makes_token(chosen):
+        return found, str(home.path)
+    if not found.token_file:
+        tokens.remove(home, parse_address(chosen.text("master_listen"), DEFAULT_PORT)[1])
+    return found, ""
 
 
 def _store_dir(text: str) -> str:

@@ -116,7 +116,8 @@ class MasterPlace(Place):
         return "/" + output.text_of(path.strip(b"/"))
 
     def _connect(self, stack: contextlib.ExitStack) -> tuple[Link, NamespaceId]:
-        master = stack.enter_context(AdminClient(self._url, clusters.security(self._chosen)))
+        security = clusters.security(self._chosen, self._url)
+        master = stack.enter_context(AdminClient(self._url, security))
         return master, master.call(c.Greeting(), c.Greeted).namespace
 
 

@@ -70,7 +70,7 @@ def _is_up(home: StateHome) -> bool:
 def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
-    with AdminClient(url, clusters.security(chosen)) as master:
+    with AdminClient(url, clusters.security(chosen, url)) as master:
         tree, rows = master.status(), master.workers().rows
     return {"master": url, "state": "ok", **tree, "workers": [_worker(row) for row in rows]}
 

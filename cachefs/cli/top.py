@@ -19,6 +19,7 @@ from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
+from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
@@ -117,7 +118,9 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
 def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Looker]:
     """Raises NotFound, BadConfig and what connecting raises."""
     if where is not None and where.startswith(_HTTP):
-        with clusters.connect_worker(where, chosen) as worker:
+        is_here = is_loopback(parse_address(address_of(where), 0)[0])
+        of_master = clusters.master_of(chosen, home) if is_here else where
+        with clusters.connect_worker(where, chosen, of_master) as worker:
             yield lambda: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
@@ -134,7 +137,7 @@ def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
     if where is None:
         return clusters.connect_admin(chosen, home)
     url = master_url(where, tls=clusters.speaks_tls(chosen))
-    return AdminClient(url, clusters.security(chosen))
+    return AdminClient(url, clusters.security(chosen, url))
 
 
 def _is_up(home: StateHome) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli import output, settings
+from cachefs.cli import clusters, output, settings
 from cachefs.core.addresses import SCHEME, address_of
 from cachefs.launcher.local import MOST_WORKERS, LocalCluster, Up
 
@@ -43,6 +43,8 @@ def command(
         where,
         cache_bytes=chosen.integer("cache_size"),
         log_level=chosen.text("log_level"),
+        token_file=chosen.text("token_file"),
+        no_token=not clusters.makes_token(chosen) and not chosen.text("token_file"),
     )
     cluster, warnings = up.run(workers or 0)
     for warning in warnings:

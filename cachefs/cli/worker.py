@@ -65,7 +65,7 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
         listen=chosen.text("worker_listen"),
         advertise=advertise,
         weight=weight,
-        security=clusters.security(chosen),
+        security=clusters.server_security(chosen, master),
         migration_bytes_s=chosen.integer("migration_rate"),
         log_to_stderr=not background,
         **clusters.cache_settings(chosen),

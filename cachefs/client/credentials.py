@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from cachefs.core.access import Access, Token, parse_tokens
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.specs import Security
+from cachefs.doors.owners import check_listener
 
 _MAX_BYTES: Final = 1 << 20
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -52,6 +54,15 @@ def access_of(security: Security) -> Access:
 def presented_token(security: Security) -> str:
     """What is presented to others; "" without a token file. Raises as `read_tokens`."""
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
+
+
+def presents_to(security: Security) -> Callable[[Any], None]:
+    """Raises ForeignListener for an address at which this process must not present its token."""
+    return check_listener if security.own_token else _any_address
+
+
+def _any_address(address: Any) -> None:
+    """A token that a user gave is presented to whomever the user names."""
 
 
 def client_context(security: Security, url: str) -> ssl.SSLContext | None:

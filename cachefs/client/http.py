@@ -15,14 +15,21 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from cachefs.client.credentials import client_context, presented_token
+from cachefs.client.credentials import client_context, presented_token, presents_to
 from cachefs.core import cluster as c
 from cachefs.core.access import HEADER, header_of, parse_address
 from cachefs.core.addresses import address_of
-from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.errors import (
+    AccessDenied,
+    CacheFSError,
+    DeadlineExceeded,
+    ProtocolError,
+    Unreachable,
+)
 from cachefs.core.messages import Failure, Message, error_of
 from cachefs.core.model import ContentId
 from cachefs.core.specs import Security
+from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -44,6 +51,7 @@ class HttpClient:
         if token:
             self._headers[HEADER] = header_of(token)
         self._context = client_context(security, url)
+        self._presents_to = presents_to(security)
         self._connection: http.client.HTTPConnection | None = None
         self._status = 0  # of the last answer
 
@@ -150,6 +158,8 @@ class HttpClient:
             timeout_s = min(CONNECT_TIMEOUT_S, _rest_s(deadline))
             self._connection = self._new_connection(timeout_s)
             self._connection.connect()
+            if not self.url.startswith(UNIX):
+                self._presents_to(self._connection.sock.getpeername())
         return self._connection
 
     def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -168,6 +178,8 @@ class HttpClient:
             return Unreachable(cause, path=self.url, remedy="check --tls-ca, and https or http")
         if isinstance(err, TimeoutError):
             return DeadlineExceeded(f"no answer from {self._name} in time", path=self.url)
+        if isinstance(err, ForeignListener):
+            return AccessDenied(err.strerror or str(err), path=self.url)
         if isinstance(err, OSError):
             cause = f"{self._name} does not answer: {err.strerror or err}"
             return Unreachable(cause, path=self.url, remedy="is it running there?")

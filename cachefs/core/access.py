@@ -10,12 +10,13 @@ others is the first token of its own file. In HTTP: `Authorization: Bearer TOKEN
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -179,50 +180,108 @@ def _token(words: list[str], where: str) -> Token:
 
 # ---- what a call needs ---------------------------------------------------------------------------
 
-_OF_WORKERS: Final = (c.Register, c.Heartbeat, c.Leave, c.Have, c.Offer, c.Drop, c.Work)
-_OF_OPERATORS: Final = (c.AddUfs, c.RemoveUfs, c.Drain, c.RemoveWorker)
-_OF_JOBS: Final = (SubmitJob, AddJobPaths, GetJob, ListJobs, GetJobFailures, ControlJob)
-_OF_SYNCS: Final = (StartSync, GetSync)
-_OF_EVERYTHING: Final = (c.ListUfs, c.ListWorkers, c.MasterStatus, c.WorkerStatus)
+
+class Need(enum.Flag):
+    """What a limited caller's token must allow for a call."""
+
+    NOTHING = 0
+    JOIN = enum.auto()  # be a worker
+    WRITE = enum.auto()
+    ALL = enum.auto()  # no path
+    PATH = enum.auto()  # `call.path` in reach
+    BELOW = enum.auto()  # ... and below the path of the token, not at it
+    INOS = enum.auto()  # every ino of the call in reach: see `inos_of`
+    LATER = enum.auto()  # what is asked by a number: whoever answers knows the paths, and judges
+
+
+# A call that is not listed is refused for every limited caller.
+NEEDS: Final[Mapping[type[Message], Need]] = {
+    c.Register: Need.JOIN,
+    c.Heartbeat: Need.JOIN,
+    c.Leave: Need.JOIN,
+    c.Have: Need.JOIN,
+    c.Offer: Need.JOIN,
+    c.Doubt: Need.JOIN,
+    c.Drop: Need.JOIN,
+    c.Work: Need.JOIN,
+    c.Greeting: Need.NOTHING,
+    Lookup: Need.INOS,
+    GetAttr: Need.INOS,
+    ListDir: Need.INOS,
+    Resolve: Need.PATH,
+    c.Batch: Need.INOS,
+    c.Locate: Need.INOS,
+    c.ListNext: Need.INOS,
+    c.ReportChanged: Need.INOS,
+    c.Walk: Need.INOS,
+    c.GetEvents: Need.LATER,  # names out of reach are left out
+    c.GetUfs: Need.LATER,
+    # Contents are named by 64 random bits each: only who was told of one can ask.
+    c.PermitEviction: Need.NOTHING,
+    c.RulesOf: Need.NOTHING,
+    GetPolicies: Need.PATH,
+    SetPolicy: Need.WRITE | Need.PATH | Need.BELOW,
+    Free: Need.WRITE | Need.PATH,
+    SubmitJob: Need.WRITE | Need.PATH,
+    AddJobPaths: Need.WRITE | Need.PATH | Need.LATER,
+    GetJob: Need.WRITE | Need.LATER,
+    ListJobs: Need.WRITE | Need.LATER,
+    GetJobFailures: Need.WRITE | Need.LATER,
+    ControlJob: Need.WRITE | Need.LATER,
+    StartSync: Need.WRITE | Need.PATH,
+    GetSync: Need.WRITE | Need.LATER,
+    # A source is read with the credentials of the cluster's machines: who adds one reads all that
+    # these may read, wherever it is put.
+    c.AddUfs: Need.WRITE | Need.ALL,
+    c.RemoveUfs: Need.WRITE | Need.ALL,
+    c.Drain: Need.WRITE | Need.ALL,
+    c.RemoveWorker: Need.WRITE | Need.ALL,
+    c.ListUfs: Need.ALL,
+    c.ListWorkers: Need.ALL,
+    c.GetView: Need.ALL,  # addresses of all workers
+    c.MasterStatus: Need.ALL,
+    c.WorkerStatus: Need.ALL,
+}
 
 
 def permit(caller: Caller, call: Message) -> None:
     """Raises AccessDenied for a call that this caller may not make. What a call asks by ino is not
-    judged here: see `inos_of`; nor what it asks of a job or a sync by its number: whoever answers
-    knows the paths of it."""
+    judged here: see `inos_of`."""
     if not caller.is_limited:
         return
-    if isinstance(call, _OF_WORKERS) and not caller.may_join:
+    needs = NEEDS.get(type(call))
+    if needs is None:
+        raise _denied(caller, f"does not allow {type(call).__name__}")
+    if Need.JOIN in needs and not caller.may_join:
         raise _denied(caller, "is not a worker's")
-    if (
-        isinstance(call, (*_OF_OPERATORS, *_OF_JOBS, *_OF_SYNCS, SetPolicy, Free))
-        and not caller.may_write
-    ):
+    if Need.WRITE in needs and not caller.may_write:
         raise _denied(caller, "is for reading only")
-    # A source is read with the credentials of the cluster's machines: who adds one reads all that
-    # these may read, wherever it is put.
-    if isinstance(call, (*_OF_OPERATORS, *_OF_EVERYTHING)) and caller.prefix:
+    if caller.prefix:
+        _permit_paths(caller, call, needs)
+
+
+def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:
+    """Raises AccessDenied."""
+    if Need.ALL in needs:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if isinstance(call, (Resolve, GetPolicies, SetPolicy, Free, StartSync)) and not caller.sees(
-        call.path
-    ):
-        raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    if not all(caller.sees(path) for path in _selected(call)):
+    if Need.PATH in needs and not all(caller.sees(path) for path in _paths(call)):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     # What is said at the prefix itself is said of its holder, by others.
-    if isinstance(call, SetPolicy) and caller.prefix and call.path.strip(b"/") == caller.prefix:
+    if Need.BELOW in needs and caller.prefix in [path.strip(b"/") for path in _paths(call)]:
         raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
 
 
-def _selected(call: Message) -> list[bytes]:
-    """The paths below which lies all that a call selects."""
+def _paths(call: Message) -> list[bytes]:
+    """The paths at or below which lies all that a call selects."""
     match call:
+        case Resolve() | GetPolicies() | SetPolicy() | Free() | StartSync():
+            return [call.path]
         case SubmitJob():
             return [select(path).base for path in call.spec.paths]
         case AddJobPaths():
             return [select(path).base for path in call.paths]
         case _:
-            return []
+            raise AssertionError(f"{type(call).__name__} has no path")
 
 
 def permit_metrics(caller: Caller) -> None:

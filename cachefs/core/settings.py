@@ -275,8 +275,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.PATH,
         "",
         "File (mode 0600) of the tokens that are asked for; its first one is presented to others.",
-        "no token, which is for loopback alone",
-        commands=("master", *_CLIENTS),
+        "the token of the master of this machine, in the state home",
+        commands=("up", "master", *_CLIENTS),
+    ),
+    Setting(
+        "no_token",
+        Type.SWITCH,
+        False,
+        "Ask for no token: loopback alone, and only processes of this user and root are answered.",
+        commands=("up", "master", "worker"),
     ),
     Setting(
         "tls",

@@ -40,6 +40,9 @@ class Security(msgspec.Struct, frozen=True):
     tls_cert: str = ""  # PEM: a server's certificate, and those that lead to its authority
     tls_key: str = ""
     tls_ca: str = ""  # PEM: authorities to trust, instead of the system's
+    # The token is that of this machine's cluster: on loopback it is presented only to processes of
+    # this user and of root.
+    own_token: bool = False
 
 
 class MasterSpec(msgspec.Struct, frozen=True):
@@ -48,6 +51,7 @@ class MasterSpec(msgspec.Struct, frozen=True):
     listen: str  # HOST:PORT, port 0: any free one
     store_dir: str
     security: Security = Security()
+    token_home: str = ""  # the state home in which it makes a token; "": it makes none
     origin_deadline_s: float = 30.0
     lost_after_s: float = 10.0  # a worker that is silent for so long is lost
     log_file: str = ""

@@ -159,7 +159,7 @@ async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None
         remedy = "install it: pip install 'cachefs[cluster]'"
         raise BadConfig("--admin-socket needs the extra `cluster`", remedy=remedy) from err
     admin = make()
-    app = AdminApp(admin.backends, lambda header: EVERYTHING, on_loopback=False)
+    app = AdminApp(admin.backends, lambda request: EVERYTHING, on_loopback=False)
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == API or request.path.startswith(f"{API}/"):

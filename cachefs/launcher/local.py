@@ -20,8 +20,8 @@ from cachefs.core.access import parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import DeadlineExceeded
-from cachefs.core.specs import MasterSpec, WorkerSpec
-from cachefs.launcher import state
+from cachefs.core.specs import MasterSpec, Security, WorkerSpec
+from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master, start_worker, tier_of
 from cachefs.launcher.processes import Watch, cache_size, is_ours, launch_lock
 from cachefs.launcher.state import StateHome, private_dir, read_document, write_document
@@ -54,6 +54,7 @@ class LocalCluster(msgspec.Struct, frozen=True):
     home: str
     processes: list[LocalProcess]  # the master is the first
     cache_bytes: int = 0  # of each worker
+    has_token: bool = False  # of an earlier version: none
 
     @property
     def master(self) -> str:
@@ -79,16 +80,25 @@ def read(home: StateHome, directory: str = "") -> LocalCluster | None:
 
 class Up:
     """Brings up what of a cluster does not run. `cache_bytes`: of each worker; 0: a share of what
-    is free."""
+    is free. `token_file` "": the token of this machine, or (`no_token`) none."""
 
     def __init__(
-        self, home: StateHome, directory: str, *, cache_bytes: int = 0, log_level: str = "info"
+        self,
+        home: StateHome,
+        directory: str,
+        *,
+        cache_bytes: int = 0,
+        log_level: str = "info",
+        token_file: str = "",
+        no_token: bool = False,
     ) -> None:
         private_dir(home.path)
         self._home = home
         self._directory = private_dir(directory or home.path / DIRECTORY_NAME)
         self._asked_bytes = cache_bytes
         self._log_level = log_level
+        self._token_file = token_file
+        self._has_token = not no_token
         self._warnings: list[str] = []
 
     def run(self, workers: int = 0) -> tuple[LocalCluster, list[str]]:
@@ -98,6 +108,8 @@ class Up:
         with launch_lock(self._directory):
             known = read(self._home, str(self._directory))
             self._cache_bytes = self._asked_bytes or (known.cache_bytes if known else 0)
+            if known is not None and any(process.runs for process in known.processes):
+                self._has_token = known.has_token
             done = list(known.processes) if known is not None else [LocalProcess("master")]
             done += [
                 LocalProcess(_worker_name(n)) for n in range(len(done), _wanted(workers, done))
@@ -116,7 +128,11 @@ class Up:
 
     def _record(self, processes: list[LocalProcess]) -> LocalCluster:
         cluster = LocalCluster(
-            str(self._directory), str(self._home.path), processes, self._cache_bytes
+            str(self._directory),
+            str(self._home.path),
+            processes,
+            self._cache_bytes,
+            self._has_token,
         )
         write_document(self._directory, _RECORD, msgspec.to_builtins(cluster))
         write_document(self._home.path, _POINTER, {"directory": str(self._directory)})
@@ -125,9 +141,15 @@ class Up:
     def _start_master(self, known: LocalProcess, _: list[LocalProcess]) -> LocalProcess:
         directory = private_dir(self._directory / "master")
         log = private_dir(directory / state.LOG_NAME)
+        port = _free_port(known.url)
+        if not self._has_token:
+            tokens.remove(self._home, port)
+        makes_token = self._has_token and not self._token_file
         spec = MasterSpec(
-            listen=f"{_HOST}:{_free_port(known.url)}",
+            listen=f"{_HOST}:{port}",
             store_dir=str(directory / state.NAMESPACE_NAME),
+            security=Security(self._token_file),
+            token_home=str(self._home.path) if makes_token else "",
             log_file=str(log / "master.log"),
             log_level=self._log_level,
         )
@@ -141,11 +163,18 @@ class Up:
             master=done[0].url,
             name=known.name,
             tiers=(tier_of(self._directory / known.name, self._cache_bytes),),
+            security=self._security(done[0].url),
             log_level=self._log_level,
         )
         started = start_worker(spec, background=True)
         self._warnings += [started.warning] if started.warning else []
         return LocalProcess(known.name, started.url, started.pid)
+
+    def _security(self, master: str) -> Security:
+        """Of a worker."""
+        if self._token_file or not self._has_token:
+            return Security(self._token_file)
+        return tokens.find_or_make(self._home, master) or Security()
 
 
 def down(cluster: LocalCluster) -> list[LocalProcess]:

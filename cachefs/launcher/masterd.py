@@ -18,6 +18,7 @@ from cachefs.client.credentials import (
     access_of,
     client_context,
     presented_token,
+    presents_to,
     server_context,
 )
 from cachefs.core import messages as m
@@ -26,11 +27,14 @@ from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
-from cachefs.launcher import collecting
+from cachefs.doors.guard import Authorize
+from cachefs.launcher import collecting, tokens
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.serving import limit_end, quit_now, stop_event
+from cachefs.launcher.state import StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
@@ -43,6 +47,31 @@ log = logging.getLogger("cachefs.master")
 ANYWHERE: Final = ("", "0.0.0.0", "::")
 
 
+class _OwnToken:
+    """The token that a master makes in its state home, where it is told to. A master on any free
+    port draws one, and keeps it once it knows the port."""
+
+    def __init__(self, spec: MasterSpec, port: int) -> None:
+        """Raises as `tokens.make`."""
+        self.security = spec.security
+        self._home = StateHome(spec.token_home)
+        self._drawn = ""
+        if spec.token_home:
+            file = tokens.make(self._home, port) if port else tokens.draw(self._home)
+            self._drawn = "" if port else file
+            self.security = msgspec.structs.replace(spec.security, token_file=file, own_token=True)
+
+    def keep(self, port: int) -> None:
+        if self._drawn:
+            tokens.keep(self._home, self._drawn, port)
+            self._drawn = ""
+
+    def close(self) -> None:
+        """Leaves no token that is of no port."""
+        if self._drawn:
+            os.unlink(self._drawn)
+
+
 class Process:
     """One master from its start to its end."""
 
@@ -51,22 +80,41 @@ class Process:
 
     async def run(self, ready: ReadyPipe) -> None:
         """Until a signal. Raises the typed error of a start that failed; nothing is open then."""
-        spec = self._spec
         stop = stop_event()
-        access = access_of(spec.security)
-        host, port = parse_address(spec.listen, DEFAULT_PORT)
-        check_listen(host, has_tokens=not access.is_open)
-        context = server_context(spec.security)
-        token, peers_ssl = presented_token(spec.security), client_context(spec.security, "https://")
-        master = await asyncio.to_thread(Master.open_empty, spec.store_dir)
-        master.limit_waits(spec.origin_deadline_s)
-        peers = PeerCalls(token, peers_ssl)
+        host, port = parse_address(self._spec.listen, DEFAULT_PORT)
+        own = _OwnToken(self._spec, port)
+        try:
+            access = access_of(own.security)
+            check_listen(host, has_tokens=not access.is_open)
+            check_own(self._spec.store_dir)
+            master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
+            master.limit_waits(self._spec.origin_deadline_s)
+            try:
+                authorize = None if access.is_open else access.check
+                await self._serve(master, own, authorize, ready, stop)
+            finally:
+                await master.close()
+                log.info("stopped")
+        finally:
+            own.close()
+
+    async def _serve(
+        self,
+        master: Master,
+        own: _OwnToken,
+        authorize: Authorize | None,
+        ready: ReadyPipe,
+        stop: asyncio.Event,
+    ) -> None:
+        spec, security = self._spec, own.security
+        context, peers_ssl = server_context(security), client_context(security, "https://")
+        peers = PeerCalls(presented_token(security), peers_ssl, presents_to(security))
         try:
             server = MasterServer(
                 master,
-                listen=(host, port),
+                listen=parse_address(spec.listen, DEFAULT_PORT),
                 open_connector=self._connector,
-                authorize=access.check,
+                authorize=authorize,
                 ssl_context=context,
                 peers=peers,
                 lost_after_s=spec.lost_after_s,
@@ -74,9 +122,8 @@ class Process:
             await self._attach(master)
             port = await server.start()
             try:
-                scheme = "http" if context is None else "https"
-                shown = "127.0.0.1" if host in ANYWHERE else host
-                url = f"{scheme}://{join_address(shown, port)}"
+                own.keep(port)
+                url = self._url(port, is_plain=context is None)
                 log.info("serving %s at %s", spec.store_dir, url)
                 collecting.settle()
                 ready.say(Started(os.getpid(), url=url))
@@ -88,8 +135,11 @@ class Process:
                 await server.stop()
         finally:
             await peers.close()
-            await master.close()
-            log.info("stopped")
+
+    def _url(self, port: int, *, is_plain: bool) -> str:
+        host, _ = parse_address(self._spec.listen, DEFAULT_PORT)
+        shown = "127.0.0.1" if host in ANYWHERE else host
+        return f"{'http' if is_plain else 'https'}://{join_address(shown, port)}"
 
     def _connector(self, source: UfsSpec) -> Connector:
         return open_connector(source, deadline_s=self._spec.origin_deadline_s, meter=Meter())

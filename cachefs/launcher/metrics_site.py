@@ -1,4 +1,5 @@
-"""`GET /metrics` of a server that has no other port: one mount's, on loopback."""
+"""`GET /metrics` of a server that has no other port: one mount's, on loopback, for every
+user of this machine."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from cachefs.core.errors import BadConfig
 
 PATH: Final = "/metrics"
 STOP_S: Final = 2.0
+MOST_CONNECTIONS: Final = 64
 
 
 @contextlib.asynccontextmanager
@@ -29,23 +31,29 @@ async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> As
     try:
         from aiohttp import web
 
+        from cachefs.doors.guard import Guard, GuardedServer, GuardedSite, RefusedRequest
         from worker.metrics import exposition
     except ImportError as err:
         remedy = "install it: pip install 'cachefs[cluster]'"
         raise BadConfig("metrics need the extra `cluster`", remedy=remedy) from err
     text = exposition(status)
+    guard = Guard(None, on_loopback=True, most=MOST_CONNECTIONS)
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            guard.check_host(request)
+        except RefusedRequest as err:
+            return web.Response(status=err.status, text=err.one_line() + "\n")
         if request.path != PATH or request.method != "GET":
             return web.Response(status=404, text="no such page\n")
         body, kind = text()
         return web.Response(body=body, headers={"Content-Type": kind})
 
-    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=STOP_S)
+    runner = web.ServerRunner(GuardedServer(answer, guard), shutdown_timeout=STOP_S)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await GuardedSite(runner, host, port).start()
         except OSError as err:
             remedy = "choose another --metrics"
             raise BadConfig(f"cannot listen on {address}: {err.strerror}", remedy=remedy) from err

@@ -26,6 +26,7 @@ from cachefs.client.credentials import (
     access_of,
     client_context,
     presented_token,
+    presents_to,
     server_context,
 )
 from cachefs.core import cluster as c
@@ -39,6 +40,7 @@ from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
 from cachefs.launcher import allocator, collecting, gil_home, worker_id
 from cachefs.launcher.cluster import node_dir
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
@@ -89,6 +91,8 @@ class Node:
         """Reads the files of its security. Raises BadConfig, AccessDenied."""
         self._spec = spec
         self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
+        for tier in self._tiers:
+            check_own(tier.path)
         self._directory = node_dir(spec)
         self._access = access_of(spec.security)
         self._token = presented_token(spec.security)
@@ -96,6 +100,7 @@ class Node:
         self._server_ssl = server_context(spec.security)
         self._host, self._port = parse_address(spec.listen, 0)
         check_listen(self._host, has_tokens=not self._access.is_open)
+        self._presents_to = presents_to(spec.security)
         paths = [tier.path for tier in self._tiers]
         self._known_id = worker_id.read(paths)
         self.id = self._known_id or worker_id.draw()
@@ -136,7 +141,9 @@ class Node:
     async def _client(self) -> AsyncIterator[MasterClient]:
         spec = self._spec
         context = client_context(spec.security, spec.master)
-        client = MasterClient(spec.master, token=self._token, ssl_context=context)
+        client = MasterClient(
+            spec.master, token=self._token, ssl_context=context, presents_to=self._presents_to
+        )
         try:
             yield client
         finally:
@@ -153,6 +160,7 @@ class Node:
             refresh=in_loop(asyncio.get_running_loop(), self._refresh),
             headers={HEADER: header_of(self._token)} if self._token else None,
             ssl_context=self._peers_ssl,
+            presents_to=self._presents_to,
         )
         stack.callback(self._source.close)
         limit_bytes = budget(self._spec.memory_limit_bytes, available_memory())
@@ -211,7 +219,7 @@ class Node:
             self._ring,
             Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
-            authorize=self._access.check,
+            authorize=None if self._access.is_open else self._access.check,
             ssl_context=self._server_ssl,
         )
         try:
@@ -232,7 +240,7 @@ class Node:
         spec = self._spec
         capacity_bytes = self._capacity_bytes()
         self._weighing = Weighing(capacity_bytes, time.monotonic())
-        calls = PeerCalls(self._token, self._peers_ssl)
+        calls = PeerCalls(self._token, self._peers_ssl, self._presents_to)
         stack.push_async_callback(calls.close)
         self._members = Membership(
             self._master,

@@ -40,6 +40,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec, Started, SupervisorSpec
 from cachefs.core.units import format_size
 from cachefs.launcher import hanging, state
+from cachefs.launcher.directories import check_own
 from cachefs.launcher.documents import standard_input
 from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
@@ -187,14 +188,14 @@ def usable_cache_dir(path: str | Path) -> Path:
     """The real path of a directory that is ours to fill, created (0700) when missing."""
     real = Path(os.path.realpath(path))
     if not real.exists():
+        check_own(path)
         return state.private_dir(real)
     info = real.stat()
     if not stat.S_ISDIR(info.st_mode):
         return state.private_dir(real)  # says what it is instead
     if info.st_uid != os.geteuid():
         raise _not_ours(real, f"the cache directory belongs to user {info.st_uid}")
-    if info.st_mode & stat.S_IWOTH:
-        raise _not_ours(real, "the cache directory can be written by everybody")
+    check_own(path)
     if not os.access(real, os.R_OK | os.W_OK | os.X_OK) or _is_read_only(real):
         raise _not_ours(real, "the cache directory cannot be written")
     return real

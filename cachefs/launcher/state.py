@@ -11,6 +11,7 @@
       local/                                  cluster.json ...     of `cachefs up`
       mounts/<first 16 hex digits of sha256(mountpoint)>.json
       reserve                               room for a start on a full disk (`reserve.py`)
+      tokens/<port>                          of masters of this machine; see `launcher.tokens`
     <cache dir>/launch.lock, server.json
 
 Everything here is private to one user: directories are opened with O_NOFOLLOW and must belong to

@@ -18,7 +18,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import (
@@ -29,14 +29,7 @@ from prometheus_client import (
 )
 
 from cachefs.core import cluster as c
-from cachefs.core.access import (
-    HEADER,
-    Access,
-    Caller,
-    check_listen,
-    is_loopback,
-    permit_metrics,
-)
+from cachefs.core.access import Caller, check_listen, is_loopback, permit_metrics
 from cachefs.core.admin import API
 from cachefs.core.errors import (
     BadConfig,
@@ -47,6 +40,14 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Message, failure_of
 from cachefs.core.placement import View
+from cachefs.doors.guard import (
+    CALL_TYPE,
+    Authorize,
+    Guard,
+    GuardedServer,
+    GuardedSite,
+    RefusedRequest,
+)
 from master.namespace import Master
 from master.server.admin.app import AdminApp
 from master.server.admin.at import Backend, Peers
@@ -65,12 +66,9 @@ IDLE_S: Final = 75.0  # of a connection
 BACKLOG: Final = 1024
 STOP_S: Final = 2.0  # for calls under way
 
-CALL_TYPE: Final = "application/msgpack"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 _WAITING: Final = (c.GetEvents, c.GetView, c.Work)
-
-Authorize = Callable[[str | None], Caller]
 
 
 class MasterServer:
@@ -90,15 +88,16 @@ class MasterServer:
         lost_after_s: float = c.LOST_AFTER_S,
     ) -> None:
         """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
-        the `Authorization` header; raises AccessDenied. None: everybody may do everything, on
-        loopback only. `open_connector`: of a source that an operator adds; called in a thread.
-        `peers`: asks workers, for the admin API. Raises BadConfig.
+        the `Authorization` header; raises AccessDenied. None: processes of this user and of root
+        may do everything, on loopback only. `open_connector`: of a source that an operator adds;
+        called in a thread. `peers`: asks workers, for the admin API. Raises BadConfig.
         """
         if authorize is None:
             check_listen(listen[0], has_tokens=False)
         self._listen = listen
         self._ssl = ssl_context
-        self._authorize = authorize or Access().check
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._guard = Guard(authorize, on_loopback=is_loopback(listen[0]), most=most)
         self._tally = Tally()
         self._encoder = _Encoder()
         self.members = Members(master.store, clock, lost_after_s)
@@ -111,26 +110,21 @@ class MasterServer:
         backend = Backend(master.namespace, self._ask, self.members, peers)
         self._admin = AdminApp(
             lambda: [backend],
-            self._authorize,
-            on_loopback=is_loopback(listen[0]),
+            self._guard.caller,
+            on_loopback=self._guard.on_loopback,
             on_failure=self._tally.failed,
         )
 
     async def start(self) -> int:
         """Binds and answers from here on; returns the port. Raises BadConfig where the address
         cannot be had."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        server = _Bounded(
-            self._handle,
-            most,
-            keepalive_timeout=IDLE_S,
-            access_log=None,
-            max_line_size=MAX_LINE_BYTES,
+        server = GuardedServer(
+            self._handle, self._guard, keepalive_timeout=IDLE_S, max_line_size=MAX_LINE_BYTES
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await self._runner.setup()
         host, port = self._listen
-        site = web.TCPSite(self._runner, host or None, port, ssl_context=self._ssl, backlog=BACKLOG)
+        site = GuardedSite(self._runner, host, port, ssl_context=self._ssl, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as err:
@@ -174,6 +168,14 @@ class MasterServer:
             return await self._call(request)
         if request.path == API or request.path.startswith(f"{API}/"):
             return await self._admin.handle(request)
+        try:
+            return self._page(request)
+        except RefusedRequest as err:
+            return web.Response(status=err.status, text=err.one_line() + "\n")
+
+    def _page(self, request: web.BaseRequest) -> web.Response:
+        """Raises RefusedRequest."""
+        self._guard.check_host(request)
         if request.path == HEALTH_PATH:
             return web.Response(text="ok\n")
         if request.path == METRICS_PATH:
@@ -182,7 +184,7 @@ class MasterServer:
 
     def _metrics(self, request: web.BaseRequest) -> web.Response:
         try:
-            permit_metrics(self._authorize(request.headers.get(HEADER)))
+            permit_metrics(self._guard.caller(request))
         except CacheFSError as err:
             return web.Response(status=403, text=err.one_line() + "\n")
         return web.Response(
@@ -191,7 +193,8 @@ class MasterServer:
 
     async def _call(self, request: web.BaseRequest) -> web.Response:
         try:
-            caller = self._authorize(request.headers.get(HEADER))
+            self._guard.check_call(request)
+            caller = self._guard.caller(request)
             call = c.decode_call(await read_body(request, c.MAX_CALL_BYTES))
             body = self._encoder.encode(await self._ask(call, caller))
         except CacheFSError as err:
@@ -237,19 +240,6 @@ class MasterServer:
         self._tally.failed(err.code)
         body = c.encode(failure_of(err))
         return web.Response(status=status_of(err), body=body, content_type=CALL_TYPE)
-
-
-class _Bounded(web.Server):
-    """With a most of connections; more are closed as they come."""
-
-    def __init__(self, handler: Any, most: int, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._most = most
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self.connections) > self._most:
-            transport.abort()
 
 
 class _Encoder:

@@ -8,6 +8,7 @@ from typing import Final
 from aiohttp import ClientPayloadError, web
 
 from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.doors.guard import RefusedRequest
 
 BODY_S: Final = 20.0  # for the body of a request
 STATUS_OF: Final = {
@@ -41,6 +42,8 @@ class Answer(web.Response):
 
 def status_of(err: CacheFSError) -> int:
     """The HTTP status of a failure."""
+    if isinstance(err, RefusedRequest):
+        return err.status
     known = STATUS_OF.get(err.code)
     if known is not None:
         return known

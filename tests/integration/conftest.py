@@ -246,9 +246,11 @@ def cluster(tmp_path: Path, bucket: Bucket) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, bucket: Bucket) -> Iterator[Machine]:
-    """A machine that has no worker."""
-    machine = Machine("trainer", tmp_path / "trainer", bucket.server.credentials())
+def trainer(tmp_path: Path, bucket: Bucket, cluster: Cluster) -> Iterator[Machine]:
+    """A machine that has no worker, with a copy of the cluster's token."""
+    token_file = {"CACHEFS_TOKEN_FILE": cluster.security.token_file}
+    environment = {**bucket.server.credentials(), **token_file}
+    machine = Machine("trainer", tmp_path / "trainer", environment)
     try:
         yield machine
     finally:

@@ -311,7 +311,7 @@ def test_every_process_answers_prometheus(cluster: Cluster, bucket: Bucket) -> N
     mount = cluster.mount(0, "/data")
     (mount / "big0.bin").read_bytes()
     for machine, prefix in ((cluster.workers[0], "cachefs_worker_"), (cluster.master, "cachefs_m")):
-        text = page_of(machine.url)
+        text = page_of(machine.url, cluster.headers)
         assert {name for name, _, _ in exported(text, prefix)} == {
             name for name, _, _ in documented(prefix)
         }

@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import http.client
 import math
+import re
 import resource
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +23,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
+from cachefs.doors import strangers
 from master.server import app as master_app
 from master.server import http as master_http
 from tests.integration.conftest import Bucket
@@ -146,7 +149,9 @@ class Caller:
     def __init__(self, url: str, token: str = "") -> None:
         parts = urlsplit(url)
         self._address = parts.hostname or "", parts.port or 0
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = {"Content-Type": "application/msgpack"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def page(self, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._address, timeout=20)
@@ -205,6 +210,7 @@ def test_doors_that_stay_shut(cluster: Cluster) -> None:
     worker = cluster.workers[0]
     del worker.environment["CACHEFS_TOKEN_FILE"]
     for what in (["master", "--listen", "0.0.0.0:0"], [*worker.command, "--listen", ":0"]):
+        what.append("--no-token")
         with pytest.raises(ClusterFailed, match="without a token"):
             worker.run(*what, "--background")
 
@@ -253,13 +259,14 @@ async def a_worker(directory: Path) -> AsyncIterator[int]:
         await it.stop()
 
 
+AT_ONCE_S = 5.0  # strangers end after 10 s by themselves
 Server = Callable[[Path], contextlib.AbstractAsyncContextManager[int]]
 SERVERS = pytest.mark.parametrize("server", [a_master, a_worker])
 
 
-async def first_line(port: int, request: bytes) -> bytes:
+async def first_line(port: int, request: bytes, address: str = "127.0.0.1") -> bytes:
     """Of the answer; b"" where the connection is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
     try:
         writer.write(request)
         return await reader.readline()
@@ -269,27 +276,112 @@ async def first_line(port: int, request: bytes) -> bytes:
         writer.close()
 
 
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-CALL = b"POST /v1/call HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CALL = (
+    b"POST /v1/call HTTP/1.1\r\nHost: localhost:1\r\nContent-Type: application/msgpack\r\n"
+    b"Content-Length: 100\r\n\r\nabc"
+)
 
 
 @SERVERS
-def test_more_connections_than_half_of_the_descriptors_are_closed(
+def test_idle_connections_of_strangers_lock_nobody_out(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+    """Half of the descriptors may be connections. One address has at most half of these without a
+    token: the oldest ends when there are more, and whoever asks at once is answered."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
 
     async def work() -> None:
         async with server(tmp_path) as port:
-            # One of the four is the test's own at a master.
-            taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-            while await first_line(port, HEALTH):
-                taken.append(await asyncio.open_connection("127.0.0.1", port))
-            assert len(taken) <= 5
-            for _, writer in taken:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+            for address in ("127.0.0.1", "127.0.0.2"):
+                began = time.monotonic()
+                for _ in range(20):
+                    assert b" 200 " in await first_line(port, HEALTH, address)
+                assert time.monotonic() - began < AT_ONCE_S
+            oldest, newest = idle[0][0], idle[-1][0]
+            assert not await oldest.read()
+            assert not newest.at_eof()
+            for _, writer in idle:
                 writer.close()
-            while not await first_line(port, HEALTH):
-                pass
+
+    run(work())
+
+
+@SERVERS
+def test_strangers_are_closed_soon(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "STRANGER_S", 0.05)
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            for part in (b"", b"GET", CALL[:40]):
+                assert await first_line(port, part) == b""
+
+    run(work())
+
+
+def test_known_callers_are_not_counted_by_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three quarters of the connections, all of one address, stay open after a call with a token,
+    beside a crowd without one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    body = c.encode(c.Greeting())
+    head = (
+        f"POST /v1/call HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ALL}\r\n"
+        f"Content-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+
+    async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head.encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in answer.splitlines()[0]
+        length = re.search(rb"Content-Length: (\d+)", answer)
+        assert length is not None
+        await reader.readexactly(int(length[1]))
+
+    async def work() -> None:
+        async with master_over_http(tmp_path, TOKENS) as it:
+            known = []
+            for _ in range(24):
+                known.append(await asyncio.open_connection("127.0.0.1", it.port))
+                await asked(*known[-1])
+            crowd = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(30)]
+            for one in known:
+                await asked(*one)
+            for _, stranger in crowd:
+                stranger.close()
+            for _, writer in known:
+                writer.close()
+
+    run(work())
+
+
+@SERVERS
+def test_only_names_of_this_machine_and_msgpack(server: Server, tmp_path: Path) -> None:
+    """What a web page can send by itself, after its name was resolved to this machine or without,
+    is refused on every path."""
+    body = c.encode(c.Greeting())
+
+    async def status(port: int, line: str, host: str, kind: str) -> int:
+        head = f"{line} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
+        size = len(body) if line.startswith("POST") else 0
+        request = f"{head}Content-Length: {size}\r\n\r\n".encode() + body[:size]
+        return int((await first_line(port, request)).split()[1])
+
+    async def work() -> None:
+        async with server(tmp_path) as port:
+            data = f"GET {c.DATA_PATH}/{CONTENT.name}?first=0&end=1&have=1"
+            for line in ("POST /v1/call", data, "GET /metrics", "GET /healthz", "GET /else"):
+                for host in ("evil.example", f"evil.example:{port}", "10.0.0.1", ""):
+                    assert await status(port, line, host, "application/msgpack") == 421, line
+            for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+                assert await status(port, "POST /v1/call", f"localhost:{port}", kind) == 415
+            for host in ("localhost", f"127.0.0.1:{port}", f"[::1]:{port}"):
+                assert await status(port, "POST /v1/call", host, "application/msgpack") != 415
+                assert await status(port, "GET /healthz", host, "text/plain") == 200
 
     run(work())
 
@@ -330,7 +422,7 @@ def test_a_worker_answers_no_other_methods(tmp_path: Path) -> None:
         async with a_worker(tmp_path) as port:
             for method in (b"HEAD", b"PUT", b"DELETE"):
                 request = method + f" {c.DATA_PATH}/{CONTENT.name}?first=0&end=1&have=1".encode()
-                said = await first_line(port, request + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+                said = await first_line(port, request + b" HTTP/1.1\r\nHost: [::1]\r\n\r\n")
                 assert b" 404 " in said
 
     run(work())

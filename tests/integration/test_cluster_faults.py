@@ -266,7 +266,8 @@ def locate(cluster: Cluster, path: bytes) -> Origin:
 
 
 def ask(cluster: Cluster, call: m.Message, kind: type[T]) -> T:
-    request = urllib.request.Request(cluster.master.url + c.CALL_PATH, c.encode(call))
+    headers = {"Content-Type": "application/msgpack", **cluster.headers}
+    request = urllib.request.Request(cluster.master.url + c.CALL_PATH, c.encode(call), headers)
     with urllib.request.urlopen(request, timeout=READ_S) as reply:
         answer = c.decode_answer(reply.read())
     assert isinstance(answer, kind)

@@ -22,7 +22,6 @@ from tests.integration.loading import (
     waiting,
 )
 from tests.services.cluster import Cluster, ClusterFailed
-from tests.services.metrics_page import exposed
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
@@ -111,7 +110,7 @@ def test_the_workers_of_a_cluster_share_the_bandwidth_of_a_load(
         assert took_s >= (total - rate - 8 * size) / rate, "faster than it may be"
         assert took_s <= 2 * total / rate, "not half as fast as it may be"
         asked = [
-            exposed(worker.url)["cachefs_worker_origin_requests_total"]
+            cluster.exposed(worker)["cachefs_worker_origin_requests_total"]
             for worker in cluster.workers
         ]
         assert min(asked) > 0, f"one of the two brought nothing: {asked}"

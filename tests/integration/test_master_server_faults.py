@@ -30,7 +30,10 @@ from master.server.app import MasterServer
 from master.server.streams import EventPolls
 from tests.services.http_master import Cluster, cluster, run, worker
 
-HEAD = b"POST /v1/call HTTP/1.1\r\nHost: master\r\nContent-Length: 100\r\n\r\n"
+HEAD = (
+    b"POST /v1/call HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+    b"Content-Length: 100\r\n\r\n"
+)
 
 
 async def connected(it: Cluster) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -225,7 +228,8 @@ def test_with_a_certificate_the_port_speaks_tls_and_nothing_else(tmp_path: Path)
             address = f"127.0.0.1:{await server.start()}"
             data = c.encode(c.Greeting())
             url = f"https://{address}{c.CALL_PATH}"
-            async with session.post(url, data=data, ssl=trust) as reply:
+            kind = {"Content-Type": "application/msgpack"}
+            async with session.post(url, data=data, ssl=trust, headers=kind) as reply:
                 greeted = c.decode_answer(await reply.read())
                 assert isinstance(greeted, c.Greeted)
             with pytest.raises(aiohttp.ClientError):

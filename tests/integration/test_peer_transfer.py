@@ -273,7 +273,8 @@ async def get(node: Node, path: str, **headers: str) -> tuple[int, bytes]:
 
 async def call(node: Node, body: c.Have | c.Offer | c.Doubt | c.Drop | c.WorkerStatus) -> c.Answer:
     def ask() -> bytes:
-        request = urllib.request.Request(node.url + c.CALL_PATH, c.encode(body))
+        kind = {"Content-Type": "application/msgpack"}
+        request = urllib.request.Request(node.url + c.CALL_PATH, c.encode(body), kind)
         with urllib.request.urlopen(request, timeout=10) as reply:
             return bytes(reply.read())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 
 import msgspec
 
+from cachefs.client.credentials import presented_token
 from cachefs.client.http import HttpClient
+from cachefs.core.access import HEADER, header_of
 from cachefs.core.cluster import ListWorkers, WorkerTable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
@@ -119,12 +122,21 @@ class Machine:
             self.kill()
 
 
+def _token_file(root: Path) -> str:
+    """One for all machines, as an operator would copy it."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return str(path)
+
+
 class Cluster:
     """Use as a context manager. `root` is best on tmpfs; `environment` has origins' credentials."""
 
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.root = root
-        self._environment = environment
+        self._environment = {"CACHEFS_TOKEN_FILE": _token_file(root), **environment}
         self.master = self._machine("master")
         self.master.command = ["master", "--listen", "127.0.0.1:0"]
         self.workers: list[Machine] = []
@@ -170,12 +182,25 @@ class Cluster:
         """A path of the namespace as a source of mounts."""
         return f"cachefs://{self.master.url.removeprefix('http://')}{path}"
 
+    @property
+    def security(self) -> Security:
+        """How tests prove themselves."""
+        return Security(token_file=self._environment["CACHEFS_TOKEN_FILE"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The same for plain HTTP."""
+        return {HEADER: header_of(presented_token(self.security))}
+
+    def exposed(self, machine: Machine) -> dict[str, float]:
+        """What its process says at /metrics. Raises OSError."""
+        return exposed(machine.url, self.headers)
+
     def worker_rows(self) -> list[dict[str, Any]]:
         """What `cachefs workers` says, asked from here: waits ask often, and a process each time
         would take a CPU of its own. Raises ClusterFailed."""
-        security = Security(token_file=self._environment.get("CACHEFS_TOKEN_FILE", ""))
         try:
-            with HttpClient(self.master.url, security) as master:
+            with HttpClient(self.master.url, self.security) as master:
                 table = master.call(ListWorkers(), WorkerTable)
         except CacheFSError as err:
             raise ClusterFailed(f"workers: {err.one_line()}{self.master.log_tail()}") from err
@@ -220,7 +245,7 @@ class Cluster:
         names = {"cachefs_worker_fills_in_flight", "cachefs_worker_tier_commits_waiting"}
 
         def recorded() -> bool:
-            pages = [exposed(worker.url) for worker in self.workers if worker.pid]
+            pages = [self.exposed(worker) for worker in self.workers if worker.pid]
             return not any(page[name] for page in pages for name in names)
 
         wait_until(recorded, "everything that was filled is recorded", limit_s)

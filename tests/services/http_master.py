@@ -87,7 +87,9 @@ class Cluster:
 
     async def post(self, data: bytes, token: str = "") -> tuple[int, m.Message]:
         secret = token or self.token
-        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        headers = {"Content-Type": "application/msgpack"}
+        if secret:
+            headers["Authorization"] = f"Bearer {secret}"
         async with self.session.post(c.CALL_PATH, data=io.BytesIO(data), headers=headers) as reply:
             assert reply.content_type == "application/msgpack"
             return reply.status, c.decode_answer(await reply.read())

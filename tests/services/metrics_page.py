@@ -25,16 +25,17 @@ def documented(prefix: str) -> Described:
     }
 
 
-def page_of(url: str) -> str:
+def page_of(url: str, headers: dict[str, str]) -> str:
     """What a process says at /metrics now. Raises OSError."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+    request = urllib.request.Request(f"{url}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as reply:
         return str(reply.read().decode())
 
 
-def exposed(url: str) -> dict[str, float]:
+def exposed(url: str, headers: dict[str, str]) -> dict[str, float]:
     """The same by name; over all labels, added. Raises OSError."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(page_of(url)):
+    for family in text_string_to_metric_families(page_of(url, headers)):
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0.0) + sample.value
     return found

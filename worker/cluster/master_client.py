@@ -75,15 +75,18 @@ class MasterClient:
         *,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
+        presents_to: Callable[[Any], None] = lambda address: None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`url`: as `master_url` takes it. `jitter` is uniform in [0, 1). Raises BadConfig."""
+        """`url`: as `master_url` takes it. `presents_to` raises OSError for an address at
+        which no token is to be presented. `jitter` is uniform in [0, 1). Raises BadConfig."""
         self.url = master_url(url, tls=ssl_context is not None)
         self._headers: dict[str, str] = {hdrs.CONTENT_TYPE: "application/msgpack"}
         if token:
             self._headers[HEADER] = header_of(token)
         self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True
+        self._presents_to = presents_to
         self._clock = clock
         self._jitter = jitter
         self._sessions: dict[str, aiohttp.ClientSession] = {}  # see `CONNECTIONS`
@@ -236,7 +239,7 @@ class MasterClient:
             connector = aiohttp.TCPConnector(
                 limit=CONNECTIONS[connections],
                 ssl=self._ssl,
-                socket_factory=_new_socket,
+                socket_factory=self._new_socket,
             )
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
             session = self._sessions[connections] = aiohttp.ClientSession(
@@ -246,6 +249,15 @@ class MasterClient:
                 auto_decompress=False,
             )
         return session
+
+    def _new_socket(self, address: Any) -> socket.socket:
+        """For one connection. Raises OSError."""
+        family, kind, protocol = address[:3]
+        self._presents_to(address[4])
+        sock = socket.socket(family, kind, protocol)
+        for level, option, value in _KEEPALIVE:
+            sock.setsockopt(level, option, value)
+        return sock
 
 
 def _connections_of(body: c.Call) -> str:
@@ -271,11 +283,3 @@ async def _bounded_body(reply: aiohttp.ClientResponse) -> bytes:
         if len(body) > c.MAX_ANSWER_BYTES:
             raise ProtocolError("an answer without an end")
     return bytes(body)
-
-
-def _new_socket(address: Any) -> socket.socket:
-    family, kind, protocol = address[:3]
-    sock = socket.socket(family, kind, protocol)
-    for level, option, value in _KEEPALIVE:
-        sock.setsockopt(level, option, value)
-    return sock

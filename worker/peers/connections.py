@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 CONNECT_S: Final = 1.0
@@ -164,7 +164,10 @@ class Connections:
         timeout_s: float,
         ssl_context: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
+        presents_to: Callable[[Any], None] = lambda address: None,
     ) -> None:
+        """`presents_to` raises OSError for an address at which no token is to be presented."""
+        self._presents_to = presents_to
         self._timeout_s = timeout_s
         self._ssl_context = ssl_context
         self._clock = clock
@@ -193,6 +196,7 @@ class Connections:
         host, tls = parts.hostname or "", parts.scheme == "https"
         sock = socket.create_connection((host, parts.port or (443 if tls else 80)), CONNECT_S)
         try:
+            self._presents_to(sock.getpeername())
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls:
                 context = self._ssl_context or ssl.create_default_context()

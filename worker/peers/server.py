@@ -35,6 +35,14 @@ from cachefs.core.errors import (
 from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, Origin
 from cachefs.core.placement import BLOCK_BYTES
+from cachefs.doors.guard import (
+    CALL_TYPE,
+    Authorize,
+    Guard,
+    GuardedServer,
+    GuardedSite,
+    RefusedRequest,
+)
 from worker.machine import descriptors
 from worker.peers.ring import Ring
 from worker.peers.senders import Senders
@@ -51,7 +59,6 @@ BODY_S: Final = 20.0  # for the body of a call
 IDLE_S: Final = 75.0  # of a connection
 STOP_S: Final = 2.0
 MOST_BLOCK: Final = 0xFFFFFFFF  # the number of a block, see `cachefs.core.placement`
-MSGPACK: Final = "application/msgpack"
 
 _DATA_PATH: Final = c.DATA_PATH + "/"
 _origins: Final = msgspec.msgpack.Decoder(Origin)
@@ -130,7 +137,8 @@ class ServerCounters:
 
 class PeerServer:
     """`start` listens, `stop` ends. `refresh` gets the newest view into the ring; `authorize` says
-    who asks, by the header `Authorization`, or raises AccessDenied."""
+    who asks, by the header `Authorization`, or raises AccessDenied; None: processes of this user
+    and of root may ask everything."""
 
     def __init__(
         self,
@@ -139,7 +147,7 @@ class PeerServer:
         handlers: Handlers,
         *,
         refresh: Callable[[], Awaitable[object]],
-        authorize: Callable[[str | None], access.Caller] = lambda header: access.EVERYTHING,
+        authorize: Authorize | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.counters = ServerCounters()
@@ -152,17 +160,19 @@ class PeerServer:
         self._in_flight: collections.Counter[str] = collections.Counter()
         self._runner: web.ServerRunner | None = None
         self._senders: Senders
+        self._guard: Guard
 
     async def start(self, host: str, port: int = 0) -> int:
         """Returns the port. Raises OSError where the address cannot be had."""
         self._senders = Senders()
-        server = _Bounded(
-            self._handle, descriptors() // 2, access_log=None, keepalive_timeout=IDLE_S
+        self._guard = Guard(
+            self._authorize, on_loopback=access.is_loopback(host), most=descriptors() // 2
         )
+        server = GuardedServer(self._handle, self._guard, keepalive_timeout=IDLE_S)
         runner = web.ServerRunner(server, shutdown_timeout=STOP_S)
         await runner.setup()
         self._runner = runner
-        site = web.TCPSite(runner, host or None, port, ssl_context=self._ssl_context)
+        site = GuardedSite(runner, host, port, ssl_context=self._ssl_context)
         try:
             await site.start()
         except BaseException:
@@ -191,7 +201,15 @@ class PeerServer:
             return await self._call(request)
         if path == "/metrics" and is_get:
             return await self._metrics(request)
-        if path == "/healthz" and is_get:
+        return self._page(request)
+
+    def _page(self, request: web.BaseRequest) -> web.Response:
+        """What asks for no token."""
+        try:
+            self._guard.check_host(request)
+        except RefusedRequest as err:
+            return self._refusal(err)
+        if request.path == "/healthz" and request.method == "GET":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="no such page\n")
 
@@ -200,8 +218,9 @@ class PeerServer:
     async def _data(self, request: web.BaseRequest) -> web.StreamResponse:
         self.counters.requests += 1
         try:
+            self._guard.check_host(request)
             with self._slot(request):
-                if not self._caller(request).may_join:
+                if not self._guard.caller(request).may_join:
                     raise AccessDenied("this token is not a worker's")
                 asked = _asked(request)
                 pages, was_here = await self._find(asked)
@@ -273,14 +292,15 @@ class PeerServer:
 
     async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
+            self._guard.check_call(request)
             with self._slot(request):
-                caller = self._caller(request)
+                caller = self._guard.caller(request)
                 call = c.decode_call(await _body(request))
                 access.permit(caller, call)
                 answer = await self._dispatch(caller, call)
         except CacheFSError as err:
             return self._refusal(err)
-        return web.Response(body=c.encode(answer), content_type=MSGPACK)
+        return web.Response(body=c.encode(answer), content_type=CALL_TYPE)
 
     async def _dispatch(self, caller: access.Caller, call: c.Call) -> c.Answer:
         match call:
@@ -309,7 +329,8 @@ class PeerServer:
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            access.permit_metrics(self._caller(request))
+            self._guard.check_host(request)
+            access.permit_metrics(self._guard.caller(request))
         except CacheFSError as err:
             return self._refusal(err)
         if self._handlers.metrics is None:
@@ -318,9 +339,6 @@ class PeerServer:
         return web.Response(body=body, headers={"Content-Type": kind})
 
     # ---- inside ----
-
-    def _caller(self, request: web.BaseRequest) -> access.Caller:
-        return self._authorize(request.headers.get(access.HEADER))
 
     @contextlib.contextmanager
     def _slot(self, request: web.BaseRequest) -> Iterator[None]:
@@ -345,26 +363,13 @@ class PeerServer:
             status, shown = 502, err.inner
             counters.failed += 1
         else:
-            status = _STATUS.get(type(err), 500)
+            status = err.status if isinstance(err, RefusedRequest) else _STATUS.get(type(err), 500)
             counters.not_here += status == 404
             counters.refused += status != 404
         headers = {c.EPOCH_HEADER: str(self._ring.epoch)}
         return web.Response(
-            status=status, body=c.encode(failure_of(shown)), content_type=MSGPACK, headers=headers
+            status=status, body=c.encode(failure_of(shown)), content_type=CALL_TYPE, headers=headers
         )
-
-
-class _Bounded(web.Server):
-    """With a most of connections; more are closed as they come."""
-
-    def __init__(self, handler: Any, most: int, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._most = most
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self.connections) > self._most:
-            transport.abort()
 
 
 async def _body(request: web.BaseRequest) -> bytes:

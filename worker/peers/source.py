@@ -84,6 +84,7 @@ class ClusterSource:
         refresh: Callable[[], object] = lambda: None,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        presents_to: Callable[[Any], None] = lambda address: None,
         times: Times = TIMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +94,7 @@ class ClusterSource:
         self._buffers = Buffers()
         self._shared = Shared(
             ring=ring,
-            connections=Connections(times.silence_s, ssl_context, clock),
+            connections=Connections(times.silence_s, ssl_context, clock, presents_to),
             headers=headers or {},
             refresh=refresh,
             holders=self._holders.of,
@@ -178,7 +179,8 @@ class ClusterSource:
         with contextlib.suppress(OSError):
             connection, _ = self._shared.connections.take(url, fresh=True)
             with contextlib.closing(connection):
-                connection.ask("POST", c.CALL_PATH, self._shared.headers, doubt)
+                headers = {**self._shared.headers, "Content-Type": "application/msgpack"}
+                connection.ask("POST", c.CALL_PATH, headers, doubt)
                 connection.head()
 
 

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from cachefs.core import admin as a
-from cachefs.core.access import HEADER, Caller, is_loopback
+from cachefs.core.access import Caller
 from cachefs.core.errors import (
     AccessDenied,
     CacheFSError,
@@ -27,6 +27,7 @@ from cachefs.core.errors import (
     ProtocolError,
     Throttled,
 )
+from cachefs.doors.guard import is_own_name
 from master.server.admin import openapi, routes
 from master.server.admin.at import At, Backend, Reply
 from master.server.admin.routes import Route
@@ -39,7 +40,7 @@ _KEY: Final = re.compile("[!-~]{1,255}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _NEED_JSON: Final = ("POST", "PATCH", "PUT")
 
-Authorize = Callable[[str | None], Caller]
+Authorize = Callable[[web.BaseRequest], Caller]
 
 
 class Refused(CacheFSError):
@@ -60,7 +61,7 @@ class Question(NamedTuple):
 
 class AdminApp:
     """Answers what is below `API`. `backends`: of every namespace, the first is meant where none is
-    named. `authorize`: as of `MasterServer`. `on_loopback`: names of other machines are refused.
+    named. `authorize`: as `Guard.caller`. `on_loopback`: names of other machines are refused.
     `on_failure`: told the code of each."""
 
     def __init__(
@@ -130,9 +131,7 @@ class AdminApp:
         return _reply(await asked.route.handler(at))
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        host = request.headers.get("Host", "")
-        name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
-        if self._on_loopback and not is_loopback(name):
+        if self._on_loopback and not is_own_name(request.headers.get("Host", "")):
             raise Refused(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "this server is reached by names of its own machine only",
@@ -141,7 +140,7 @@ class AdminApp:
 
     def _caller(self, request: web.BaseRequest) -> Caller:
         try:
-            return self._authorize(request.headers.get(HEADER))
+            return self._authorize(request)
         except AccessDenied as err:
             raise Refused(
                 HTTPStatus.UNAUTHORIZED, err.cause, err.remedy, WWW_Authenticate="Bearer"

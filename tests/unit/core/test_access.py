@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +13,10 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import (
     EVERYTHING,
+    NEEDS,
     Access,
     Caller,
+    Need,
     check_listen,
     header_of,
     inos_of,
@@ -156,7 +161,11 @@ REGISTER = c.Register("w", "http://x", 1.0)
         (READING, m.GetSync(NAMESPACE, 1), False),
         (OF_TEAM, c.Work("w", "", [], 1), False),
         (EVERYTHING, c.Work("w", "", [], 1), True),
-        (Caller("", b"imagenet", False, False), c.GetView(), True),
+        (Caller("", b"imagenet", False, False), c.GetView(), False),
+        (OF_TEAM, c.GetView(), False),
+        (Caller("", b"", False, False), c.GetView(), True),
+        (OF_TEAM, c.Greeting(), True),
+        (READING, c.Doubt(b"", [0]), False),
         (Caller("", b"imagenet", False, False), c.Offer("w", "u", 1, []), False),
     ],
 )
@@ -165,6 +174,39 @@ def test_what_a_call_needs(caller: Caller, call: m.Message, allowed: bool) -> No
         return permit(caller, call)
     with pytest.raises(AccessDenied):
         permit(caller, call)
+
+
+def test_every_call_says_what_a_limited_caller_needs_for_it() -> None:
+    """A call that is added and forgotten here is refused for limited callers, and fails this."""
+    assert {*get_args(c.Call), m.Free} == {*NEEDS}
+    for kind, needs in NEEDS.items():
+        fields = {field.name for field in msgspec.structs.fields(kind)}
+        if fields & {"path", "paths", "spec"}:
+            assert needs & (Need.PATH | Need.ALL), f"the path of a {kind.__name__} is not judged"
+        if fields & {"ino", "inos", "parent", "calls"}:
+            assert needs & Need.INOS, f"the inode of a {kind.__name__} is not judged"
+
+
+def test_what_is_judged_by_inode_names_its_inodes() -> None:
+    calls = [
+        m.Lookup(NAMESPACE, 1, b"x"),
+        m.GetAttr(NAMESPACE, 1),
+        m.ListDir(NAMESPACE, 1),
+        c.Batch([m.GetAttr(NAMESPACE, 1)]),
+        c.Locate(NAMESPACE, [1]),
+        c.ListNext(NAMESPACE, 1),
+        c.ReportChanged(NAMESPACE, 1),
+        c.Walk(NAMESPACE, 1),
+    ]
+    assert {type(call) for call in calls} == {kind for kind, n in NEEDS.items() if Need.INOS in n}
+    assert all(inos_of(call) == [1] for call in calls)
+
+
+def test_a_call_that_is_not_listed_is_refused_for_limited_callers() -> None:
+    for caller in (OF_TEAM, READING, Caller("", b"", False, False)):
+        with pytest.raises(AccessDenied, match="does not allow Welcome"):
+            permit(caller, m.Welcome("", 0))
+    permit(EVERYTHING, m.Welcome("", 0))
 
 
 def test_the_inos_that_a_server_must_judge() -> None:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from cachefs.core import cluster as c
+from cachefs.core.access import EVERYTHING
 from cachefs.core.model import PAGE_BYTES
 from worker.peers import sending
 from worker.peers.ring import Ring
@@ -143,9 +144,17 @@ def test_peers_that_go_away_are_no_errors(tmp_path: Path, caplog: pytest.LogCapt
     async def work() -> None:
         cache = OneFile(tmp_path / "file")
         handlers = Handlers(drop=nothing, status=dict)
-        server = PeerServer(cast(PeerCache, cache), Ring("me"), handlers, refresh=nothing)
+        server = PeerServer(
+            cast(PeerCache, cache),
+            Ring("me"),
+            handlers,
+            refresh=nothing,
+            authorize=lambda header: EVERYTHING,
+        )
         port = await server.start("127.0.0.1")
-        question = f"GET {c.DATA_PATH}/{'0' * 72}?first=0&end=8&have=1 HTTP/1.1\r\nHost: x\r\n\r\n"
+        question = (
+            f"GET {c.DATA_PATH}/{'0' * 72}?first=0&end=8&have=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
         try:
             for taken in (0, 0, 0, 1, 100_000):
                 before = cache.asked

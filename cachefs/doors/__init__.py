@@ -1,0 +1,1 @@
+"""What the HTTP servers of masters and workers have in common: who may connect, and who asks."""

@@ -1,0 +1,140 @@
+"""Judges requests of an HTTP server of the cluster before they are answered.
+
+On loopback a server answers only to names of this machine, whatever name a web page had resolved to
+it; a call says that its body is msgpack, which no page of another site can without being asked for
+leave. A server without tokens answers processes of its own user and of root only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable, Hashable
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import web
+
+from cachefs.core.access import EVERYTHING, HEADER, Caller, is_loopback
+from cachefs.core.errors import ProtocolError
+from cachefs.doors.owners import check_caller
+from cachefs.doors.strangers import STRANGER_S, Strangers
+
+CALL_TYPE: Final = "application/msgpack"
+
+Authorize = Callable[[str | None], Caller]
+
+
+class RefusedRequest(ProtocolError):
+    """A request that HTTP has a status of its own for."""
+
+    def __init__(self, status: HTTPStatus, cause: str, remedy: str) -> None:
+        super().__init__(cause, remedy=remedy)
+        self.status = int(status)
+
+
+class Guard:
+    """The judge of one server. `authorize`: who asks, by the header `Authorization`; None: the
+    server has no tokens. `on_loopback`: the server is reached from this machine only."""
+
+    def __init__(self, authorize: Authorize | None, *, on_loopback: bool, most: int) -> None:
+        self.on_loopback = on_loopback
+        self.most = most  # connections
+        self.strangers = Strangers(most)
+        self._authorize = authorize
+        self._of_user: set[Hashable] = set()  # connections whose user was checked
+
+    def check_host(self, request: web.BaseRequest) -> None:
+        """Raises RefusedRequest."""
+        if self.on_loopback and not is_own_name(request.headers.get("Host", "")):
+            raise RefusedRequest(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is reached by names of its own machine only",
+                "ask it as 127.0.0.1 or localhost",
+            )
+
+    def check_call(self, request: web.BaseRequest) -> None:
+        """Raises RefusedRequest, as `check_host` and for another body than msgpack."""
+        self.check_host(request)
+        if request.content_type != CALL_TYPE:
+            raise RefusedRequest(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "a call says that its body is msgpack",
+                f"send Content-Type: {CALL_TYPE}",
+            )
+
+    def caller(self, request: web.BaseRequest) -> Caller:
+        """Who asks. Raises AccessDenied."""
+        if self._authorize is not None:
+            caller = self._authorize(request.headers.get(HEADER))
+        else:
+            self._check_user(request)
+            caller = EVERYTHING
+        self.strangers.forget(request.protocol)
+        return caller
+
+    def ended(self, connection: Hashable) -> None:
+        """A connection has ended."""
+        self.strangers.forget(connection)
+        self._of_user.discard(connection)
+
+    def _check_user(self, request: web.BaseRequest) -> None:
+        """Raises AccessDenied. A connection is asked about once: it keeps its owner."""
+        transport, connection = request.transport, request.protocol
+        if connection in self._of_user:
+            return
+        ends = [transport.get_extra_info(end) if transport else None for end in _ENDS]
+        check_caller(*(end or ("", 0) for end in ends))
+        self._of_user.add(connection)
+
+
+_ENDS: Final = ("sockname", "peername")
+
+
+def is_own_name(host: str) -> bool:
+    """Tells whether the value of a header `Host` is a name of this machine's loopback."""
+    return is_loopback(host.rpartition(":")[0] if re.search(r":\d*$", host) else host)
+
+
+class GuardedServer(web.Server):
+    """An HTTP server with a most of connections: a stranger is closed for one more, or, where there
+    is none, the new one itself."""
+
+    def __init__(self, handler: Any, guard: Guard, **options: Any) -> None:
+        super().__init__(handler, access_log=None, **options)
+        self._guard = guard
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._guard.strangers.came(handler, transport)
+        if len(self.connections) > self._guard.most:
+            self._guard.strangers.close_oldest()
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        self._guard.ended(handler)
+        super().connection_lost(handler, exc)
+
+
+class GuardedSite(web.TCPSite):
+    """An address of a `GuardedServer`; a TLS handshake takes no longer than a stranger may stay."""
+
+    def __init__(self, runner: web.ServerRunner, host: str, port: int, **options: Any) -> None:
+        super().__init__(runner, host or None, port, **options)
+        self._address = host or None, port
+
+    async def start(self) -> None:
+        """Raises OSError."""
+        await web.BaseSite.start(self)
+        context: ssl.SSLContext | None = self._ssl_context
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            *self._address,
+            ssl=context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=STRANGER_S if context is not None else None,
+        )

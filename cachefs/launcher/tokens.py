@@ -1,0 +1,97 @@
+"""The tokens of masters that one user runs on this machine: one file (0600) a port, in the state
+home.
+
+    <home>/tokens/PORT
+
+A master and its workers make the file where it is missing. Commands, mounts and workers of the same
+user find it for a master that is named by an address of loopback, and for no other: the token of
+this machine is never sent to another one's master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+from cachefs.core.access import is_loopback, parse_address
+from cachefs.core.addresses import address_of
+from cachefs.core.cluster import DEFAULT_PORT
+from cachefs.core.errors import CacheFSError
+from cachefs.core.specs import Security
+from cachefs.launcher.state import StateHome, private_dir
+
+TOKENS_NAME: Final = "tokens"
+_TOKEN_BYTES: Final = 32
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def path_of(home: StateHome, port: int) -> Path:
+    """Where the token of the master at a port of this machine is."""
+    return home.path / TOKENS_NAME / str(port)
+
+
+def find(home: StateHome, url: str) -> Security | None:
+    """How to prove oneself to the master at a URL with the token of this machine; None for a master
+    of another machine, or where there is no token."""
+    port = _own_port(url)
+    if port is None or not os.path.lexists(path_of(home, port)):
+        return None
+    return Security(str(path_of(home, port)), own_token=True)
+
+
+def find_or_make(home: StateHome, url: str) -> Security | None:
+    """As `find`; makes a token that is missing. Raises as `private_dir`."""
+    port = _own_port(url)
+    return Security(make(home, port), own_token=True) if port is not None else None
+
+
+def make(home: StateHome, port: int) -> str:
+    """The path of the token file of a port, made where it is missing. Raises as `private_dir`."""
+    path = path_of(home, port)
+    if os.path.lexists(path):
+        return str(path)
+    new = draw(home)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path, follow_symlinks=False)
+    finally:
+        os.unlink(new)
+    return str(path)
+
+
+def draw(home: StateHome) -> str:
+    """The path of a file with a new token, which belongs to no port yet: see `keep`. Raises as
+    `private_dir`."""
+    private_dir(home.path)
+    directory = private_dir(home.path / TOKENS_NAME)
+    name = f"new-{secrets.token_hex(8)}"
+    dir_fd = os.open(directory, _OPEN_DIR)
+    try:
+        with open(os.open(name, _NEW_FILE, 0o600, dir_fd=dir_fd), "w", encoding="ascii") as file:
+            file.write(f"{secrets.token_hex(_TOKEN_BYTES)}\n")
+    except OSError as err:
+        cause = f"the token cannot be written: {err.strerror}"
+        raise CacheFSError(cause, path=str(directory), remedy="make room, or give --home") from err
+    finally:
+        os.close(dir_fd)
+    return str(directory / name)
+
+
+def keep(home: StateHome, drawn: str, port: int) -> None:
+    """The drawn token is that of a port from here on, over one that another master left there."""
+    os.replace(drawn, path_of(home, port))
+
+
+def remove(home: StateHome, port: int) -> None:
+    """The master at a port asks for no token. Idempotent."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path_of(home, port))
+
+
+def _own_port(url: str) -> int | None:
+    host, port = parse_address(address_of(url), DEFAULT_PORT)
+    return port if is_loopback(host) else None
