@@ -88,8 +88,8 @@ class Process:
             check_listen(host, has_tokens=not access.is_open)
             check_own(self._spec.store_dir)
             master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
-            master.limit_waits(self._spec.origin_deadline_s)
             try:
+                master.limit_waits(self._spec.origin_deadline_s)
                 authorize = None if access.is_open else access.check
                 await self._serve(master, own, authorize, ready, stop)
             finally:
