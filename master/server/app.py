@@ -101,7 +101,7 @@ class MasterServer:
         self._authorize = authorize or Access().check
         self._tally = Tally()
         self._encoder = _Encoder()
-        self.members = Members(master.store, clock, lost_after_s)
+        self.members = Members(master.store, clock, lost_after_s, master.run.set_back)
         self._calls = Calls(master, self.members, open_connector)
         self._registry = registry or CollectorRegistry()
         if registry is None:
