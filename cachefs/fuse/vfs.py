@@ -452,12 +452,14 @@ class Vfs:
     # ---- the cache ----
 
     def _meet(self, inode: Inode) -> None:
-        """An ino that was another file's until now: the server's store is an earlier one."""
+        """An ino that was another file's until now: the server's store is an earlier one. A
+        directory keeps its nodeid, which gets another generation: what the kernel had is void."""
         known = self._cache.inode(inode.ino)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not len(self._former):
                 log.warning("inode %d is another file now: the store was set back", inode.ino)
-            self._given_again(inode.ino)
+            if inode.kind is _FILE:
+                self._given_again(inode.ino)
 
     def _given_again(self, ino: int) -> None:
         """Whatever the ino names from now on gets another nodeid; what is open stays as it is."""

@@ -51,7 +51,7 @@ class Attributes:
         nodeid = generation = 0
         attributes = _NO_ATTRIBUTES
         if inode is not None:
-            nodeid, generation = self._current(inode.ino), inode.nonce & self._generation_bits
+            nodeid, generation = self._identity(inode)
             attributes = self._attr(inode)
         return codec.ENTRY_REPLY.pack(
             codec.ENTRY_REPLY.size, 0, unique,
@@ -77,12 +77,16 @@ class Attributes:
         if name in _DOTS:
             return _NO_ENTRY + self.dirent(entry)
         seconds, ns = time_out(valid_for_s)
-        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
-        generation = inode.nonce & self._generation_bits
+        nodeid, generation = self._identity(inode)
         head = codec.ENTRY_OUT.pack(
             nodeid, generation, seconds, seconds, ns, ns, *self._attr(inode)
         )
         return head + self.dirent(entry)
+
+    def _identity(self, inode: Inode) -> tuple[int, int]:
+        """(nodeid, generation). Only files have incarnations."""
+        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
+        return nodeid, inode.nonce & self._generation_bits
 
     def _attr(self, inode: Inode) -> tuple[int, ...]:
         seconds, ns = divmod(inode.mtime_ns, _NS)

@@ -80,6 +80,7 @@ class FakeVfs:
         self.gone: set[int] = set()
         self.table = HandleTable()
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
+        self.on_given_again: Callable[[int], None] = lambda _ino: None
         self.failure: OSError | None = None
         self.tier = 0  # where complete files are
         self.out: set[int] = set()  # tiers whose disk hangs
@@ -139,5 +140,5 @@ class FakeVfs:
     def release(self, fh: int) -> None:
         self.table.remove(fh).close()
 
-    def adopt(self, fh: int, nodeid: int, size: int) -> None:
-        self.table.add(FileHandle(nodeid & MAX_INO, size, 0), fh)
+    def adopt(self, fh: int, nodeid: int, size: int, nonce: int) -> None:
+        self.table.add(FileHandle(nodeid & MAX_INO, size, 0, nonce), fh)
