@@ -56,9 +56,7 @@ class FakeWorker:
         fd = os.open(self.file, os.O_RDONLY)
         return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd, tier=1)
 
-    def open_soon(
-        self, namespace: NamespaceId, ino: int, ready: object, *, nonce: int = 0
-    ) -> None:
+    def open_soon(self, namespace: NamespaceId, ino: int, ready: object, *, nonce: int = 0) -> None:
         """Every open takes a task."""
 
     def release(self, handle: int) -> None:

@@ -85,6 +85,7 @@ class FakeVfs:
         self.tier = 0  # where complete files are
         self.out: set[int] = set()  # tiers whose disk hangs
         self.dropped = 0
+        self.nonce = 0
 
     def add(self, ino: int, *, complete: bool = False) -> None:
         """A file, or the next copy of it in the cache."""
@@ -122,7 +123,7 @@ class FakeVfs:
         return self._file(ino, pid)
 
     def _file(self, ino: int, pid: int) -> FileHandle:
-        handle = FileHandle(ino, SIZE, pid)
+        handle = FileHandle(ino, SIZE, pid, self.nonce)
         descriptor = Descriptor(os.dup(self.contents[ino]), 0)
         if ino in self.complete:
             handle.use_complete(descriptor)
