@@ -80,8 +80,7 @@ LOST_AFTER_S: Final = 10.0  # five heartbeats; where a master is not told otherw
 
 class Register(Message, frozen=True):
     """A worker joins, or comes back. `weight` 0: it owns nothing (a node's own cache). `epoch`: the
-    last one that it knows (-1: none, or not said); a master that knows earlier ones alone was set
-    back."""
+    last one that it knows (-1: none, or not said)."""
 
     worker: str  # id, see `Member`
     url: str
@@ -95,7 +94,7 @@ class Register(Message, frozen=True):
 
 class Registered(Message, frozen=True):
     """`namespace` is the master's; a worker that knew another one forgets what it had of it.
-    `store_run`: see `Greeted`."""
+    `store_run`: as in Greeted."""
 
     namespace: NamespaceId
     view: View
@@ -154,10 +153,8 @@ class Greeting(Message, frozen=True):
 
 
 class Greeted(Message, frozen=True):
-    """`store_run`: a random number that the master draws at each start of its store. A node that
-    hears another number than the one it knows distrusts everything that it knows of the namespace:
-    the store may be an earlier one. 0: the master is of a version that draws none, and only
-    positions are compared."""
+    """`store_run`: drawn by the master at each start of its store (0: of a version that draws none).
+    A node that hears another one distrusts all that it knows: the store may be an earlier one."""
 
     namespace: NamespaceId
     version: str = ""
@@ -257,8 +254,7 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Message, frozen=True):
-    """`seq`: ask again after it. `events` may be empty (nothing happened). `store_run`: see
-    `Greeted`; positions of different runs cannot be compared."""
+    """`seq`: ask again after it, in this `store_run` alone. `events` may be empty."""
 
     events: list[Invalidate]
     seq: int
