@@ -153,8 +153,8 @@ class Greeting(Message, frozen=True):
 
 
 class Greeted(Message, frozen=True):
-    """`store_run`: drawn by the master at each start of its store (0: of a version that draws none).
-    A node that hears another one distrusts all that it knows: the store may be an earlier one."""
+    """`store_run`: drawn by the master at each start of its store; 0: its version draws none. A
+    node that hears another one distrusts all that it knows: the store may be an earlier one."""
 
     namespace: NamespaceId
     version: str = ""
