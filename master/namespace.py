@@ -39,15 +39,7 @@ from cachefs.core.messages import (
     SyncReply,
     failure_of,
 )
-from cachefs.core.model import (
-    ROOT_INO,
-    ContentId,
-    Inode,
-    Kind,
-    NamespaceId,
-    Origin,
-    UfsSpec,
-)
+from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule, shown
 from cachefs.core.services import (
     JobService,
@@ -70,8 +62,9 @@ from master.state.freshness import MAX_VALID_S
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
 from master.store.records import MountRecord, name_of
+from master.store.run import StoreRun
 from master.store.snapshot import Names
-from master.store.transaction import initialise, transact
+from master.store.transaction import transact
 from master.sync import Syncer
 from master.syncing.service import Syncs
 from master.tree import Mount, Tree, join
@@ -92,9 +85,11 @@ class Master:
         self._store = store
         self._clock = clock
         self._interval_s = sync_interval_s
-        self._meta = initialise(store, NamespaceId(uuid.uuid4().bytes))
+        self.run = StoreRun(store, NamespaceId(uuid.uuid4().bytes), clock())
+        self._meta = self.run.meta
         self._tree = Tree()
         self._events = EventStream(store, self._meta.namespace)
+        self.run.on_set_back = self._events.wake
         self._sync = Syncer(store, self._tree, clock, self._events.wake)
         self._answers = Answers(store, self._tree, self._sync, clock)
         self._directories = Directories(store, self._tree, self._sync, clock)

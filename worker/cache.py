@@ -65,10 +65,17 @@ class Cache(Protocol):
     def tiers(self) -> list[TierView]:
         """The fastest first; those that are lost are there too."""
 
-    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Grant: ...
+    async def open(
+        self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
+    ) -> Grant: ...
 
     def open_soon(
-        self, namespace: NamespaceId, ino: int, ready: Callable[[Opening], None]
+        self,
+        namespace: NamespaceId,
+        ino: int,
+        ready: Callable[[Opening], None],
+        *,
+        nonce: int = 0,
     ) -> Opening | None: ...
 
     def opened(self, opening: Opening) -> Grant | None: ...

@@ -8,9 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.errors import CacheFSError, NoSpace, Stale
+from cachefs.core.model import Origin
 from worker.catalog import Catalog
 from worker.entry import Entry
+
+
+def check_nonce(origin: Origin, nonce: int) -> None:
+    """Raises Stale where the caller means a content of another nonce: the inode number was given to
+    another file, by a store that was an earlier one. A caller that gives 0 does not say."""
+    if nonce and nonce != origin.content.nonce:
+        raise Stale(f"inode {origin.content.ino} is another file")
 
 
 class Opening:

@@ -30,7 +30,7 @@ from worker.listeners import Listeners
 from worker.loading.tier import TierLoading
 from worker.lost_writes import LostWrites
 from worker.machine import allow_many_descriptors, available_memory
-from worker.opening import Opening
+from worker.opening import Opening, check_nonce
 from worker.parts import Parts, Shared, make_parts
 from worker.provide import GRANT_BYTES, Provider
 from worker.scrub import Scrubber, scrub_rate
@@ -133,11 +133,15 @@ class Worker:
 
     # ---- reads ----
 
-    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Grant:
+    async def open(
+        self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
+    ) -> Grant:
         """Opens a file; small ones wait until they are whole. `past_tier`: the caller cannot read
-        from the tier's disk, give it nothing of it. Raises Stale, IsADirectory, and what the origin
-        answers. Cancelled: nothing stays open, the fill goes on for others."""
+        from the tier's disk, give it nothing of it. `nonce`: see `Open`. Raises Stale,
+        IsADirectory, and what the origin answers. Cancelled: nothing stays open, the fill goes on
+        for others."""
         origin = await self._parts.metadata(namespace).locate(ino)
+        check_nonce(origin, nonce)
         key = origin.content.key
         if origin.size == 0:
             return Grant(self._new_handle(Handle(0)), 0, True, None)
@@ -155,7 +159,12 @@ class Worker:
             self._catalog.leave(entry)
 
     def open_soon(
-        self, namespace: NamespaceId, ino: int, ready: Callable[[Opening], None]
+        self,
+        namespace: NamespaceId,
+        ino: int,
+        ready: Callable[[Opening], None],
+        *,
+        nonce: int = 0,
     ) -> Opening | None:
         """As `open`, for a small file of which nothing is cached, or that is just being fetched, or
         was a moment ago: `ready` is called, in the loop and not before this returns, once `opened`
@@ -163,6 +172,7 @@ class Worker:
         origin = self._parts.metadata(namespace).locate_nowait(ino)
         if origin is None or not 0 < origin.size <= SMALL_FILE_BYTES:
             return None
+        check_nonce(origin, nonce)
         entry = self._catalog.open_nowait(origin, origin.content.key)
         if entry is None:
             return None

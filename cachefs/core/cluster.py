@@ -79,7 +79,8 @@ LOST_AFTER_S: Final = 10.0  # five heartbeats; where a master is not told otherw
 
 
 class Register(Message, frozen=True):
-    """A worker joins, or comes back. `weight` 0: it owns nothing (a node's own cache)."""
+    """A worker joins, or comes back. `weight` 0: it owns nothing (a node's own cache). `epoch`: the
+    last one that it knows (-1: none, or not said)."""
 
     worker: str  # id, see `Member`
     url: str
@@ -88,15 +89,18 @@ class Register(Message, frozen=True):
     capacity_bytes: int = 0
     version: str = ""
     protocol: int = PROTOCOL
+    epoch: int = -1
 
 
 class Registered(Message, frozen=True):
-    """`namespace` is the master's; a worker that knew another one forgets what it had of it."""
+    """`namespace` is the master's; a worker that knew another one forgets what it had of it.
+    `store_run`: as in Greeted."""
 
     namespace: NamespaceId
     view: View
     heartbeat_s: float = HEARTBEAT_S
     protocol: int = PROTOCOL
+    store_run: int = 0
 
 
 class Heartbeat(Message, frozen=True):
@@ -149,11 +153,15 @@ class Greeting(Message, frozen=True):
 
 
 class Greeted(Message, frozen=True):
+    """`store_run`: drawn by the master at each start of its store; 0: its version draws none. A
+    node that hears another one distrusts all that it knows: the store may be an earlier one."""
+
     namespace: NamespaceId
     version: str = ""
     protocol: int = PROTOCOL
     seq: int = 0  # the position of the event stream now
     epoch: int = 0
+    store_run: int = 0
 
 
 class Locate(Message, frozen=True):
@@ -246,10 +254,11 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Message, frozen=True):
-    """`seq`: ask again after it. `events` may be empty (nothing happened)."""
+    """`seq`: ask again after it, in this `store_run` alone. `events` may be empty."""
 
     events: list[Invalidate]
     seq: int
+    store_run: int = 0
 
 
 class GetUfs(Message, frozen=True):

@@ -188,12 +188,15 @@ class Invalidate(Message, frozen=True):
 
 class Open(Message, frozen=True):
     """Open a file that the client did not find published. Waits for small files to be whole.
-    `complete_needs_no_release`: the server may answer a complete file with handle 0."""
+    `complete_needs_no_release`: the server may answer a complete file with handle 0. `nonce`: of
+    the content that the client means (see `ContentId`); the server answers Stale where the ino has
+    another one. 0: the client does not say."""
 
     namespace: NamespaceId
     ino: int
     complete_needs_no_release: bool = False
     past_tier: bool = False  # the tier's disk does not answer the client: give nothing of it
+    nonce: int = 0
 
 
 class Opened(Message, frozen=True):

@@ -44,12 +44,12 @@ class Files:
         """An open file without a message, or None when it is not complete here. The caller keeps
         it or drops it. Raises OSError when no descriptor is left."""
         if inode.size == 0:
-            return FileHandle(inode.ino, 0, pid)
+            return FileHandle(inode.ino, 0, pid, inode.nonce)
         opened = self.open_published(inode)
         if opened is None:
             return None
         fd, device, tier = opened
-        handle = FileHandle(inode.ino, inode.size, pid)
+        handle = FileHandle(inode.ino, inode.size, pid, inode.nonce)
         handle.namespace = self.namespace
         handle.warm = True
         handle.use_complete(Descriptor(fd, self._reader.flags_of(device, fd), tier))
@@ -64,17 +64,17 @@ class Files:
             self._note_use(name)
         return opened
 
-    async def open(self, ino: int, pid: int) -> FileHandle:
+    async def open(self, ino: int, nonce: int, pid: int) -> FileHandle:
         """An open file from the server; the caller keeps it or drops it. Raises its typed errors;
-        Stale when the ino is gone."""
-        handle = FileHandle(ino, -1, pid)
+        Stale when the ino is gone, or names a content of another nonce (0: not known)."""
+        handle = FileHandle(ino, -1, pid, nonce)
         handle.namespace = self.namespace
         await self._open_at_server(handle)
         return handle
 
-    def adopt(self, fh: int, ino: int, size: int) -> None:
+    def adopt(self, fh: int, ino: int, size: int, nonce: int) -> None:
         """Takes over what a predecessor had open: it is opened when it is read."""
-        handle = FileHandle(ino, size, 0)
+        handle = FileHandle(ino, size, 0, nonce)
         handle.namespace = self.namespace
         self.table.add(handle, fh)
 
@@ -100,7 +100,7 @@ class Files:
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""
         self._check_namespace(handle)
-        question = m.Open(handle.namespace, handle.ino, True, handle.past_tier)
+        question = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
         reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
         try:
             self._check_namespace(handle)  # lost while this waited for the connection?

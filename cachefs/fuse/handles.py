@@ -71,6 +71,7 @@ class FileHandle:
         "ino",
         "keep",
         "namespace",
+        "nonce",
         "past_tier",
         "pid",
         "present",
@@ -82,8 +83,9 @@ class FileHandle:
         "was_read",
     )
 
-    def __init__(self, ino: int, size: int, pid: int) -> None:
+    def __init__(self, ino: int, size: int, pid: int, nonce: int = 0) -> None:
         self.ino = ino
+        self.nonce = nonce  # of the content that was opened; 0: not known
         self.namespace = NamespaceId(b"")  # in which the server knows `ino`
         self.size = size
         self.pid = pid  # who opened it: whose signals interrupt reads

@@ -211,6 +211,7 @@ class Operations(pyfuse3.Operations):
         """The one attribute object, valid until the next await."""
         attributes = self._attributes
         attributes.st_ino = inode.ino
+        attributes.generation = inode.nonce
         attributes.st_mode = self.vfs.defaults.mode(inode)
         attributes.st_uid, attributes.st_gid = self.vfs.defaults.owner(inode)
         attributes.st_size = inode.size

@@ -28,14 +28,8 @@ from cachefs.core.errors import (
     ReadOnly,
     Stale,
 )
-from cachefs.core.model import (
-    MAX_INO,
-    MAX_NAME_BYTES,
-    ROOT_INO,
-    Inode,
-    Kind,
-    NamespaceId,
-)
+from cachefs.core.generations import Generations
+from cachefs.core.model import MAX_INO, MAX_NAME_BYTES, ROOT_INO, Inode, Kind, NamespaceId
 from cachefs.fuse.attributes import Defaults, kernel_time
 from cachefs.fuse.dentries import DEFAULT_INODES, NO_INO, MetadataCache, encode_inode
 from cachefs.fuse.directories import (
@@ -63,6 +57,7 @@ REPORT_USES_S: Final = 1.0
 # Attributes of an open file whose name is something else now: they never change again.
 OPEN_STALE_S: Final = 3600.0
 MAX_PAGES_PER_SEEK: Final = 1 << 16
+MAX_FORMER: Final = 4096  # inodes of open files whose number another file has
 MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
 _CHANGES: Final = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT  # O_APPEND alone changes nothing
 _FILE: Final = Kind.FILE
@@ -101,6 +96,8 @@ class Vfs:
         self.keeps_pages = True
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for what the kernel reads
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
+        self._former: Generations[int, Inode] = Generations(MAX_FORMER)
+        self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_meet`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
         self._attach = attach
@@ -146,8 +143,7 @@ class Vfs:
             if found.inode is None:
                 raise Stale("the file is gone")
         except Stale:
-            is_open = self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
-            inode = self._cache.inode(ino) if is_open else None
+            inode = self._cache.inode(ino) if self._is_open(ino) else None
             if inode is None:
                 self._cache.forget_inode(ino)
                 raise
@@ -156,6 +152,14 @@ class Vfs:
         inode = self._root.shown(found.inode)
         self._put(inode, self._clock() + valid_for_s)
         return m.Found(inode, valid_for_s)
+
+    def getattr_former(self, nodeid: int) -> m.Found:
+        """The attributes of an open file whose ino is another file's now. Raises Stale where they
+        are not known."""
+        inode = self._former.get(nodeid & MAX_INO)
+        if inode is None:
+            raise Stale("the file is gone")
+        return m.Found(inode, OPEN_STALE_S)
 
     def readlink_nowait(self, nodeid: int) -> bytes | MustWait:
         """The target of a symbolic link."""
@@ -226,10 +230,18 @@ class Vfs:
         self.refuse_writing(flags)
         ino = nodeid & MAX_INO
         try:
-            return await self._files.open(ino, pid)
+            return await self._files.open(ino, await self._nonce(nodeid), pid)
         except Stale:
+            if self._is_open(ino):
+                self._given_again(ino)
             self._cache.forget_inode(ino)
             raise
+
+    async def _nonce(self, nodeid: int) -> int:
+        """Of the content that an open of this nodeid means; the server is asked where it is not
+        known here."""
+        inode = self._cache.inode(nodeid & MAX_INO) or (await self.getattr(nodeid)).inode
+        return inode.nonce if inode is not None else 0
 
     def keep(self, handle: FileHandle, fh: int = 0) -> int:
         """The number of an open file from now on: `fh`, or one of our own."""
@@ -239,9 +251,9 @@ class Vfs:
         """Closes an open file that was not kept."""
         self._files.drop(handle)
 
-    def adopt(self, fh: int, nodeid: int, size: int) -> None:
+    def adopt(self, fh: int, nodeid: int, size: int, nonce: int = 0) -> None:
         """Keeps a file that a predecessor had open under the number `fh`."""
-        self._files.adopt(fh, nodeid & MAX_INO, size)
+        self._files.adopt(fh, nodeid & MAX_INO, size, nonce)
 
     def note_hit(self, size: int) -> None:
         """A file of `size` bytes was handed to the kernel, which says nothing of what is read."""
@@ -324,6 +336,7 @@ class Vfs:
         record = bytes(entry.inode)
         inode = _decode_inode(record)
         if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
+            self._meet(inode)
             self._cache.put_name(parent, entry.name, inode.ino, expires_at)
             self._cache.put_inode(inode.ino, record, expires_at)
             if inode.kind is Kind.DIRECTORY:
@@ -457,7 +470,28 @@ class Vfs:
 
     # ---- the cache ----
 
+    def _meet(self, inode: Inode) -> None:
+        """An ino that was another file's until now: the server's store is an earlier one. A
+        directory keeps its nodeid, which gets another generation: what the kernel had is void."""
+        known = self._cache.inode(inode.ino)
+        if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
+            if not len(self._former):
+                log.warning("inode %d is another file now: the store was set back", inode.ino)
+            if inode.kind is _FILE:
+                self._given_again(inode.ino)
+
+    def _given_again(self, ino: int) -> None:
+        """Whatever the ino names from now on gets another nodeid; what is open stays as it is."""
+        former = self._cache.inode(ino)
+        if former is not None:
+            self._former.put(ino, former)
+        self.on_given_again(ino)
+
+    def _is_open(self, ino: int) -> bool:
+        return self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
+
     def _put(self, inode: Inode, expires_at: float) -> None:
+        self._meet(inode)
         self._cache.put_inode(inode.ino, encode_inode(inode), expires_at)
 
     def _put_found(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:

@@ -255,6 +255,7 @@ class Node:
             condition=self._condition,
             on_view=self._on_view,
             on_namespace=self._on_namespace,
+            on_store_run=self._sources.heard_run,
         )
         self._migration = Migration(
             self.id,

@@ -100,7 +100,7 @@ class MasterServer:
         self._guard = Guard(authorize, on_loopback=is_loopback(listen[0]), most=most)
         self._tally = Tally()
         self._encoder = _Encoder()
-        self.members = Members(master.store, clock, lost_after_s)
+        self.members = Members(master.store, clock, lost_after_s, master.run.set_back)
         self._calls = Calls(master, self.members, open_connector)
         self._registry = registry or CollectorRegistry()
         if registry is None:

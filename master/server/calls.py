@@ -37,6 +37,7 @@ from master.server.members import Members
 from master.server.solo import Solo
 from master.server.streams import EventPolls
 from master.server.walks import Walks
+from master.store.run import StoreRun
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class Namespace(Protocol):
     def namespace(self) -> NamespaceId: ...
     @property
     def position(self) -> int: ...
+    @property
+    def run(self) -> StoreRun: ...
     @property
     def load_jobs(self) -> LoadJobs: ...
     def path_of(self, ino: int) -> bytes: ...
@@ -148,7 +151,8 @@ class Calls:
         """Without the names that the caller must not see; its position goes on all the same."""
         if not caller.prefix:
             return events
-        return c.Events([self._seen(event, caller) for event in events.events], events.seq)
+        seen = [self._seen(event, caller) for event in events.events]
+        return msgspec.structs.replace(events, events=seen)
 
     def _seen(self, event: m.Invalidate, caller: Caller) -> m.Invalidate:
         entries = [entry for entry in event.entries if self._sees(caller, entry[0], gone=False)]
@@ -162,7 +166,12 @@ class Calls:
 
     async def _register(self, call: c.Register, caller: Caller) -> m.Message:
         view = await self.members.register(call)
-        return c.Registered(self._master.namespace, view, self.members.heartbeat_s)
+        return c.Registered(
+            self._master.namespace,
+            view,
+            self.members.heartbeat_s,
+            store_run=self._master.run.number,
+        )
 
     async def _member_event(
         self, call: c.Heartbeat | c.Leave | c.Drain | c.RemoveWorker, caller: Caller
@@ -190,6 +199,7 @@ class Calls:
             cachefs.__version__,
             seq=self._master.position,
             epoch=self.members.view.epoch,
+            store_run=self._master.run.number,
         )
 
     def _lookup_now(self, call: m.Lookup) -> m.Message | None:
@@ -298,6 +308,7 @@ class Calls:
     async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
         events = await self._poll(self._polls.poll(call.after, call.wait_s))
+        events = msgspec.structs.replace(events, store_run=self._master.run.number)
         return self._in_reach(events, caller)
 
     async def _poll(self, work: Awaitable[T]) -> T:

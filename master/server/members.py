@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from cachefs.core.cluster import HEARTBEAT_S, LOST_AFTER_S, Beaten, Register, WorkerRow
@@ -32,16 +32,24 @@ log = logging.getLogger(__name__)
 MAX_WAIT_S: Final = 50.0  # of a question for the next view
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Members:
-    """Opens what the last master left in `store`. Blocks for a read. Raises BadConfig."""
+    """Opens what the last master left in `store`. `on_set_back` is awaited when a worker knows a
+    later state of the store, before anybody hears of it. Blocks for a read. Raises BadConfig."""
 
     def __init__(
         self,
         store: Store,
         clock: Callable[[], float] = time.monotonic,
         lost_after_s: float = LOST_AFTER_S,
+        on_set_back: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self._store = store
+        self._on_set_back = on_set_back
+        self._is_set_back = False  # and `on_set_back` has not ended yet
         self._clock = clock
         with store.snapshot() as reader:
             value = reader.get(Table.MEMBERS, RECORD_KEY)
@@ -91,6 +99,10 @@ class Members:
         the store does (NoSpace, Unavailable): ask again."""
         outcome = self._membership.handle(event, self._clock())
         self._note(outcome)
+        self._is_set_back |= outcome.set_back
+        if self._is_set_back:
+            await self._on_set_back()
+            self._is_set_back = False
         if not _tells_nothing(outcome):
             await self._save()
         return outcome.answer

@@ -67,12 +67,14 @@ Event = Register | Heartbeat | Leave | Drain | RemoveWorker | Tick
 
 class Outcome(msgspec.Struct, frozen=True):
     """What an event led to. `answer`: View to Register, Beaten to Heartbeat, else Done. `save`: the
-    record changed; `changed`: the view did. `notes`: lines for the log."""
+    record changed; `changed`: the view did. `set_back`: a worker knows a later state of the store.
+    `notes`: lines for the log."""
 
     answer: View | Beaten | Done
     save: bool = False
     changed: bool = False
     notes: tuple[str, ...] = ()
+    set_back: bool = False
 
 
 class _Worker:
@@ -156,10 +158,11 @@ class Membership:
         self._workers[event.worker] = worker
         notes = [_registered(event, old), *self._displace(worker)]
         is_same = old is not None and _kept(old) == _kept(worker)
-        changed = self._refresh()
+        set_back = self._is_behind(event.epoch)
+        changed = self._overtake(event.epoch) if set_back else self._refresh()
         worker.told = self._version
         save = changed or (not is_same and event.weight > 0)
-        return Outcome(self._view, save, changed, tuple(notes))
+        return Outcome(self._view, save, changed, tuple(notes), set_back)
 
     def _displace(self, new: _Worker) -> Iterator[str]:
         """Whoever had this address before (its tier was emptied: it has a new id) is gone."""
@@ -176,14 +179,15 @@ class Membership:
         self._heard(now)
         worker.seen_at = now
         worker.beat = event
-        if self._epoch < event.epoch <= self._epoch + MOST_AHEAD:
-            changed = self._overtake(event)
+        set_back = self._is_behind(event.epoch)
+        if set_back:
+            changed = self._overtake(event.epoch, event.version)
         else:
             changed = event.worker in self._unsettled and self._settles(event)
         view = self._view if self._needs_view(worker, event) else None
         if view is not None:
             worker.told = self._version
-        return Outcome(Beaten(view, True, worker.draining), changed, changed)
+        return Outcome(Beaten(view, True, worker.draining), changed, changed, set_back=set_back)
 
     def _needs_view(self, worker: _Worker, beat: Heartbeat) -> bool:
         if beat.epoch != self._epoch:
@@ -197,10 +201,14 @@ class Membership:
         self._unsettled.discard(beat.worker)
         return not self._unsettled and self._refresh()
 
-    def _overtake(self, beat: Heartbeat) -> bool:
+    def _is_behind(self, epoch: int) -> bool:
+        """Does a worker know a later epoch than the store? The store is an earlier state then."""
+        return self._epoch < epoch <= self._epoch + MOST_AHEAD
+
+    def _overtake(self, epoch: int, version: int = -1) -> bool:
         """The store was set back to an earlier state: epochs go on above those that were used."""
-        self._epoch = beat.epoch + 1
-        self._version = max(self._version, beat.version)
+        self._epoch = epoch + 1
+        self._version = max(self._version, version)
         self._await_settling()
         return self._refresh()
 

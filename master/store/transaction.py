@@ -17,7 +17,7 @@ from cachefs.core.errors import BadConfig, Stale
 from cachefs.core.model import MAX_INO, ROOT_INO, Fingerprint, Inode, Kind, NamespaceId
 from cachefs.core.policies import Policy
 from connectors.base import Entry, order_key
-from master.state import merge
+from master.state import merge, numbers
 from master.state.merge import Action, Batch, Change
 from master.store.base import Store, Table, Writer
 from master.store.comparison import Compared, changes_of, compare, compare_name
@@ -236,6 +236,11 @@ class Transaction(Names):
             self._meta = msgspec.structs.replace(self._meta, next_ino=ino)
         return inodes
 
+    def skip_inos(self) -> None:
+        """Leaves numbers out that a later state of this store may have given."""
+        next_ino = numbers.skipped(self._meta.next_ino)
+        self._meta = msgspec.structs.replace(self._meta, next_ino=next_ino)
+
     def _remove(self, parent: int, removed: Sequence[Change]) -> None:
         prefix = ino_key(parent)
         for change in removed:
@@ -372,12 +377,16 @@ def transact(store: Store, function: Callable[[Transaction], T]) -> Future[T]:
     return store.write(run)
 
 
-def initialise(store: Store, namespace: NamespaceId) -> Meta:
-    """The store's own record; makes it, and the root, in an empty store."""
+def initialise(store: Store, namespace: NamespaceId, now_s: float = 0.0) -> Meta:
+    """The store's own record; makes it, and the root, in an empty store. In another one, a start at
+    wall time `now_s` leaves inode numbers out, see `master.state.numbers`."""
 
     def run(writer: Writer) -> Meta:
         names = Names(writer)
         if (meta := names.meta()) is not None:
+            next_ino = numbers.first_of_start(meta.next_ino, now_s)
+            meta = msgspec.structs.replace(meta, next_ino=next_ino)
+            writer.put(Table.META, [(META_KEY, encode(meta))])
             return meta
         meta = Meta(FORMAT, namespace, ROOT_INO + 1)
         root_place = dentry_key(NO_PARENT, ROOT_KEY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,11 +16,20 @@ from cachefs.core.errors import BadConfig, CacheFSError, InUse
 from cachefs.core.model import ROOT_INO, Fingerprint, Inode, Kind, NamespaceId, UfsSpec
 from connectors.base import Entry
 from master.state.merge import Batch, Pages
+from master.state.numbers import SKIPPED, first_of_start
 from master.store import lmdb_store, transaction
 from master.store.base import Store, Table, Writer
 from master.store.lmdb_store import LmdbStore, refuse_network, remove_store
 from master.store.memory_store import MemoryStore
-from master.store.records import META_KEY, DirectoryState, MountRecord, decode_dentry, inode_bytes
+from master.store.records import (
+    EVERYTHING,
+    META_KEY,
+    DirectoryState,
+    MountRecord,
+    decode_dentry,
+    inode_bytes,
+)
+from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, initialise, transact
 
@@ -392,3 +402,37 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         LmdbStore(tmp_path / "file" / "store")
     assert caught.value.remedy
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def next_ino(store: Store) -> int:
+    with store.snapshot() as reader:
+        meta = Names(reader).meta()
+    assert meta is not None
+    return meta.next_ino
+
+
+def test_each_start_is_another_run_and_leaves_numbers_out(store: Store) -> None:
+    first = StoreRun(store, NAMESPACE, NOW)
+    assert next_ino(store) == ROOT_INO + 1, "a new store begins with the first numbers"
+    second = StoreRun(store, NAMESPACE, NOW)
+    assert second.meta.namespace == NAMESPACE
+    assert 0 != first.number != second.number != 0
+    assert next_ino(store) == second.meta.next_ino == first_of_start(ROOT_INO + 1, NOW)
+    assert StoreRun(store, NAMESPACE, NOW + 60).meta.next_ino > next_ino(store) - 1
+    assert next_ino(store) == first_of_start(ROOT_INO + 1, NOW + 60)
+
+
+def test_a_store_that_workers_know_a_later_state_of_is_another_run(store: Store) -> None:
+    it = StoreRun(store, NAMESPACE, NOW)
+    number, told = it.number, []
+    it.on_set_back = lambda: told.append(it.number)
+    before = next_ino(store)
+    asyncio.run(it.set_back())
+    assert it.number != number
+    assert told == [it.number], "who waits for events hears of it, and of the new run"
+    assert next_ino(store) == before + SKIPPED
+    with store.snapshot() as reader:
+        assert Names(reader).events_after(0, 10) == [(1, [EVERYTHING])]

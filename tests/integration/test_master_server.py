@@ -30,6 +30,7 @@ from master.server import app, walks
 from master.server.app import MasterServer
 from master.server.streams import EventPolls
 from master.server.walks import Walks
+from master.state import numbers
 from tests.services.http_master import Cluster, cluster, run, worker
 from tests.services.metrics_page import documented, exported
 
@@ -61,6 +62,7 @@ def test_the_names_of_an_added_source_are_answered(tmp_path: Path) -> None:
             root = await it.add(b"/imagenet", {b"a/x": b"12345", b"b": b"1"})
             greeted = await it.ask(c.Greeting(), c.Greeted)
             assert greeted.namespace == it.namespace
+            assert greeted.store_run == it.master.run.number != 0
             assert greeted.seq == it.master.position
             assert await it.ino(b"/imagenet") == root.ino
             assert await names_of(it, root.ino) == [b"a", b"b"]
@@ -248,7 +250,7 @@ def test_a_long_poll_hears_of_a_change_and_positions_go_on(tmp_path: Path) -> No
             ino = await it.ino(b"/data/f")
             seq = (await it.ask(c.Greeting(), c.Greeted)).seq
             nothing = await it.ask(c.GetEvents(it.namespace, seq, 0.0), c.Events)
-            assert nothing == c.Events([], seq)
+            assert nothing == c.Events([], seq, it.master.run.number)
             assert (await it.ask(c.GetEvents(it.namespace, -1, 0.0), c.Events)).seq == seq
             polls = [
                 asyncio.create_task(it.ask(c.GetEvents(it.namespace, seq, 20.0), c.Events))
@@ -308,11 +310,44 @@ def test_events_that_are_there_come_in_one_answer_and_readers_end_with_their_pol
 # ---- membership ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by", ["heartbeat", "registration"])
+def test_a_worker_that_knows_a_later_store_makes_another_run_of_this_one(
+    tmp_path: Path, by: str
+) -> None:
+    """A machine that was set back with its memory: the master's process goes on in its past."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as it:
+            root = await it.add(b"/data", {b"f": b"1"})
+            await it.ask(worker("a"), c.Registered)
+            before = await it.ask(c.Greeting(), c.Greeted)
+            poll = asyncio.create_task(
+                it.ask(c.GetEvents(it.namespace, before.seq, 20.0), c.Events)
+            )
+            while not it.server.polls:
+                await asyncio.sleep(0.005)
+            if by == "heartbeat":
+                beaten = await it.ask(c.Heartbeat("a", 40), c.Beaten)
+                assert beaten.view is not None
+                view = beaten.view
+            else:
+                known = msgspec.structs.replace(worker("b", 20001), epoch=40)
+                view = (await it.ask(known, c.Registered)).view
+            assert view.epoch > 40
+            heard = await poll
+            after = await it.ask(c.Greeting(), c.Greeted)
+            assert after.store_run == heard.store_run != before.store_run
+            assert await it.ino(b"/data/f") > root.ino + numbers.SKIPPED
+
+    run(work())
+
+
 def test_a_worker_registers_beats_is_drained_and_leaves(tmp_path: Path) -> None:
     async def work() -> None:
         async with cluster(tmp_path) as it:
             registered = await it.ask(worker("a"), c.Registered)
             assert registered.namespace == it.namespace
+            assert registered.store_run == it.master.run.number
             assert [member.id for member in registered.view.members] == ["a"]
             await it.ask(worker("b", 20001), c.Registered)
             view = (await it.ask(c.GetView(), c.ViewReply)).view

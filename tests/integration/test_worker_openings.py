@@ -174,6 +174,26 @@ def test_errors_of_the_origin_reach_the_opener_once(tmp_path: Path) -> None:
     serve(tmp_path, 100 * MIB, script)
 
 
+@pytest.mark.parametrize("size", [SMALL, 0, SMALL_FILE_BYTES + 1])
+def test_an_ino_with_another_nonce_is_stale_however_it_is_opened(tmp_path: Path, size: int) -> None:
+    """Cached or not; a client that says no nonce is served as before."""
+
+    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+        rig.put(1, size)
+        nonce = rig.space.origins[1].content.nonce
+        for _ in ("not cached", "cached"):
+            failure = await peer.call(1, m.Open(NAMESPACE, 1, True, nonce=nonce + 1))
+            assert isinstance(m.error_of(failure), Stale)
+            failure = await peer.call(1, m.Open(NAMESPACE, 1, True, True, nonce=nonce + 1))
+            assert isinstance(m.error_of(failure), Stale)
+            for said in (nonce, 0):
+                await peer.send(2, m.Open(NAMESPACE, 1, True, nonce=said))
+                assert (await answer(peer, 2))[0].size == size
+            await read(worker, 1)
+
+    serve(tmp_path, 100 * MIB, script)
+
+
 def test_a_cut_body_is_fetched_again(tmp_path: Path) -> None:
     async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
         rig.put(1, SMALL)

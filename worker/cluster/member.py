@@ -49,7 +49,8 @@ class Membership:
     """`start` registers and begins to beat, `stop` leaves. Belongs to one event loop.
 
     `on_view(view)` is called for each new view, `on_draining(flag)` when the master changes its
-    mind, `on_namespace(id)` at each registration. `condition` is asked at every beat."""
+    mind, `on_namespace(id)` and `on_store_run(namespace, run)` at each registration. `condition` is
+    asked at every beat."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Membership:
         on_view: Callable[[View], None] = lambda view: None,
         on_draining: Callable[[bool], None] = lambda draining: None,
         on_namespace: Callable[[NamespaceId], None] = lambda namespace: None,
+        on_store_run: Callable[[NamespaceId, int], None] = lambda namespace, run: None,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -69,6 +71,7 @@ class Membership:
         self.on_view = on_view
         self.on_draining = on_draining
         self.on_namespace = on_namespace
+        self.on_store_run = on_store_run
         self._master = master
         self._condition = condition
         self._clock = clock
@@ -126,7 +129,8 @@ class Membership:
     # ---- inside ----
 
     async def _register(self, reach_s: float) -> None:
-        answer = await self._master.ask(self.me, c.Registered, reach_s=reach_s)
+        me = msgspec.structs.replace(self.me, epoch=self.current.epoch)
+        answer = await self._master.ask(me, c.Registered, reach_s=reach_s)
         if abs(answer.protocol - c.PROTOCOL) > 1:
             raise ProtocolError(
                 f"protocol {answer.protocol} of the master is too far from {c.PROTOCOL}",
@@ -141,6 +145,7 @@ class Membership:
             self.current = View(-1)  # what a master says at a registration counts in any case
         self._namespace = answer.namespace
         self.on_namespace(answer.namespace)
+        self.on_store_run(answer.namespace, answer.store_run)
         self._adopt(answer.view)
 
     def _adopt(self, view: View) -> None:

@@ -87,7 +87,7 @@ class RemoteNamespace(MasterJobs):
         self._cache = cache or NodeCache(greeted.namespace)
         self._permissions = Permissions()
         self._log = EventLog()
-        self._stream = Stream(master, self._namespace, greeted.seq, self._take, self._gap)
+        self._stream = Stream(master, greeted, self._take, self._gap)
         self._specs: dict[str, UfsSpec] = {}
         self._lookups: dict[str | int, Gather[tuple[int, bytes], Found]] = {}
         self._locates: Gather[int, Origin] = Gather(
@@ -133,6 +133,10 @@ class RemoteNamespace(MasterJobs):
     def replaced(self) -> bool:
         """The master has another namespace now."""
         return self._stream.replaced
+
+    def heard_run(self, store_run: int) -> None:
+        """Takes the run of the master's store that a registration named, see `Greeted`."""
+        self._stream.heard_run(store_run)
 
     async def _hear(self, seq: int, within_s: float) -> bool:
         return await self._stream.reach(seq, within_s)

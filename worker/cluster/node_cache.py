@@ -197,6 +197,9 @@ class NodeCache:
         key = self._keys.get(ino)
         if self._noted.position != asked.position:
             return
+        record = self._record(ino)
+        if record is not None and _decode(record.inode).nonce != origin.content.nonce:
+            return self.forget(ino)  # the number is another file's now: the name is asked anew
         head, _, name = origin.path.rpartition(b"/")
         if key is not None and name == _name_of(key) and not origin.alone:
             self._directories.put(_parent_of(key), Directory(origin.ufs, head, origin.rule))

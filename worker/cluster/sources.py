@@ -89,6 +89,12 @@ class ClusterSources:
         except CacheFSError as err:  # the next attach tries again
             log.warning("the master's new namespace is not known yet: %s", err.one_line())
 
+    def heard_run(self, namespace: NamespaceId, store_run: int) -> None:
+        """The master was registered at: its store has this namespace, in this run of it."""
+        known = self._namespaces.get(namespace)
+        if known is not None:
+            known.heard_run(store_run)
+
     async def attach(self, body: m.Attach) -> m.Attached:
         """Idempotent. Raises NotFound, NotADirectory, BadConfig, InUse for another master's path;
         Unreachable where the master gives no answer and the path was not attached here before."""

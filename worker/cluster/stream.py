@@ -14,7 +14,6 @@ from typing import Final
 from cachefs.core import cluster as c
 from cachefs.core.errors import CacheFSError, NotFound, PositionGone
 from cachefs.core.messages import Invalidate
-from cachefs.core.model import NamespaceId
 from worker.cluster.master_client import MasterClient
 
 log = logging.getLogger(__name__)
@@ -25,22 +24,24 @@ PAUSE_S: Final = 0.5  # after a failure
 
 
 class Stream:
-    """`on_events` gets them in order; `on_gap` is called when some were missed for good. `intact`
-    is False from the first failure until the missed ones were heard."""
+    """Begins where `greeted` says. `on_events` gets the events in order; `on_gap` is called when
+    some were missed for good, and when the master's store was started again: the store may be an
+    earlier one, which cannot be told from positions. `intact` is False from the first failure until
+    the missed ones were heard."""
 
     def __init__(
         self,
         master: MasterClient,
-        namespace: NamespaceId,
-        seq: int,
+        greeted: c.Greeted,
         on_events: Callable[[list[Invalidate]], None],
         on_gap: Callable[[int], None],
     ) -> None:
-        self.seq = seq
+        self.seq = greeted.seq
+        self._store_run = greeted.store_run
         self.intact = True
         self.replaced = False  # the master has another namespace now
         self._master = master
-        self._namespace = namespace
+        self._namespace = greeted.namespace
         self._on_events = on_events
         self._on_gap = on_gap
         self._moved = asyncio.Event()
@@ -52,6 +53,12 @@ class Stream:
                 while self.seq < seq:
                     await self._moved.wait()
         return self.seq >= seq
+
+    def heard_run(self, store_run: int) -> None:
+        """Takes the run of the store that another answer of the master named. Another run than the
+        known one is a gap at once; the next answer to this stream's own question moves it on."""
+        if store_run != self._store_run:
+            self._on_gap(self.seq)
 
     async def run(self) -> None:
         """For ever; ends by cancellation."""
@@ -69,6 +76,9 @@ class Stream:
         wait_s = WAIT_S if self.intact else 0.0  # at once after a failure
         question = c.GetEvents(self._namespace, self.seq, wait_s)
         answer = await self._master.ask(question, c.Events, answer_s=wait_s + SPARE_S, reach_s=0)
+        if answer.store_run != self._store_run:
+            log.info("the master was started again: what is known of its names is asked anew")
+            return await self._start_anew()
         if answer.events:
             self._on_events(answer.events)
         if not self.intact:
@@ -84,6 +94,7 @@ class Stream:
             return self._broken(err)
         if greeted.namespace != self._namespace:
             return self._broken(NotFound("the master serves another namespace"))
+        self._store_run = greeted.store_run
         self._on_gap(greeted.seq)
         self._move(greeted.seq)
 

@@ -229,7 +229,9 @@ class Session:
         if body.past_tier:
             return False
         try:
-            opening = self.server.worker.open_soon(body.namespace, body.ino, ready)
+            opening = self.server.worker.open_soon(
+                body.namespace, body.ino, ready, nonce=body.nonce
+            )
         except CacheFSError as err:
             self._reply(id, m.failure_of(err))
             return True
@@ -316,7 +318,9 @@ class Session:
 
     async def _open(self, body: m.Open) -> Answer:
         worker = self.server.worker
-        grant = await worker.open(body.namespace, body.ino, past_tier=body.past_tier)
+        grant = await worker.open(
+            body.namespace, body.ino, past_tier=body.past_tier, nonce=body.nonce
+        )
         return self._opened(body, grant)
 
     def _opened(self, body: m.Open, grant: Grant) -> Answer:

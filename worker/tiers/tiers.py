@@ -21,7 +21,7 @@ from worker.cache import FetchResult, Grant, TierView
 from worker.catalog import FreedCounts
 from worker.config import Clocks, WorkerConfig
 from worker.machine import available_memory
-from worker.opening import Opening
+from worker.opening import Opening, check_nonce
 from worker.parts import Shared
 from worker.source import ConnectorFor, OriginSource, Source
 from worker.state.memory import MemoryBudget, budget
@@ -131,12 +131,15 @@ class Tiers:
 
     # ---- reads ----
 
-    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Grant:
+    async def open(
+        self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
+    ) -> Grant:
         """See `Worker.open`."""
         origin = await self._metadata(namespace).locate(ino)
+        check_nonce(origin, nonce)
         one = await self.chosen(origin, past_tier=past_tier)
         with one.using() as worker:
-            grant = await worker.open(namespace, ino, past_tier=past_tier)
+            grant = await worker.open(namespace, ino, past_tier=past_tier, nonce=nonce)
         if grant.complete:
             self._moves.used(origin.content.key, one)
         return self._numbered(one, grant)
@@ -147,7 +150,12 @@ class Tiers:
         return dataclasses.replace(grant, handle=handle, tier=one.tier)
 
     def open_soon(
-        self, namespace: NamespaceId, ino: int, ready: Callable[[Opening], None]
+        self,
+        namespace: NamespaceId,
+        ino: int,
+        ready: Callable[[Opening], None],
+        *,
+        nonce: int = 0,
     ) -> Opening | None:
         """See `Worker.open_soon`."""
         origin = self._metadata(namespace).locate_nowait(ino)
@@ -159,7 +167,7 @@ class Tiers:
         if len(having) > 1:
             return None
         one = having[0] if having else self.placed(origin)
-        opening = one.worker.open_soon(namespace, ino, ready)
+        opening = one.worker.open_soon(namespace, ino, ready, nonce=nonce)
         if opening is not None:
             opening.number = one.number
         return opening

@@ -1,4 +1,8 @@
-"""Inodes as the kernel takes them: entries, attributes, directory entries. Pure."""
+"""Inodes as the kernel takes them: entries, attributes, directory entries. Pure.
+
+The nonce of a content is its generation: the kernel (which compares the low 32 bits) takes a nodeid
+of another generation for another inode and keeps nothing of the old one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from cachefs.fuse.kernel import codec
 _NS: Final = 10**9
 _SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
 _TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
-_NO_ATTRIBUTES: Final = (0,) * 16
+_NO_ATTRIBUTES: Final[tuple[int, ...]] = (0,) * 16
 _DOTS: Final = frozenset((b".", b".."))
 _NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel takes the name only
 
@@ -27,11 +31,15 @@ def time_out(valid_for_s: float) -> tuple[int, int]:
 
 
 class Attributes:
-    """How one mount shows inodes. `current` gives the nodeid that an ino's name leads to."""
+    """How one mount shows inodes. `current` gives the nodeid that an ino's name leads to.
+    `generations`: the kernel is told them, as it was when the file system was mounted."""
 
-    def __init__(self, defaults: Defaults, current: Callable[[int], int]) -> None:
+    def __init__(
+        self, defaults: Defaults, current: Callable[[int], int], *, generations: bool = True
+    ) -> None:
         self._defaults = defaults
         self._current = current
+        self._generation_bits = (1 << 64) - 1 if generations else 0
 
     def entry_reply(self, unique: int, found: m.Found) -> bytes:
         """The answer to LOOKUP; a name that is known not to be there is an entry without a
@@ -40,11 +48,15 @@ class Attributes:
         if inode is None and valid_for_s <= 0:
             return codec.error_reply(unique, errno.ENOENT)
         seconds, ns = time_out(valid_for_s)
-        nodeid = self._current(inode.ino) if inode is not None else 0
-        attributes = self._attr(inode) if inode is not None else _NO_ATTRIBUTES
+        nodeid = generation = 0
+        attributes = _NO_ATTRIBUTES
+        if inode is not None:
+            nodeid, generation = self._identity(inode)
+            attributes = self._attr(inode)
         return codec.ENTRY_REPLY.pack(
-            codec.ENTRY_REPLY.size, 0, unique, nodeid, 0, seconds, seconds, ns, ns, *attributes
-        )
+            codec.ENTRY_REPLY.size, 0, unique,
+            nodeid, generation, seconds, seconds, ns, ns, *attributes,
+        )  # fmt: skip
 
     def attr_reply(self, unique: int, found: m.Found) -> bytes:
         """The answer to GETATTR."""
@@ -65,9 +77,16 @@ class Attributes:
         if name in _DOTS:
             return _NO_ENTRY + self.dirent(entry)
         seconds, ns = time_out(valid_for_s)
-        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
-        head = codec.ENTRY_OUT.pack(nodeid, 0, seconds, seconds, ns, ns, *self._attr(inode))
+        nodeid, generation = self._identity(inode)
+        head = codec.ENTRY_OUT.pack(
+            nodeid, generation, seconds, seconds, ns, ns, *self._attr(inode)
+        )
         return head + self.dirent(entry)
+
+    def _identity(self, inode: Inode) -> tuple[int, int]:
+        """(nodeid, generation). Only files have incarnations."""
+        nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
+        return nodeid, inode.nonce & self._generation_bits
 
     def _attr(self, inode: Inode) -> tuple[int, ...]:
         seconds, ns = divmod(inode.mtime_ns, _NS)

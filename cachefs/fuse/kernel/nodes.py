@@ -5,7 +5,9 @@ While a nodeid is open it has one mode and one backing id, so the kernel's rules
 (docs/architecture.md) cannot be broken. A file that could be read in a better way than the open
 nodeid allows *moves on*: its next incarnation is what names lead to from then on, once the opener
 was sent back to look the name up again (ESTALE, which the kernel retries by itself, exactly once).
-A nodeid that nothing has open may take any mode again: an ino's bytes never change.
+A nodeid that nothing has open may take any mode again: an ino's bytes never change. Where an ino
+comes back with another nonce (the server's store is an earlier one), it names another file from
+then on, under its next incarnation; the nodeids before that are of the *former* file for good.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Nodes:
         self._open_moved: dict[int, int] = {}  # ino -> nodeids of it that are open, but its first
         self.get: Callable[[int], Node | None] = self._open.get  # the node, when it is open
         self._current: Generations[int, int] = Generations(MAX_MOVED)  # ino -> nodeid
+        # ino -> nodeid: the first one of the file that has the ino now, where another had it
+        self._first: Generations[int, int] = Generations(MAX_MOVED)
 
     def __len__(self) -> int:
         """Open nodeids."""
@@ -103,6 +107,17 @@ class Nodes:
         if self.current(ino) == nodeid:
             self._current.put(ino, self._next(nodeid))
         return True
+
+    def given_again(self, ino: int) -> None:
+        """The ino names another file from now on."""
+        first = self._next(self.current(ino))
+        self._current.put(ino, first)
+        self._first.put(ino, first)
+
+    def is_former(self, nodeid: int) -> bool:
+        """Was this nodeid given for another file than the one that has the ino now?"""
+        first = self._first.get(nodeid & MAX_INO)
+        return first is not None and nodeid < first
 
     def adopt(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
         """As `open`, for what a predecessor had open. The newest incarnation is the current one; in

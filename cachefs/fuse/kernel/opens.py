@@ -50,6 +50,7 @@ class Opens:
         self._table = table
         vfs.is_open_elsewhere = self.nodes.is_open
         vfs.on_doubt = self.nodes.doubt
+        vfs.on_given_again = self.nodes.given_again
 
     # ---- opening ----
 
@@ -73,7 +74,8 @@ class Opens:
                 if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
                     raise Stale("the cache disk does not answer: read past it, by the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
-        elif not self.why_not:
+        self._check_former(nodeid)
+        if node is None and not self.why_not:
             published = self._vfs.open_published(nodeid, flags)
             if published is MUST_WAIT:
                 return MUST_WAIT
@@ -90,7 +92,13 @@ class Opens:
 
     async def open(self, unique: int, nodeid: int, flags: int, pid: int) -> bytes:
         """As `open_nowait`, asking the server."""
+        self._check_former(nodeid)
         return self._opened(unique, nodeid, await self._vfs.open_file(nodeid, flags, pid))
+
+    def _check_former(self, nodeid: int) -> None:
+        """Raises Stale where another file has the ino of this nodeid now."""
+        if self.nodes.is_former(nodeid):
+            raise Stale("the inode number is another file's now")
 
     def _opened(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         try:
@@ -101,6 +109,7 @@ class Opens:
 
     def _use(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         """Joins what the kernel reads by itself, or hands it over, or keeps it."""
+        self._check_former(nodeid)  # it may have become one while the server was asked
         node = self.nodes.get(nodeid)
         if node is not None and node.mode is Mode.PASSTHROUGH:
             self._vfs.drop(handle)
@@ -144,7 +153,7 @@ class Opens:
     def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         """Keeps a file whose bytes the kernel asks us for."""
         fh = unique & UNIQUE_MASK
-        self._table.add(fh, nodeid, handle.size, Mode.CACHED)
+        self._table.add(fh, nodeid, handle.size, Mode.CACHED, handle.nonce)
         self._vfs.keep(handle, fh)
         self.nodes.open(nodeid, fh, Mode.CACHED, 0)
         return self._reply(unique, Mode.CACHED, 0)
@@ -194,4 +203,4 @@ class Opens:
             return self._table.remove(slot.fh)  # its OPEN was not answered and comes again
         self.nodes.adopt(slot.nodeid, slot.fh, mode, slot.backing_id)
         if mode is Mode.CACHED:
-            self._vfs.adopt(slot.fh, slot.nodeid, slot.size)
+            self._vfs.adopt(slot.fh, slot.nodeid, slot.size, slot.nonce)

@@ -75,7 +75,9 @@ class KernelSession:
         self._splicer = splice.Splicer(fd)
         self._errnos = Errnos()
         self._interrupts = Interrupts()
-        self._attributes = Attributes(vfs.defaults, self.opens.nodes.current)
+        self._attributes = Attributes(
+            vfs.defaults, self.opens.nodes.current, generations=table.has_nonces
+        )
         self._kernel_cache = KernelCache(self._invalidate_entry, self._distrust_all)
         self._waiting: dict[int, Waiting] = {}
         self._handlers = self._table_of_handlers()
@@ -212,6 +214,8 @@ class KernelSession:
         return self._attributes.entry_reply(unique, await self._vfs.lookup(nodeid, name))
 
     def _getattr(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
+        if self.opens.nodes.is_former(nodeid):
+            return self._attributes.attr_reply(unique, self._vfs.getattr_former(nodeid))
         found = self._vfs.getattr_nowait(nodeid)
         if found is MUST_WAIT:
             return self._later(Op.GETATTR, unique, pid, self._got_attr(unique, nodeid))

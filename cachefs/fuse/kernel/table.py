@@ -8,6 +8,10 @@ closing -> id given back -> slot free. One writer at a time: the process that se
 
     header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 slots ever used, u32 last id
     slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, 2 bytes unused, u8 state
+    nonce   u64, of the content that the handle has open; one for each slot, behind all slots
+
+A table of version 1 ends with the slots. Its mount was made by a version that told the kernel no
+generations, and is told none until it is unmounted.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from typing import Final, NamedTuple
 
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
 
-VERSION: Final = 1
+VERSION: Final = 2
+WITHOUT_NONCES: Final = 1  # the version of tables that have none
 MAGIC: Final = b"cachefs\0"
 SLOTS: Final = 1 << 20  # 32 MiB of address space; memory only for those that were used
 _HEADER: Final = struct.Struct("<8sIIIII")
@@ -34,6 +39,7 @@ _SLOT: Final = struct.Struct("<QQQiBxxB")
 _SLOT_BYTES: Final = _SLOT.size
 _ID_AT: Final = 24
 _STATE_AT: Final = _SLOT.size - 1
+_NONCE: Final = struct.Struct("<Q")
 _FREE, _TAKEN, _CLOSING = 0, 1, 2
 
 
@@ -45,13 +51,14 @@ class Mode(enum.IntEnum):
 
 
 class Slot(NamedTuple):
-    """One open handle. `backing_id` 0: none, or not registered yet."""
+    """One open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
 
     fh: int
     nodeid: int
     size: int
     backing_id: int
     mode: int
+    nonce: int = 0
 
 
 class TakeoverTable:
@@ -62,9 +69,11 @@ class TakeoverTable:
         self.fd = fd
         header = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
         magic, version, slot_bytes, slots, used, _ = _HEADER.unpack(header)
-        if (magic, version, slot_bytes, slots) != (MAGIC, VERSION, _SLOT.size, SLOTS):
+        is_known = version in (WITHOUT_NONCES, VERSION)
+        if not is_known or (magic, slot_bytes, slots) != (MAGIC, _SLOT.size, SLOTS):
             raise Unsupported(f"a takeover table of version {version}, this is {VERSION}")
-        self._map = mmap.mmap(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
+        self.has_nonces = version != WITHOUT_NONCES
+        self._map = mmap.mmap(fd, _table_bytes() if self.has_nonces else _first_nonce_at())
         self._words = memoryview(self._map).cast("I")
         self._used: int = used
         self._places: dict[int, int] = {}  # fh -> where its slot starts
@@ -83,7 +92,7 @@ class TakeoverTable:
     def make() -> int:
         """The memfd of a new one, for who only holds it."""
         fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _FIRST_SLOT_AT + SLOTS * _SLOT.size)
+        os.ftruncate(fd, _table_bytes())
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
         return fd
 
@@ -98,7 +107,7 @@ class TakeoverTable:
         for place in list(self._places.values()):
             yield self._read(place)[0]
 
-    def add(self, fh: int, nodeid: int, size: int, mode: Mode) -> None:
+    def add(self, fh: int, nodeid: int, size: int, mode: Mode, nonce: int = 0) -> None:
         """Takes a slot, without a backing id yet. An `fh` that is there is replaced (the request
         that made it came again). Raises TooManyOpenFiles."""
         place = self._places.get(fh)
@@ -107,6 +116,8 @@ class TakeoverTable:
             self._places[fh] = place
         else:
             self._map[place + _STATE_AT] = _FREE
+        if self.has_nonces:
+            _NONCE.pack_into(self._map, _nonce_at(place), nonce)
         _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
@@ -160,7 +171,11 @@ class TakeoverTable:
     def _read(self, place: int) -> tuple[Slot, int]:
         """A slot and its state."""
         fields = _SLOT.unpack_from(self._map, place)
-        return Slot(*fields[:5]), fields[5]
+        nonce = 0
+        if self.has_nonces:
+            (nonce,) = _NONCE.unpack_from(self._map, _nonce_at(place))
+        fh, nodeid, file_bytes, backing_id, mode, state = fields
+        return Slot(fh, nodeid, file_bytes, backing_id, mode, nonce), state
 
     def _adopt(self, place: int, slot: Slot, state: int) -> None:
         if state == _TAKEN:
@@ -169,3 +184,16 @@ class TakeoverTable:
             self._closing.append((place, slot.backing_id))
         else:
             self._free.append(place)
+
+
+def _first_nonce_at() -> int:
+    return _FIRST_SLOT_AT + SLOTS * _SLOT_BYTES
+
+
+def _table_bytes() -> int:
+    return _first_nonce_at() + SLOTS * _NONCE.size
+
+
+def _nonce_at(place: int) -> int:
+    """Where the nonce of a slot is that starts at `place`."""
+    return _first_nonce_at() + (place - _FIRST_SLOT_AT) // _SLOT_BYTES * _NONCE.size

@@ -29,6 +29,7 @@ from cachefs.core.messages import MOST_KEPT
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec, nodeid
 from cachefs.fuse import pread
 from cachefs.fuse.attributes import Defaults, blocks, kernel_time
+from cachefs.fuse.directories import FIRST
 from cachefs.fuse.files import MAX_USES
 from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.pread import IN_THREAD, INLINE, FileReader
@@ -748,6 +749,87 @@ def test_files_of_a_lost_namespace_end(node: FakeNode, run: Callable[[Test], Non
         await trio.to_thread.run_sync(node.wait_asked, m.Attach, 2)
         with pytest.raises(Stale):
             await read(vfs, big, 5 * MIB, 10)
+        vfs.release(big)
+
+    run(test)
+
+
+# ---- inode numbers that are given again ----
+
+
+def test_an_open_says_which_content_it_means(node: FakeNode, run: Callable[[Test], None]) -> None:
+    async def test(vfs: Vfs) -> None:
+        ino = node.find("d/cold")
+        vfs.release(await open_file(vfs, "d/cold"))
+        vfs._cache.forget_inode(ino)  # as after a client's death: the kernel knows the nodeid
+        vfs.release(await vfs.open(ino, os.O_RDONLY))
+        opens = node.asked(m.Open)
+        assert [body.nonce for body in opens] == [node.inodes[ino].nonce] * 2  # type: ignore[attr-defined]
+
+    run(test)
+
+
+def test_an_open_file_is_not_opened_again_as_another_of_its_size(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    """Nor is one that a predecessor had open."""
+
+    async def test(vfs: Vfs) -> None:
+        big = await open_file(vfs, "d/big")
+        assert await read(vfs, big, 0, 10) == BIG[:10]
+        ino = node.find("d/big")
+        vfs.adopt(1 << 40, ino, len(BIG), node.inodes[ino].nonce)
+        node.give_again(ino, BIG[::-1])
+        node.cut()
+        await trio.to_thread.run_sync(node.wait_asked, m.Attach, 2)
+        for fh in (big, 1 << 40):
+            with pytest.raises(Stale):
+                await read(vfs, fh, 5 * MIB, 10)
+            vfs.release(fh)
+
+    run(test)
+
+
+def test_a_name_whose_ino_is_another_file_is_looked_up_again(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    async def test(vfs: Vfs) -> None:
+        given: list[int] = []
+        vfs.on_given_again = given.append
+        ino = await look(vfs, "d/cold")
+        node.give_again(ino, b"other bytes")
+        with pytest.raises(Stale):
+            await vfs.open(ino, os.O_RDONLY)
+        assert given == [], "nothing of it is open"
+        assert await look(vfs, "d/cold") == ino
+        fh = await vfs.open(ino, os.O_RDONLY)
+        assert await read(vfs, fh, 0, 99) == b"other bytes"
+        vfs.release(fh)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["lookup", "listing", "open"])
+def test_who_keeps_nodeids_hears_of_an_ino_that_is_given_again(
+    node: FakeNode, run: Callable[[Test], None], how: str
+) -> None:
+    async def test(vfs: Vfs) -> None:
+        given: list[int] = []
+        vfs.on_given_again = given.append
+        big = await open_file(vfs, "d/big")
+        ino = node.find("d/big")
+        former = node.inodes[ino]
+        node.give_again(ino, b"short")
+        if how == "open":
+            with pytest.raises(Stale):
+                await vfs.open(ino, os.O_RDONLY)
+        else:
+            vfs.invalidate_everything()
+            await (look(vfs, "d/big") if how == "lookup" else vfs._page(node.find("d"), FIRST))
+        assert given == [ino]
+        assert vfs.getattr_former(ino).inode == former, "an open file keeps its attributes"
+        with pytest.raises(Stale):
+            vfs.getattr_former(ino + 1)
         vfs.release(big)
 
     run(test)

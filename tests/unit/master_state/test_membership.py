@@ -380,6 +380,22 @@ def test_epochs_go_on_above_those_of_a_store_that_was_set_back() -> None:
     assert answer.view is not None
     assert answer.view.epoch == 71
     assert r.beat("b", epoch=2).view == r.view
+    beat = Heartbeat("a", 80)
+    assert [r.send(beat).set_back, r.send(beat).set_back] == [True, False], "it is told once"
+
+
+def test_epochs_go_on_above_those_that_a_worker_knows_who_is_not_known_any_more() -> None:
+    r = ring("a")
+    back = Register("b", "http://10.0.0.9:1", 1.0, "host-b", epoch=70)
+    outcome = r.send(back)
+    assert outcome.set_back
+    assert outcome.save
+    assert r.view.epoch > 70
+    assert isinstance(outcome.answer, View)
+    assert outcome.answer == r.view
+    assert [member.id for member in r.view.members] == ["a", "b"]
+    assert not r.send(back).set_back
+    assert not r.send(msgspec.structs.replace(back, epoch=1 << 60)).set_back, "nonsense"
 
 
 @pytest.mark.parametrize(

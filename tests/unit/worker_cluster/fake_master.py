@@ -64,6 +64,8 @@ class FakeMaster:
         self.permitted: Callable[[bytes], bool] = lambda key: True
         self.counters: dict[str, int] = {}
         self.seq = 10
+        self.store_run = 1
+        self._starts = 0
         self._events: list[m.Invalidate] = []
         self._first_seq = 10
         self._changed = asyncio.Event()
@@ -90,6 +92,12 @@ class FakeMaster:
         self.seq += 1
         self._events.clear()
         self._first_seq = self.seq
+        self.wake()
+
+    def start_again(self, store_run: int) -> None:
+        """Its store is started again, at the position at which it was."""
+        self.store_run = store_run
+        self._starts += 1
         self.wake()
 
     def set_down(self, down: bool) -> None:
@@ -124,7 +132,7 @@ class FakeMaster:
     async def answer(self, body: Any) -> Any:
         match body:
             case c.Greeting():
-                return c.Greeted(self.namespace, seq=self.seq)
+                return c.Greeted(self.namespace, seq=self.seq, store_run=self.store_run)
             case m.Lookup():
                 return m.Found(self.tree.get((body.parent, body.name)), self.valid_for_s)
             case c.Batch():
@@ -194,10 +202,14 @@ class FakeMaster:
     async def _poll(self, body: c.GetEvents) -> c.Events:
         if body.namespace != self.namespace:
             raise NotFound("no such namespace here")
+        starts = self._starts
         while True:
+            if self._starts != starts:
+                raise MasterUnreachable("the connection broke")
             if not self._first_seq <= body.after <= self.seq:
                 raise PositionGone("trimmed")
             found = [event for event in self._events if event.seq > body.after]
             if found or not body.wait_s or self.down:
-                return c.Events(found, found[-1].seq if found else body.after)
+                seq = found[-1].seq if found else body.after
+                return c.Events(found, seq, self.store_run)
             await self._changed.wait()

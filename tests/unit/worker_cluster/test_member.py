@@ -32,6 +32,7 @@ class FakeMaster:
         self.draining = False
         self.down = False
         self.protocol = c.PROTOCOL
+        self.store_run = 7
         self.asked: list[Any] = []
 
     async def ask(self, body: Any, kind: type, *, answer_s: float = 0, reach_s: float = 0) -> Any:
@@ -42,7 +43,7 @@ class FakeMaster:
         match body:
             case c.Register():
                 self.known = True
-                return c.Registered(self.namespace, self.view, 0.001, self.protocol)
+                return c.Registered(self.namespace, self.view, 0.001, self.protocol, self.store_run)
             case c.Heartbeat():
                 other = (body.epoch, body.version) != (self.view.epoch, self.view.version)
                 return c.Beaten(self.view if other else None, self.known, self.draining)
@@ -232,5 +233,22 @@ def test_beats_that_end_by_a_mistake_say_so(caplog: pytest.LogCaptureFixture) ->
         await it.start()
         await until(lambda: "no more heartbeats: a mistake" in caplog.text)
         await it.stop()
+
+    run(script())
+
+
+def test_a_registration_says_the_epoch_that_is_known_and_hears_of_the_store_s_run() -> None:
+    async def script() -> None:
+        master = FakeMaster()
+        runs: list[tuple[NamespaceId, int]] = []
+        it, _ = membership(master, on_store_run=lambda *run: runs.append(run))
+        await it.start()
+        master.store_run = 8
+        master.known = False
+        await until(lambda: len(runs) == 2)
+        await it.stop()
+        assert runs == [(NAMESPACE, 7), (NAMESPACE, 8)]
+        asked = [body.epoch for body in master.asked if isinstance(body, c.Register)]
+        assert asked == [-1, 3]
 
     run(script())

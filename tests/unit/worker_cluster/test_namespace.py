@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from cachefs.core import cluster as c
@@ -394,3 +395,92 @@ def test_the_end_ends_readers_and_questions() -> None:
 
 async def _all(events: AsyncIterator[m.Invalidate]) -> list[m.Invalidate]:
     return [event async for event in events]
+
+
+# ---- a store that was started again --------------------------------------------------------------
+
+
+async def knows(it: RemoteNamespace) -> ContentId:
+    """Has a name, a place and a permission known; the content."""
+    await it.lookup(2, b"a")
+    content = (await it.locate(5)).content
+    assert (await it.permit_eviction([content])).allowed
+    return content
+
+
+def is_distrusted(it: RemoteNamespace) -> bool:
+    return it.lookup_nowait(2, b"a") is None and it.locate_nowait(5) is None
+
+
+def test_another_run_of_the_store_is_a_gap_though_the_position_is_the_same() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        events = it.events(-1)
+        first = asyncio.ensure_future(anext(events))
+        content = await knows(it)
+        version = it.policy_version
+        master.put(2, b"a", file(5, etag="another file"))
+        master.start_again(store_run=2)
+        await until(lambda: is_distrusted(it))
+        assert (await first).everything, "the mounts of the node hear of it"
+        assert it.policy_version > version, "workers ask again what policies say"
+        master.permitted = lambda key: False
+        assert not (await it.permit_eviction([content])).allowed, "permissions are asked for anew"
+        found = await it.lookup(2, b"a")
+        assert found.inode is not None
+        assert found.inode.etag == "another file"
+        await until(lambda: it.status()["changes_heard"])
+        master.change(2, b"a", file(9))
+        await until(lambda: is_distrusted(it))
+
+    play(script)
+
+
+def test_the_same_run_of_the_store_is_no_gap() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        await knows(it)
+        asked = master.count(c.GetEvents)
+        master.start_again(store_run=1)
+        await until(lambda: master.count(c.GetEvents) > asked and it.status()["changes_heard"])
+        assert it.lookup_nowait(2, b"a") is not None
+
+    play(script)
+
+
+def test_a_run_that_a_registration_names_is_heard_before_the_stream_hears_of_it() -> None:
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        await knows(it)
+        it.heard_run(1)
+        assert not is_distrusted(it)
+        it.heard_run(2)
+        assert is_distrusted(it)
+
+    play(script)
+
+
+def test_a_master_of_a_version_that_draws_no_runs_is_followed_by_positions() -> None:
+    async def whole() -> None:
+        master = FakeMaster()
+        master.store_run = 0
+        master.put(ROOT_INO, b"d", directory(2))
+        master.put(2, b"a", file(5))
+        async with opened(master) as it:
+            await knows(it)
+            master.change(2, b"b", file(6))
+            await until(lambda: it.status()["sequence"] == master.seq)
+            assert it.lookup_nowait(2, b"a") is not None
+            master.start_again(store_run=3)  # of a version that does
+            await until(lambda: is_distrusted(it))
+
+    run(whole())
+
+
+def test_an_ino_that_is_another_file_at_the_master_is_not_believed_to_be_the_name() -> None:
+    """Before the node hears that the store is an earlier one."""
+
+    async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
+        await it.lookup(2, b"a")
+        master.put(2, b"a", msgspec.structs.replace(file(5), nonce=1))
+        assert (await it.locate(5)).content.nonce == 1
+        assert is_distrusted(it)
+
+    play(script)

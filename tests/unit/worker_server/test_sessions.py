@@ -41,7 +41,9 @@ class FakeWorker:
     def tiers(self) -> list[TierView]:
         return self.views
 
-    async def open(self, namespace: NamespaceId, ino: int, *, past_tier: bool = False) -> Any:
+    async def open(
+        self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
+    ) -> Any:
         if ino == 404:
             raise Stale("gone", path="a/b")
         if ino == 1000:
@@ -54,7 +56,7 @@ class FakeWorker:
         fd = os.open(self.file, os.O_RDONLY)
         return SimpleNamespace(handle=ino * 10, size=15, complete=True, fd=fd, tier=1)
 
-    def open_soon(self, namespace: NamespaceId, ino: int, ready: object) -> None:
+    def open_soon(self, namespace: NamespaceId, ino: int, ready: object, *, nonce: int = 0) -> None:
         """Every open takes a task."""
 
     def release(self, handle: int) -> None:

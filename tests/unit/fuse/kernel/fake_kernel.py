@@ -83,10 +83,12 @@ class FakeVfs:
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False
         self.on_doubt: Callable[[int], None] = lambda _tier: None
         self.keeps_pages = True
+        self.on_given_again: Callable[[int], None] = lambda _ino: None
         self.failure: OSError | None = None
         self.tier = 0  # where complete files are
         self.out: set[int] = set()  # tiers whose disk hangs
         self.dropped = 0
+        self.nonce = 0
 
     def add(self, ino: int, *, complete: bool = False) -> None:
         """A file, or the next copy of it in the cache."""
@@ -127,7 +129,7 @@ class FakeVfs:
         return self._file(ino, pid)
 
     def _file(self, ino: int, pid: int) -> FileHandle:
-        handle = FileHandle(ino, SIZE, pid)
+        handle = FileHandle(ino, SIZE, pid, self.nonce)
         descriptor = Descriptor(os.dup(self.contents[ino]), 0)
         if ino in self.complete:
             handle.use_complete(descriptor)
@@ -145,5 +147,5 @@ class FakeVfs:
     def release(self, fh: int) -> None:
         self.table.remove(fh).close()
 
-    def adopt(self, fh: int, nodeid: int, size: int) -> None:
-        self.table.add(FileHandle(nodeid & MAX_INO, size, 0), fh)
+    def adopt(self, fh: int, nodeid: int, size: int, nonce: int) -> None:
+        self.table.add(FileHandle(nodeid & MAX_INO, size, 0, nonce), fh)

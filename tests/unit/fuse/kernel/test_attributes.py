@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,17 @@ def test_an_entry() -> None:
     golden += u64(nodeid(5, 2)) + u64(0)  # nodeid, generation
     golden += u64(60) + u64(60) + u32(500_000_000) * 2 + attr_of_file()
     assert attributes(2).entry_reply(9, m.Found(FILE, 60.5)) == golden
+
+
+def test_the_nonce_is_the_generation_where_the_kernel_was_told_generations() -> None:
+    inode = msgspec.structs.replace(FILE, nonce=0xFEDC_BA98_7654_3210)
+    entry = Entry(b"abc", inode, 1.0, 3)
+    told = attributes()
+    assert told.entry_reply(9, m.Found(inode, 1.0))[24:32] == u64(0xFEDC_BA98_7654_3210)
+    assert told.direntplus(entry)[8:16] == u64(0xFEDC_BA98_7654_3210)
+    untold = Attributes(Defaults(uid=1, gid=1), lambda ino: ino, generations=False)
+    assert untold.entry_reply(9, m.Found(inode, 1.0))[24:32] == u64(0)
+    assert untold.direntplus(entry)[8:16] == u64(0)
 
 
 def test_a_name_that_is_known_not_to_be_there_has_no_nodeid() -> None:

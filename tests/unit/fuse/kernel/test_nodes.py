@@ -51,6 +51,24 @@ def test_a_nodeid_that_was_closed_may_take_another_mode() -> None:
     nodes.check_invariants()
 
 
+def test_an_ino_that_is_given_again_is_another_nodeid_from_then_on() -> None:
+    nodes = Nodes()
+    nodes.open(INO, 1, Mode.PASSTHROUGH, 9)
+    assert not nodes.is_former(INO)
+    nodes.given_again(INO)
+    assert nodes.current(INO) == nodeid(INO, 1)
+    assert nodes.is_former(INO)
+    assert not nodes.is_former(nodeid(INO, 1))
+    assert nodes.get(INO) is not None, "what is open stays open"
+    nodes.open(nodeid(INO, 1), 2, Mode.CACHED, 0)
+    assert nodes.move_on(nodeid(INO, 1))
+    assert nodes.current(INO) == nodeid(INO, 2)
+    assert not nodes.is_former(nodeid(INO, 1)), "of the same file"
+    nodes.given_again(INO)
+    assert nodes.is_former(nodeid(INO, 2))
+    nodes.check_invariants()
+
+
 def test_the_last_release_gives_the_node_and_only_once() -> None:
     nodes = Nodes()
     nodes.open(INO, 1, Mode.PASSTHROUGH, 9)

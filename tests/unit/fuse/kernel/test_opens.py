@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachefs.core.errors import ReadOnly, Stale, TooManyOpenFiles
 from cachefs.core.model import nodeid, split_nodeid
+from cachefs.fuse.handles import FileHandle
 from cachefs.fuse.kernel import table as table_module
 from cachefs.fuse.kernel.codec import RESENT
 from cachefs.fuse.kernel.opens import Opens
@@ -194,6 +195,57 @@ def test_an_open_file_of_another_tier_than_the_one_that_hangs_stays_as_it_is(
         client.vfs.out = {1}
         with pytest.raises(Stale):
             client.answer(102, INO)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_the_nodeid_of_a_former_file_never_opens_the_one_that_has_its_ino(
+    client: Client, complete: bool
+) -> None:
+    if complete:
+        client.vfs.complete.add(INO)
+    fh = client.open(INO)
+    client.vfs.on_given_again(INO)
+    client.vfs.add(INO, complete=True)  # the other file
+    if complete:
+        client.open(INO)  # through /proc/PID/fd: the file that the kernel has
+        assert client.device.tries == 1
+    else:
+        with pytest.raises(Stale):
+            client.answer(100, INO)
+    client.open(client.opens.nodes.current(INO))
+    assert client.mode(nodeid(INO, 1)) is Mode.PASSTHROUGH
+    assert client.device.tries == 1 + complete
+    client.close(INO, fh)
+
+
+def test_a_former_file_that_nobody_has_open_is_stale(client: Client) -> None:
+    client.vfs.complete.add(INO)
+    client.vfs.on_given_again(INO)
+    with pytest.raises(Stale):
+        client.answer(100, INO)
+
+
+def test_a_file_that_became_a_former_one_while_the_server_was_asked_is_stale(
+    client: Client,
+) -> None:
+    asking = client.opens.open(100, INO, os.O_RDONLY, 1)
+    open_file = client.vfs.open_file
+
+    async def overtaken(nodeid: int, flags: int, pid: int) -> FileHandle:
+        client.vfs.on_given_again(INO)
+        return await open_file(nodeid, flags, pid)
+
+    client.vfs.open_file = overtaken  # type: ignore[method-assign]
+    with pytest.raises(Stale):
+        done(asking)
+    assert client.vfs.dropped == 1
+
+
+def test_a_successor_knows_the_nonce_of_what_it_opens_again(client: Client) -> None:
+    client.vfs.nonce = 77
+    fh = client.open(INO)
+    client.die()
+    assert client.vfs.table.get(fh).nonce == 77
 
 
 def test_an_evicted_file_that_is_fetched_again_meets_its_old_opens(client: Client) -> None:

@@ -115,6 +115,20 @@ def test_a_table_of_another_version_is_refused(table: TakeoverTable) -> None:
         again(table)
 
 
+def test_a_table_of_the_version_before_is_taken_over_without_nonces() -> None:
+    fd = os.memfd_create("version 1")
+    os.ftruncate(fd, module._FIRST_SLOT_AT + module.SLOTS * module._SLOT.size)
+    os.pwrite(fd, module._HEADER.pack(module.MAGIC, 1, 32, module.SLOTS, 1, 0), 0)
+    slot = module._SLOT.pack(7, 6, 5, 0, Mode.CACHED, 1)
+    os.pwrite(fd, slot, module._FIRST_SLOT_AT)
+    table = TakeoverTable(fd)
+    assert not table.has_nonces
+    assert by_fh(table) == {7: Slot(7, 6, 5, 0, Mode.CACHED)}
+    table.add(8, 6, 5, Mode.CACHED, nonce=9)
+    assert by_fh(again(table))[8].nonce == 0
+    table.close()
+
+
 @pytest.mark.parametrize("at", [0, 12, 16], ids=["magic", "slot size", "slots"])
 def test_a_table_of_another_shape_is_refused(table: TakeoverTable, at: int) -> None:
     os.pwrite(table.fd, b"\x7f", at)
@@ -155,8 +169,9 @@ class Model:
 
     def apply(self, table: TakeoverTable, what: str, fh: Any, value: Any) -> None:
         if what == "add" and fh not in self.closing:
-            self.slots[fh] = Slot(fh, fh << 48 | 5, fh * 1000, 0, value)
-            table.add(fh, fh << 48 | 5, fh * 1000, value)
+            nonce = fh << 40 | 0x0102030405
+            self.slots[fh] = Slot(fh, fh << 48 | 5, fh * 1000, 0, value, nonce)
+            table.add(fh, fh << 48 | 5, fh * 1000, value, nonce)
         elif what == "id" and fh in self.slots:
             self.slots[fh] = self.slots[fh]._replace(backing_id=value)
             table.set_backing(fh, value, is_new=True)
@@ -255,7 +270,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> tuple[TakeoverTable, list[tuple
 def died_after(memory: bytearray) -> TakeoverTable:
     fd = os.memfd_create("died")
     os.write(fd, memory)
-    os.ftruncate(fd, module._FIRST_SLOT_AT + module.SLOTS * module._SLOT.size)
+    os.ftruncate(fd, module._table_bytes())
     return TakeoverTable(fd)
 
 
@@ -286,7 +301,7 @@ def test_death_at_any_store_leaves_whole_slots_only(
     monkeypatch.setattr(module, "SLOTS", 512)
     table, stores = recorded(monkeypatch)
     memory, model, last_ids = bytearray(os.pread(table.fd, 8 << 10, 0)), Model(), [0]
-    memory = memory.ljust(module._FIRST_SLOT_AT + 512 * module._SLOT.size, b"\0")
+    memory = memory.ljust(module._table_bytes(), b"\0")
     if history[0][1] == 251:  # those before it need no look at each store
         for fh in range(1, 251):
             model.apply(table, "add", fh, Mode.CACHED)
