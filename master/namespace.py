@@ -359,15 +359,14 @@ class Master:
 
     # ---- in bulk ---------------------------------------------------------------------------------
 
-    async def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+    def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService. Directories that vanish under way are passed over."""
         source = walk.Fresh(self._directories.list_dir, self._directories.list_ahead)
-        async for batch in walk.files(self._store, self._tree, ino, source):
-            yield batch
+        return walk.files(self._store, self._tree, ino, source)
 
-    async def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        async for batch in walk.files(self._store, self._tree, ino, walk.Known(self._store)):
-            yield batch
+    def known_files(self, ino: int, on_unlisted: Callable[[int], None] | None = None) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+        source = walk.Known(self._store, on_unlisted)
+        return walk.files(self._store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """See MetadataService. What is pinned stays."""

@@ -20,6 +20,7 @@ from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
+from cachefs.core.install import install_command
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
@@ -113,7 +114,7 @@ def check_extra(
     missing = [name for name in modules if find(name) is None]
     if not missing:
         return Finding(f"extra {extra}", "ok", "installed")
-    remedy = f"pip install 'cachefs[{extra}]'"
+    remedy = install_command(extra)
     return Finding(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
 
 

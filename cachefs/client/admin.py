@@ -235,6 +235,7 @@ class AdminClient:
             sum(page.size_bytes for page in pages),
             sum(page.cached_bytes for page in pages),
             _all_silent(pages),
+            unlisted_directories=pages[-1].unlisted_directories,
         )
 
     def free(self, path: bytes) -> a.Freed:

@@ -240,7 +240,8 @@ class Quotas(Answer, frozen=True):
 
 class Usage(Answer, frozen=True):
     """Of the files at or below a path that the master knows, as far as they were counted: with
-    `next`, ask on and add. `silent`: workers that did not answer."""
+    `next`, ask on and add. `silent`: workers that did not answer. `unlisted_directories`: how many
+    directories were found so far whose names the master never listed; do not add these."""
 
     path: PathText
     files: int
@@ -248,6 +249,7 @@ class Usage(Answer, frozen=True):
     cached_bytes: int
     silent: list[str] = []
     next: str | None = None
+    unlisted_directories: int = 0
 
 
 class FreeRequest(Request, frozen=True):

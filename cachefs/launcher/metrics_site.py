@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.errors import BadConfig
+from cachefs.core.install import install_command
 
 PATH: Final = "/metrics"
 STOP_S: Final = 2.0
@@ -31,7 +32,7 @@ async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> As
 
         from worker.metrics import exposition
     except ImportError as err:
-        remedy = "install it: pip install 'cachefs[cluster]'"
+        remedy = f"install it: {install_command('cluster')}"
         raise BadConfig("metrics need the extra `cluster`", remedy=remedy) from err
     text = exposition(status)
 

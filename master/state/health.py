@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, DeadlineExceeded
+from cachefs.core.errors import CacheFSError, CredentialsMissing, DeadlineExceeded
 
 PROBE_EVERY_S: Final = 5.0
 WARN_EVERY_S: Final = 30.0
 
 
 def is_down(err: CacheFSError) -> bool:
-    """Errors that say nothing about the name: the origin could not answer now."""
-    return err.retryable or isinstance(err, DeadlineExceeded)
+    """Returns True for errors that say nothing about the name: the origin could not answer now, or
+    this side had no valid credentials to ask with. A refusal of valid credentials is an answer."""
+    return err.retryable or isinstance(err, (DeadlineExceeded, CredentialsMissing))
 
 
 class OriginHealth:

@@ -199,6 +199,38 @@ def test_every_command_has_help_and_json(run: Run) -> None:
         assert "--json" in text or name in GROUPS
 
 
+def test_the_version_is_a_flag_and_a_command(run: Run) -> None:
+    version = ok(run("version"))
+    assert version.startswith("cachefs ")
+    assert ok(run("--version")) == ok(run("-V")) == version
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("unmount", "cachefs umount"),
+        ("setTtl", "cachefs ttl"),
+        ("warmup", "cachefs load"),
+        ("stats", "cachefs top"),
+        ("info", "cachefs stat"),
+        ("lod", "cachefs load"),
+        ("statuss", "cachefs status"),
+    ],
+)
+def test_an_unknown_command_names_the_one_that_is_meant(run: Run, typed: str, command: str) -> None:
+    line = refused(run(typed), code=2)
+    assert f"no such command '{typed}'" in line
+    assert command in line
+
+
+def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
+    from cachefs.cli.app import COMMANDS, VERBS_ELSEWHERE
+
+    named = {text.split()[0] for text in VERBS_ELSEWHERE.values()} - {"--help"}
+    assert named <= set(COMMANDS)
+    assert not set(VERBS_ELSEWHERE) & set(COMMANDS)
+
+
 def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c.toml"
     file.write_text('cache_size = "1GiB"\n')
@@ -283,7 +315,7 @@ def test_the_machine(
             lambda n, p=None: None if n == "pyfuse3" else find_spec(n, p),
         )
         line = mount_line("s3://bucket", "--transport", "pyfuse3")
-        assert "needs the extra of that name; pip install 'cachefs[pyfuse3]'" in line
+        assert "needs the extra of that name; pip install 'cachefs-io[pyfuse3]'" in line
     with monkeypatch.context() as patch:
         patch.setattr(mountpoint, "DEV_FUSE", str(tmp_path / "none"))
         assert "is missing; load the kernel module" in mount_line("s3://bucket")
@@ -384,7 +416,7 @@ def test_doctor_on_other_machines() -> None:
     assert doctor.check_kernel("6.9.1").state == "ok"
     assert doctor.check_kernel("7.0").state == "ok"
     missing = doctor.check_extra("s3", ("boto3", "obstore"), lambda name: None)
-    assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs[s3]'")
+    assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs-io[s3]'")
     assert doctor.check_extra("pyfuse3", ("pyfuse3",), lambda name: None).state == "note"
 
 
