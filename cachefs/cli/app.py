@@ -17,6 +17,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "mount": ("mount", "Mount a source: cachefs mount s3://bucket/prefix /mnt/data"),
         "umount": ("umount", "Unmount, and wait until its processes have ended."),
         "status": ("status", "What is mounted and cached, and how it is used."),
+        "health": ("health", "What is wrong, with a cause and a remedy each."),
         "top": ("top", "A live table: hits by path, rates, fills, loads, evictions."),
         "doctor": ("doctor", "Check this machine and clean up after crashes."),
     },

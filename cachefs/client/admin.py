@@ -23,6 +23,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
+from cachefs.core.health import Problem
 from cachefs.core.jobs import JobSpec
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
@@ -172,6 +173,11 @@ class AdminClient:
     def status(self) -> dict[str, Any]:
         """What `cachefs status` shows."""
         return self.get("/status", a.Status).status
+
+    def health(self) -> list[Problem]:
+        """Returns what is wrong now, errors first."""
+        found = self.get("/health", a.Health).items
+        return [Problem(**msgspec.structs.asdict(one)) for one in found]
 
     def sources(self) -> list[c.UfsRow]:
         return [

@@ -69,6 +69,24 @@ class About(Answer, frozen=True):
     namespaces: list[str] = []
 
 
+class HealthProblem(Answer, frozen=True):
+    """One thing that is wrong. `severity`: error (reads fail, or will) or warning. `since_s`: wall
+    time in seconds, 0 if unknown. `code`: one of the table in docs/operations.md."""
+
+    code: str
+    severity: str
+    since_s: float
+    subject: str
+    cause: str
+    remedy: str
+
+
+class Health(Answer, frozen=True):
+    """What is wrong now: errors first; empty if all is well."""
+
+    items: list[HealthProblem]
+
+
 class Status(Answer, frozen=True):
     """What `cachefs status` shows: plain values, see docs/operations.md."""
 

@@ -405,6 +405,7 @@ class Calls:
             "protocol": c.PROTOCOL,
             "epoch": view.epoch,
             "settled": not view.before,
+            "unsettled_since_s": self.members.unsettled_since_s,
             "members": len(view.members),
             "workers": self.members.counts(),
             "queues": self.queues(),
