@@ -83,7 +83,7 @@ class Probes:
         check = asyncio.ensure_future(self._in_thread(mount.connector.check))
         try:
             await asyncio.wait([check], timeout=LIMIT_S)
-            if not check.done():
+            if not check.done() and not mount.health.down:  # a known cause says more
                 self._failed(mount, DeadlineExceeded(f"no answer within {LIMIT_S:g} s"))
             await check
         except CacheFSError as err:

@@ -19,6 +19,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "status": ("status", "What is mounted and cached, and how it is used."),
         "health": ("health", "What is wrong, with a cause and a remedy each."),
         "top": ("top", "A live table: hits by path, rates, fills, loads, evictions."),
+        "logs": ("logs", "The logs of a mount's server and client."),
         "doctor": ("doctor", "Check this machine and clean up after crashes."),
     },
     "Files": {

@@ -11,16 +11,17 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import is_dead, read_mounts
-from cachefs.cli.session import attached, find_target
+from cachefs.cli.session import attached, checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
-from cachefs.core.health import CODES, Problem, facts_of, health, verdict
+from cachefs.core.health import CODES, Problem, facts_of, health, problem_lines, verdict
 from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
+ASK_S: Final = 20.0
 WELL: Final = "OK, nothing is wrong"
 
 
@@ -34,7 +35,7 @@ def command(
 ) -> int:
     """What is wrong with a mount or a cluster, with a cause and a remedy each; without an argument,
     with all mounts here and the cluster of the settings. Exit code 0 if nothing is wrong, 1 if only
-    warnings are printed, 2 if reads fail or will fail.
+    warnings are printed, 2 if reads fail or go past the cache.
 
     \b
     cachefs health /mnt/data
@@ -45,15 +46,9 @@ def command(
     if as_json:
         output.print_json([msgspec.to_builtins(one) for one in found])
     else:
-        for line in lines(found) or [WELL]:
+        for line in problem_lines(found, time.time()) or [WELL]:
             click.echo(line)
     return verdict(found)
-
-
-def lines(problems: Iterable[Problem]) -> list[str]:
-    """Returns a line for each problem, as `health`, `status`, `doctor` and `top` print it."""
-    now = time.time()
-    return [f"{one.severity}: {one.one_line(now)}" for one in problems]
 
 
 def unique(problems: Iterable[Problem]) -> list[Problem]:
@@ -69,15 +64,15 @@ def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
             facts_of({"mountpoint": record.mountpoint, "mount_is_dead": True}), time.time()
         )
     try:
+        with connected(record) as client:
+            tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
+        if is_cluster(record.source.url):
+            return [*of_tree(tree), *_of_its_cluster(record.source.url, chosen)]
         with attached(record) as session:
-            tree = session.call(m.Status(), m.StatusReply).status
             quotas = session.call(m.GetPolicies(session.namespace, b""), m.PoliciesAt)
     except CacheFSError as err:
         return [_no_answer(record, err)]
-    found = of_tree({"mountpoint": record.mountpoint, **_with_quotas(tree, quotas)})
-    if is_cluster(record.source.url):
-        found += _of_its_cluster(record.source.url, chosen)
-    return found
+    return of_tree(_with_quotas(tree, quotas))
 
 
 def of_tree(tree: dict[str, Any]) -> list[Problem]:

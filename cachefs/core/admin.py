@@ -70,8 +70,9 @@ class About(Answer, frozen=True):
 
 
 class HealthProblem(Answer, frozen=True):
-    """One thing that is wrong. `severity`: error (reads fail, or will) or warning. `since_s`: wall
-    time in seconds, 0 if unknown. `code`: one of the table in docs/operations.md."""
+    """One thing that is wrong. `severity`: error (reads fail or go past the cache) or warning.
+    `since_s`: wall time in seconds, 0 if unknown. `code`: one of the table in
+    docs/operations.md."""
 
     code: str
     severity: str

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,8 @@ FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
 
 
 class Severity(enum.StrEnum):
-    """`error`: reads fail, or will fail. `warning`: reads go on, with something missing."""
+    """`error`: reads fail or go past the cache, or will. `warning`: all is served, something is
+    missing."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -33,7 +34,7 @@ CODES: Final[dict[str, Severity]] = {
     "CREDENTIALS_EXPIRED": Severity.ERROR,
     "MASTER_AWAY": Severity.ERROR,
     "STORE_DISK": Severity.ERROR,
-    "TIER_DEGRADED": Severity.WARNING,
+    "TIER_DEGRADED": Severity.ERROR,
     "TIER_FULL": Severity.WARNING,
     "WORKER_LOST": Severity.WARNING,
     "DAMAGED": Severity.WARNING,
@@ -61,6 +62,11 @@ class Problem(msgspec.Struct, frozen=True):
         """Returns the problem as people read it."""
         lasts = f" for {format_duration(max(0.0, now - self.since_s))}" if self.since_s else ""
         return f"{self.code}{lasts}: {self.subject}: {self.cause}; {self.remedy}"
+
+
+def problem_lines(problems: Iterable[Problem], now: float) -> list[str]:
+    """Returns a line for each problem, as all commands print them. `now`: wall time, s."""
+    return [f"{one.severity}: {one.one_line(now)}" for one in problems]
 
 
 # ---- facts ---------------------------------------------------------------------------------------
