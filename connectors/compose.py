@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cachefs.core.errors import Unsupported
+from cachefs.core.install import install_command
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.limit import Limit, Limits
@@ -77,7 +78,7 @@ def _open_s3(url: str, spec: UfsSpec) -> Connector:
         if (error.name or "").partition(".")[0] not in ("botocore", "obstore", "urllib3"):
             raise
         raise Unsupported(
-            "an s3:// source needs the extra s3", remedy="pip install 'cachefs[s3]'"
+            "an s3:// source needs the extra s3", remedy=install_command("s3")
         ) from error
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     return S3Connector(bucket, prefix, parse_options(spec.options))

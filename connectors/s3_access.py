@@ -21,9 +21,7 @@ from connectors.s3_errors import from_botocore
 from connectors.s3_options import S3Options
 
 DEFAULT_REGION: Final = "us-east-1"
-NO_CREDENTIALS: Final = (
-    "set AWS_PROFILE or the option profile, or anonymous=true for a public bucket"
-)
+NO_CREDENTIALS: Final = "set AWS_PROFILE or --aws-profile NAME, or --anonymous for a public bucket"
 
 
 class Keys(NamedTuple):

@@ -12,8 +12,10 @@ from cachefs.core.errors import CacheFSError
 
 RENEW: Final = "renew the credentials (aws sso login, a new token) and try again"
 ARCHIVED: Final = "restore it first: aws s3api restore-object"
-WRONG_REGION: Final = "set the region of the bucket with the option region"
-CLOCK: Final = "set this machine's clock"
+WRONG_REGION: Final = "set the bucket's region: --region NAME"
+CLOCK: Final = "set this machine's clock (timedatectl set-ntp true)"
+TRUST: Final = "name a file of certificates to trust: --ca-bundle FILE"
+_OTHER_HOST: Final = "use the host name that the certificate has in --endpoint-url"
 MAY_READ: Final = "the caller needs s3:GetObject and s3:ListBucket on it"
 
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
@@ -84,7 +86,7 @@ def _by_code(failure: S3Failure) -> _Verdict | None:
     if code == "InvalidObjectState":
         return errors.Archived, "the object is archived", ARCHIVED
     if code == "RequestTimeTooSkewed":
-        return errors.AccessDenied, said, CLOCK
+        return errors.CredentialsMissing, "this machine's clock is wrong: " + said, CLOCK
     if code in _REGION or failure.status == 301:
         wanted = f": the server wants {failure.region}" if failure.region else ""
         return errors.OriginError, f"wrong region{wanted} ({said})", WRONG_REGION
@@ -174,9 +176,9 @@ def refuses_certificate(error: BaseException) -> bool:
 # botocore and urllib3: by the names of their classes, so that this module imports neither.
 
 _CREDENTIALS: Final = (
-    ("ProfileNotFound", "choose one with the option profile"),
+    ("ProfileNotFound", "choose one: --aws-profile NAME"),
     ("PartialCredentialsError", "complete the credentials"),
-    ("NoCredentialsError", "see the option profile, or anonymous=true for a public bucket"),
+    ("NoCredentialsError", "set --aws-profile NAME, or --anonymous for a public bucket"),
     ("CredentialRetrievalError", RENEW),
     ("UnauthorizedSSOTokenError", RENEW),
     ("SSOTokenLoadError", RENEW),
@@ -190,7 +192,6 @@ _CREDENTIALS: Final = (
 )
 _NETWORK: Final = (
     ("ProxyConnectionError", "the proxy cannot be reached", "check HTTP_PROXY and HTTPS_PROXY"),
-    ("SSLError", "the certificate is not trusted", "set the option ca_bundle"),
     ("ConnectTimeoutError", "no connection in time", "check the endpoint and the network"),
     ("ReadTimeoutError", "no answer in time", ""),
     ("ConnectionClosedError", "the connection was cut", ""),
@@ -204,11 +205,34 @@ def from_botocore(error: BaseException, path: str = "") -> CacheFSError:
     for name, remedy in _CREDENTIALS:
         if name in names:
             return errors.CredentialsMissing(_first_line(error), remedy=remedy, path=path)
+    if "SSLError" in names:
+        return _from_tls(error, path)
     for name, cause, remedy in _NETWORK:
         if name in names:
             detail = f"{cause} ({_first_line(error)})"
             return errors.Unreachable(detail, remedy=remedy, path=path)
     return errors.Unreachable(f"the request failed ({_first_line(error)})", path=path)
+
+
+# OpenSSL's reasons, as they stand in the text of an SSLError; the first that is found counts.
+_TLS: Final = (
+    ("WRONG_VERSION_NUMBER", "the endpoint does not speak TLS", "write its URL as http://"),
+    ("certificate has expired", "the server's certificate has expired", "renew it at the server"),
+    ("doesn't match", "the server's certificate is for another host", _OTHER_HOST),
+    ("IP address mismatch", "the server's certificate is for another host", _OTHER_HOST),
+    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not trusted", TRUST),
+    ("UNSUPPORTED_PROTOCOL", "the server's version of TLS is too old", "enable TLS 1.2 there"),
+    ("PROTOCOL_VERSION", "the server's version of TLS is too old", "enable TLS 1.2 there"),
+)
+
+
+def _from_tls(error: BaseException, path: str) -> CacheFSError:
+    """Returns what a TLS handshake that failed means: the cause by OpenSSL's reason."""
+    text = str(error)
+    for reason, cause, remedy in _TLS:
+        if reason in text:
+            return errors.Unreachable(cause, remedy=remedy, path=path)
+    return errors.Unreachable(f"the TLS handshake failed ({_first_line(error)})", path=path)
 
 
 def _first_line(error: BaseException) -> str:

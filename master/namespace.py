@@ -58,6 +58,7 @@ from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
 from master.mounts import VOID_INTERVAL_S, MountTable
 from master.policies import Policies
+from master.probes import Probes
 from master.state.freshness import MAX_VALID_S
 from master.store.base import Store
 from master.store.lmdb_store import LmdbStore, remove_store
@@ -102,6 +103,7 @@ class Master:
         self.on_policies: Callable[[], None] = lambda: None  # changed, and nobody heard of it yet
         self.load_jobs = LoadJobs(self._ground(), Clocks(time.monotonic, clock))
         self._directory: Path | None = None
+        self._probes: Probes | None = None
         self._closed = False
 
     @classmethod
@@ -185,11 +187,18 @@ class Master:
             transact(self._store, lambda txn: txn.put_mount(mount.root, record))
         )
 
+    def start_probes(self) -> None:
+        """Asks the origins now and then from here on, so that `status` knows how they are."""
+        self._probes = self._probes or Probes(self._tree, self._clock, self._directory)
+        self._probes.start()
+
     async def close(self) -> None:
         """Ends event streams, listings and stats, commits what is queued. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        if self._probes is not None:
+            await self._probes.close()
         await self.load_jobs.close()
         self._syncs.close()
         self._events.close()
@@ -354,15 +363,16 @@ class Master:
 
     # ---- in bulk ---------------------------------------------------------------------------------
 
-    async def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+    def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """See MetadataService. Directories that vanish under way are passed over."""
         source = walk.Fresh(self._directories.list_dir, self._directories.list_ahead)
-        async for batch in walk.files(self._store, self._tree, ino, source):
-            yield batch
+        return walk.files(self._store, self._tree, ino, source)
 
-    async def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        async for batch in walk.files(self._store, self._tree, ino, walk.Known(self._store)):
-            yield batch
+    def known_files(
+        self, ino: int, on_unlisted: Callable[[int], None] | None = None
+    ) -> AsyncIterator[list[tuple[bytes, Inode]]]:
+        source = walk.Known(self._store, on_unlisted)
+        return walk.files(self._store, self._tree, ino, source)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
         """See MetadataService. What is pinned stays."""
@@ -464,19 +474,10 @@ class Master:
             "listings": self._sync.listings_done,
             "stats": self._sync.stats_done,
             "jobs": self.load_jobs.status(),
-            "sources": [_mount_status(mount) for mount in self._tree.mounts()],
+            "store": self._probes.status() if self._probes is not None else {},
+            **self.load_jobs.troubles(),
+            "sources": [mount.status() for mount in self._tree.mounts()],
         }
-
-
-def _mount_status(mount: Mount) -> dict[str, Any]:
-    return {
-        "url": mount.record.source.url,
-        "path": "/" + mount.record.path.decode("utf-8", "backslashreplace"),
-        "sync_interval_s": mount.interval_s,
-        "origin_down": mount.health.down,
-        "origin_errors": mount.health.errors,
-        "last_warning": mount.health.last_warning,
-    }
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cachefs.core.errors import NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO
@@ -41,6 +41,15 @@ class Mount:
     def is_void(self) -> bool:
         """No source is there: the directory was made."""
         return not self.key
+
+    def status(self) -> dict[str, Any]:
+        """Returns plain values for `cachefs status`."""
+        return {
+            "url": self.record.source.url,
+            "path": "/" + self.record.path.decode("utf-8", "backslashreplace"),
+            "sync_interval_s": self.interval_s,
+            **self.health.status(),
+        }
 
     def shown(self, path: bytes) -> str:
         """A path below the root as people read it in a log line."""

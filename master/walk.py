@@ -56,15 +56,20 @@ class Fresh:
 
 
 class Known:
-    """Pages of what the store has."""
+    """Pages of what the store has. `on_unlisted` is called with each directory of the walk whose
+    names were never listed, so that the walk cannot know what is below it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, on_unlisted: Callable[[int], None] | None = None) -> None:
         self._store = store
+        self._on_unlisted = on_unlisted
 
     async def page(self, ino: int, after: bytes) -> tuple[list[Named], bytes]:
         await asyncio.sleep(0)  # a long walk leaves the loop to others between pages
         with self._store.snapshot() as reader:
-            found = Names(reader).children(ino, after, None, LIST_LIMIT)
+            names = Names(reader)
+            found = names.children(ino, after, None, LIST_LIMIT)
+            if self._on_unlisted is not None and not after and names.directory(ino) is None:
+                self._on_unlisted(ino)
         following = found[-1][0] if len(found) == LIST_LIMIT else b""
         return [(name_of(key), stored.inode) for key, stored in found], following
 

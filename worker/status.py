@@ -18,7 +18,7 @@ TOLD: Final = (
     "evicted_bytes", "slow_fills", "quota_used_bytes",
 )  # fmt: skip
 TOLD_PATHS: Final = 16
-_OF_TIER: Final = ("path", "state", "limit_bytes", "used_bytes")
+_OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_bytes")
 
 
 def status(
@@ -98,6 +98,7 @@ def _tier(
         "path": parts.config.cache_dir,
         "state": parts.health.state(parts.clocks.monotonic()),
         "cause": parts.health.cause or (over if ledger.over_limit_bytes else ""),
+        "is_full": parts.health.is_full,
         "limit_bytes": ledger.limit_bytes,
         "over_limit_bytes": ledger.over_limit_bytes,
         "used_bytes": ledger.used_bytes,

@@ -8,9 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import click
-
-from cachefs.cli import clusters, settings
+from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate, read_mounts
 from cachefs.cli.session import find_target
 from cachefs.cli.ufs import namespace_path
@@ -156,12 +154,15 @@ class Cluster:
             self.silent[worker] = err
             return []
 
-    def warn_of_silent(self) -> None:
-        """A line for each worker that did not answer. Those of mounts alone, which nobody else need
-        reach, are passed over."""
-        for id, err in self.silent.items():
-            if self.rows[id].weight > 0:
-                click.echo(f"cachefs: warning: worker {id[:SHOWN_ID]}: {err.one_line()}", err=True)
+    def warn_of_silent(self) -> int:
+        """Prints a line for the workers that did not answer; returns the command's exit code. The
+        workers of mounts alone are left out: other machines need not reach them."""
+        return output.warn_of_silent(self.silent_owning())
+
+    def silent_owning(self) -> list[str]:
+        """Returns `ID: why` of each worker that owns data and did not answer."""
+        found = self.silent.items()
+        return [f"{id}: {err.one_line()}" for id, err in found if self.rows[id].weight > 0]
 
     def worker(self, id: str) -> HttpClient:
         """A client of a worker. Raises as `HttpClient`."""

@@ -15,11 +15,14 @@ import click
 import msgspec
 
 from cachefs.cli import detach, output, settings, transport
+from cachefs.cli.health import of_tree
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
+from cachefs.core.health import Problem, Severity
+from cachefs.core.install import install_command
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
 from cachefs.launcher.cluster import CLUSTER_MODULES
@@ -113,7 +116,7 @@ def check_extra(
     missing = [name for name in modules if find(name) is None]
     if not missing:
         return Finding(f"extra {extra}", "ok", "installed")
-    remedy = f"pip install 'cachefs[{extra}]'"
+    remedy = install_command(extra)
     return Finding(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
 
 
@@ -192,14 +195,17 @@ def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
         yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
         return
     try:
-        status = ask(record)
+        status = ask(record, home)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
         yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
         return
     yield mount_finding(name, mount.source, status)
     for tier in status.get("cache", {}).get("tiers", []):
-        yield cache_finding(tier)
+        if tier.get("state") == "normal":
+            yield Finding(f"cache {tier.get('path')}", "ok", "in service")
+    for one in of_tree(status):
+        yield health_finding(one)
 
 
 def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
@@ -219,13 +225,11 @@ def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
     return Finding(name, state, f"{detail}, passthrough: {passthrough}")
 
 
-def cache_finding(tier: dict[str, Any]) -> Finding:
-    """One cache directory, as its server describes it."""
-    name, state = f"cache {tier.get('path')}", tier.get("state")
-    if state == "normal":
-        return Finding(name, "ok", "in service")
-    remedy = "see to that disk, or mount with another --cache-dir"
-    return Finding(name, "problem", f"{state}: {tier.get('cause')}; reads go past it", remedy)
+def health_finding(problem: Problem) -> Finding:
+    """Returns what `cachefs health` says as a row of the doctor."""
+    state = "problem" if problem.severity == Severity.ERROR else "note"
+    detail = f"{problem.subject}: {problem.cause}"
+    return Finding(problem.code, state, detail, problem.remedy)
 
 
 def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:

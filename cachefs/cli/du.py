@@ -16,11 +16,15 @@ from cachefs.core.units import format_size
 
 
 class Sum(msgspec.Struct):
-    """What is below a path. `cached_bytes`: what can be read without the origin."""
+    """What is below a path. `cached_bytes`: what can be read without the origin.
+    `unlisted_directories`: how many directories were never listed, so that what is below them is
+    not counted. `silent`: the workers that did not answer, each with the cause."""
 
     files: int = 0
     size_bytes: int = 0
     cached_bytes: int = 0
+    unlisted_directories: int = 0
+    silent: list[str] = []
 
     def add(self, size_bytes: int, cached_bytes: int) -> None:
         self.files += 1
@@ -35,20 +39,37 @@ class Sum(msgspec.Struct):
 @output.debug_flag
 def command(
     paths: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None, **flags: Any
-) -> None:
+) -> int:
     """The size of everything at or below each PATH, and how much of it is cached: here, or, of a
-    cluster's path, on any of its workers. Of a cluster only what its master knows is counted."""
+    cluster's path, on any of its workers. Of a cluster only what its master knows is counted. Exit
+    code 3 if a worker did not answer."""
     sums = [(path, _sum(path, flags, config_file)) for path in paths]
     if as_json:
-        return output.print_json(
-            [{"path": path, **msgspec.to_builtins(found)} for path, found in sums]
-        )
+        output.print_json([{"path": path, **msgspec.to_builtins(found)} for path, found in sums])
+    else:
+        _print(sums)
+    silent = dict.fromkeys(line for _, found in sums for line in found.silent)
+    return output.warn_of_silent([*silent])
+
+
+def _print(sums: list[tuple[str, Sum]]) -> None:
     for line in output.columns([_row(*one) for one in sums], right=(0, 1, 2, 3)):
         click.echo(line)
+    for path, found in sums:
+        if found.unlisted_directories:
+            click.echo(_unlisted(path, found.unlisted_directories), err=True)
+
+
+def _unlisted(path: str, count: int) -> str:
+    what = "1 directory was" if count == 1 else f"{count} directories were"
+    rest = "what is below is not counted"
+    return f"cachefs: {path}: {what} never listed, {rest}; list all: cachefs sync -R {path}"
 
 
 def _row(path: str, found: Sum) -> list[str]:
     share = output.percent_of(found.cached_bytes, found.size_bytes)
+    if found.unlisted_directories and not found.size_bytes:
+        share = "-"
     files = "1 file" if found.files == 1 else f"{found.files} files"
     size, cached = format_size(found.size_bytes), format_size(found.cached_bytes)
     return [size, f"{cached} cached", share, files, path]
@@ -78,5 +99,10 @@ def _sum_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -
     master, inside = open_admin(path, flags, config_file)
     with master:
         found = master.usage(inside)
-    output.warn_of_silent(found.silent)
-    return Sum(found.files, found.size_bytes, found.cached_bytes)
+    return Sum(
+        found.files,
+        found.size_bytes,
+        found.cached_bytes,
+        found.unlisted_directories,
+        found.silent,
+    )

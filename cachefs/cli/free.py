@@ -19,19 +19,20 @@ from cachefs.core.units import format_size
 @settings.setting_flags("free")
 @output.json_flag
 @output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
     """Drop what is cached of PATH and everything below it; of a cluster's path, on all its workers.
-    Nothing is deleted at the origin."""
+    Nothing is deleted at the origin. Exit code 3 if a worker did not answer."""
     home = settings.state_home(settings.load_settings(flags, config_file))
     if is_cluster(path) or is_cluster(find_target(path, home).record.source.url):
-        freed = _free_everywhere(path, flags, config_file)
+        freed, silent = _free_everywhere(path, flags, config_file)
     else:
-        freed = _free_here(find_target(path, home))
+        freed, silent = _free_here(find_target(path, home)), []
     if as_json:
         facts = {"files": freed.files, "bytes": freed.bytes, "busy_files": freed.busy_files}
-        output.print_json(facts)
+        output.print_json(facts | {"silent": silent})
     else:
         click.echo(_line(freed))
+    return output.warn_of_silent(silent)
 
 
 def _free_here(target: Target) -> m.Freed:
@@ -39,13 +40,15 @@ def _free_here(target: Target) -> m.Freed:
         return session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
 
 
-def _free_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> m.Freed:
-    """A file that several workers have counts once for each."""
+def _free_everywhere(
+    path: str, flags: dict[str, Any], config_file: str | None
+) -> tuple[m.Freed, list[str]]:
+    """Frees on all workers; returns what was freed, and the workers that did not answer. A file
+    that several workers have counts once for each."""
     master, inside = open_admin(path, flags, config_file)
     with master:
         freed = master.free(inside)
-    output.warn_of_silent(freed.silent)
-    return m.Freed(freed.files, freed.bytes, freed.busy_files)
+    return m.Freed(freed.files, freed.bytes, freed.busy_files), freed.silent
 
 
 def _line(freed: m.Freed) -> str:

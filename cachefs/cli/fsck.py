@@ -66,7 +66,8 @@ def command(
 ) -> int:
     """Check what workers have cached of PATH and everything known below it: every page that a
     worker lists is read and compared with the checksum of its coming. Damaged copies are dropped,
-    and come anew with the next read. Exit code 1 if any was damaged or missing.
+    and come anew with the next read. Exit code 1 if any was damaged or missing, 3 if a worker did
+    not answer.
 
     \b
     cachefs fsck /mnt/imagenet
@@ -77,8 +78,8 @@ def command(
         check = Check(cluster, verify=not no_verify)
         findings = check.run(inside)
         found = _print_json(check, findings) if as_json else _print(check, findings)
-        cluster.warn_of_silent()
-    return FAILED if found & {MISSING, WRONG} else 0
+        incomplete = cluster.warn_of_silent()
+    return FAILED if found & {MISSING, WRONG} else incomplete
 
 
 class Check:
@@ -86,8 +87,13 @@ class Check:
 
     def __init__(self, cluster: Cluster, *, verify: bool) -> None:
         self._cluster = cluster
-        self._verify = verify
+        self.verifies = verify
         self.total = Total()
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if a worker did not answer, or pages that it lists could not be read."""
+        return bool(self._cluster.silent_owning())
 
     def run(self, path: bytes) -> Iterator[Finding]:
         """Everything that is not as it should be. Raises what asking the master raises; a worker
@@ -105,7 +111,7 @@ class Check:
             self.total.copies += sum(counts.values())
             yield from self._place(file, block, counts)
         for worker, pages in bits.items():
-            if self._verify:
+            if self.verifies:
                 yield from self._bytes(file, worker, pages)
 
     def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[Finding]:
@@ -188,14 +194,27 @@ def _print(check: Check, findings: Iterator[Finding]) -> set[str]:
         pages = f"page {last}" if last == finding.first else f"pages {finding.first} to {last}"
         who = f"{finding.worker[:SHOWN_ID]} ({finding.address})"
         click.echo(f"{finding.state}  {finding.path}  {pages}  at {who}: {finding.cause}")
-    total = check.total
-    read = f", {total.verified_pages} pages read" if total.verified_pages else ""
-    click.echo(
-        f"{'1 file' if total.files == 1 else f'{total.files} files'} of"
-        f" {format_size(total.bytes)}: {total.cached_pages} pages cached in"
-        f" {total.copies} copies{read}; {'nothing is damaged' if not states else 'see above'}"
-    )
+    click.echo(_summary(check, states))
     return states
+
+
+def _summary(check: Check, states: set[str]) -> str:
+    """Returns the last line: what was read, of what is known, and whether all of that is right."""
+    total = check.total
+    files = "1 file" if total.files == 1 else f"{total.files} files"
+    cached = f"{total.cached_pages} pages cached in {total.copies} copies"
+    if not check.verifies:
+        verdict = "no page was read" if not states else "see above"
+        return f"{files} of {format_size(total.bytes)}: {cached}; {verdict}"
+    read = f"{total.verified_pages} of {total.copies} copies read"
+    verdict = "nothing is damaged" if total.verified_pages else "nothing was checked"
+    if total.verified_pages == total.copies == 0 and not check.is_incomplete:
+        verdict = "nothing is cached"
+    if states:
+        verdict = "see above"
+    elif check.is_incomplete and total.verified_pages:
+        verdict = "what was read is right"
+    return f"{files} of {format_size(total.bytes)}: {cached}, {read}; {verdict}"
 
 
 def _print_json(check: Check, findings: Iterator[Finding]) -> set[str]:

@@ -22,9 +22,10 @@ _HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
 @settings.setting_flags("location")
 @output.json_flag
 @output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
     """For every block (256 MiB) of PATH, or of the files below it that are known: the worker that
-    owns it (or several, by policy), and those that have it cached, with how much of it.
+    owns it (or several, by policy), and those that have it cached, with how much of it. Exit code 3
+    if a worker did not answer.
 
     \b
     cachefs location /mnt/imagenet/train.tar
@@ -34,7 +35,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     with cluster:
         pages = _pages(cluster, inside)
         _print_json(pages) if as_json else _print(cluster, pages)
-        cluster.warn_of_silent()
+        return cluster.warn_of_silent()
 
 
 def _pages(cluster: Cluster, path: bytes) -> Iterator[list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,9 @@ from cachefs.core import units
 
 if TYPE_CHECKING:
     from rich.live import Live
+
+# The exit code of a command whose result lacks what some workers have, as they did not answer.
+INCOMPLETE: Final = 3
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
@@ -44,11 +47,20 @@ def live() -> Live:
     )
 
 
-def warn_of_silent(lines: Sequence[str]) -> None:
-    """A line for each worker that did not answer: `ID: why`, of which the id is shortened."""
+def warn_of_silent(lines: Sequence[str]) -> int:
+    """Prints who did not answer, as the last of a command's output, and returns its exit code.
+
+    `lines`: `ID: why` of each worker that did not answer. The code is INCOMPLETE if there is any,
+    else 0.
+    """
     for line in lines:
         worker, _, why = line.partition(": ")
         click.echo(f"cachefs: warning: worker {worker[:8]}: {why}", err=True)
+    if not lines:
+        return 0
+    who = "this worker has" if len(lines) == 1 else f"these {len(lines)} workers have"
+    click.echo(f"cachefs: the result lacks what {who}", err=True)
+    return INCOMPLETE
 
 
 def text_of(name: bytes) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Final
 
 import click
 
-from cachefs.cli import clusters, output, settings
+from cachefs.cli import clusters, health, logs, output, settings, status_view
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
@@ -16,11 +17,11 @@ from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
+from cachefs.core.health import Problem, problem_lines
 from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
-_OF_TOP: Final = ("paths", "slow_fills")
 
 
 @click.command("status")
@@ -31,8 +32,9 @@ _OF_TOP: Final = ("paths", "slow_fills")
 def command(
     where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Mounts, processes, cache use by tier, hit and origin bytes; of all mounts, or of one. Of a
-    cluster (with --master, or the one of `cachefs up`): its sources and its workers.
+    """What is wrong, cache use, hit and origin bytes, processes, logs; of all mounts, or of one. Of
+    a cluster (with --master, or the one of `cachefs up`): its sources and its workers. --json has
+    every figure.
 
     \b
     cachefs status /mnt/data
@@ -42,17 +44,16 @@ def command(
     home = settings.state_home(chosen)
     if where is not None:
         tree = _of_cluster(where, chosen) if _is_master(where) else ask_of(where, home)
-        _print([tree], as_json, tree)
-        return
+        return _print([tree], as_json, tree, chosen)
     trees = [_try(mount, home) for mount in read_mounts().ours()]
     if chosen.text("master") or _is_up(home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
-    _print(trees, as_json, trees)
+    _print(trees, as_json, trees, chosen)
 
 
 def ask_of(where: str, home: StateHome) -> dict[str, Any]:
     """The status tree of the mount that a path is in. Raises NotFound, Unreachable."""
-    return ask(find_target(where, home).record)
+    return ask(find_target(where, home).record, home)
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def _worker(row: c.WorkerRow) -> dict[str, Any]:
 # ---- mounts --------------------------------------------------------------------------------------
 
 
-def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
+def _print(trees: list[dict[str, Any]], as_json: bool, document: Any, chosen: Config) -> None:
     if as_json:
         output.print_json(document)
         return
@@ -99,25 +100,40 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
     for i, tree in enumerate(trees):
         if i:
             click.echo()
-        for line in output.tree_lines(_for_people(tree)):
+        for line in view(tree, chosen):
             click.echo(line)
 
 
-def _for_people(value: Any) -> Any:
-    """Without what `cachefs top` shows better."""
-    if isinstance(value, dict):
-        kept = {name: one for name, one in value.items() if name not in _OF_TOP}
-        return {name: _for_people(one) for name, one in kept.items()}
-    return [_for_people(one) for one in value] if isinstance(value, list) else value
+def view(tree: dict[str, Any], chosen: Config) -> list[str]:
+    """Returns the lines of a mount or a master for people, with its problems first."""
+    problems = problem_lines(problems_of(tree, chosen), time.time())
+    show = status_view.master_lines if "master" in tree else status_view.mount_lines
+    return show(tree, problems)
 
 
-def ask(record: MountRecord) -> dict[str, Any]:
+def problems_of(tree: dict[str, Any], chosen: Config) -> list[Problem]:
+    """Returns what is wrong, by a document of this module."""
+    if tree["state"] == "dead":
+        return health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
+    if tree["state"] != "ok":
+        return []
+    if "master" in tree:
+        with AdminClient(tree["master"], clusters.security(chosen, tree["master"])) as master:
+            return health.of_master(master)
+    return health.of_tree(tree)
+
+
+def ask(record: MountRecord, home: StateHome) -> dict[str, Any]:
     """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
     with connected(record) as client:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
-    return {**head, **_transport(tree, record.mountpoint), **tree}
+    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record, home)}
+
+
+def _logs(record: MountRecord, home: StateHome) -> dict[str, str]:
+    return {f"{name}_log": str(path) for name, path in logs.files_of(record, home).items()}
 
 
 def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
@@ -133,7 +149,7 @@ def _try(mount: Mount, home: StateHome) -> dict[str, Any]:
     record = home.find_mount(mount.mountpoint)
     if record is not None:
         try:
-            return ask(record)
+            return ask(record, home)
         except CacheFSError as err:
             state = "dead" if is_dead(mount.mountpoint) else "no answer"
             return {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}

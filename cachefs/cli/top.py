@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import clusters, output, settings, top_view
+from cachefs.cli import clusters, health, output, settings, top_view
 from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.cli.mounts import read_mounts
 from cachefs.cli.session import attached, find_target
@@ -23,6 +23,7 @@ from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
+from cachefs.core.health import Problem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher import local
@@ -86,7 +87,7 @@ def _frames(look: Looker, pause_s: float, count: int | None) -> Iterator[top_vie
 
 
 def _print(frame: top_view.Frame) -> None:
-    for line in top_view.lines(frame):
+    for line in top_view.lines(frame, time.time()):
         click.echo(line)
 
 
@@ -105,7 +106,11 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
         def show(frame: top_view.Frame) -> None:
             clock = time.strftime("%H:%M:%S")
             head = f"{clock}, every {format_duration(frame.over_s)}; Ctrl-C ends"
-            text = Text("\n".join([head, *top_view.lines(frame)]), no_wrap=True, overflow="crop")
+            text = Text(
+                "\n".join([head, *top_view.lines(frame, time.time())]),
+                no_wrap=True,
+                overflow="crop",
+            )
             live.update(text, refresh=True)
 
         yield show
@@ -158,23 +163,31 @@ def _mounted(home: StateHome) -> list[MountRecord]:
 
 
 def _look_at_mounts(records: list[MountRecord]) -> Look:
-    trees, jobs = [], []
+    trees, jobs, problems = [], [], []
     for record in records:
         with attached(record) as session:
-            trees.append((record, session.call(m.Status(), m.StatusReply).status["cache"]))
+            status = session.call(m.Status(), m.StatusReply).status
+            trees.append((record, status["cache"]))
+            problems += health.of_tree(status)
             jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
                 m.ListJobs(s.namespace, limit=JOBS), m.JobTable
             ).jobs)  # fmt: skip
     title = ", ".join(f"{one.mountpoint} ({one.source.url})" for one in records)
-    return _look(title, [(one.mountpoint, "ok", tree) for one, tree in trees], jobs)
+    shown = [(one.mountpoint, "ok", tree) for one, tree in trees]
+    return _look(title, shown, jobs, health.unique(problems))
 
 
 def _look_at_worker(worker: HttpClient) -> Look:
     tree = worker.call(c.WorkerStatus(), c.WorkerStatusReply).status["cache"]
-    return _look(worker.url, [(worker.url, "ok", tree)], [])
+    return _look(worker.url, [(worker.url, "ok", tree)], [], health.of_tree({"cache": tree}))
 
 
-def _look(title: str, trees: list[tuple[str, str, dict[str, Any]]], jobs: list[JobShown]) -> Look:
+def _look(
+    title: str,
+    trees: list[tuple[str, str, dict[str, Any]]],
+    jobs: list[JobShown],
+    problems: list[Problem],
+) -> Look:
     """Of servers, by the trees of their caches."""
     nodes = [
         node_look(name, state, tree, used_bytes=tree["used_bytes"], limit_bytes=tree["limit_bytes"])
@@ -183,7 +196,7 @@ def _look(title: str, trees: list[tuple[str, str, dict[str, Any]]], jobs: list[J
     caches = [tree for _, _, tree in trees]
     paths = summed(tree["paths"] for tree in caches)
     slow = {path: row for tree in caches for path, row in tree["slow_fills"].items()}
-    return Look(time.monotonic(), title, nodes, paths, slow, jobs)
+    return Look(time.monotonic(), title, nodes, paths, slow, jobs, problems)
 
 
 def _look_at_cluster(master: AdminClient) -> Look:
@@ -202,7 +215,8 @@ def _look_at_cluster(master: AdminClient) -> Look:
     paths = summed(one.get("paths", {}) for one in facts)
     slow = {path: row for one in facts for path, row in one.get("slow_fills", {}).items()}
     jobs = _running(lambda: master.jobs(limit=JOBS).jobs)
-    return Look(time.monotonic(), master.url, nodes, paths, slow, jobs)
+    problems = health.of_master(master)
+    return Look(time.monotonic(), master.url, nodes, paths, slow, jobs, problems)
 
 
 def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:

@@ -8,9 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.cli import output
+from cachefs.core.health import Problem, problem_lines
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, format_size
 
+MOST_PROBLEMS: Final = 6
 PATHS_SHOWN: Final = 12
 SLOW_SHOWN: Final = 8
 SLOW_S: Final = 0.1  # what took less is not shown to people
@@ -43,6 +45,7 @@ class Look(msgspec.Struct, frozen=True):
     paths: dict[str, dict[str, int]]
     slow: dict[str, dict[str, float]]
     jobs: list[JobShown]
+    problems: list[Problem] = []
 
 
 def node_look(name: str, state: str, facts: Mapping[str, Any], **sizes: int) -> NodeLook:
@@ -99,6 +102,7 @@ class Frame(msgspec.Struct, frozen=True):
     paths: list[PathRow]
     slow: list[tuple[str, dict[str, float]]]
     jobs: list[JobShown]
+    problems: list[Problem] = []
 
 
 def frame(old: Look, new: Look) -> Frame:
@@ -115,7 +119,7 @@ def frame(old: Look, new: Look) -> Frame:
     ]
     paths.sort(key=lambda row: (-row.rates.opens, -row.rates.origin_bytes_s, row.path))
     slow = sorted(new.slow.items(), key=lambda one: -one[1]["took_s"])[:SLOW_SHOWN]
-    return Frame(new.title, over_s, _whole(nodes), nodes, paths, slow, new.jobs)
+    return Frame(new.title, over_s, _whole(nodes), nodes, paths, slow, new.jobs, new.problems)
 
 
 def _fields(node: NodeLook | None) -> dict[str, int]:
@@ -172,11 +176,12 @@ def _whole(rows: Sequence[NodeRow]) -> NodeRow:
 # ---- lines ---------------------------------------------------------------------------------------
 
 
-def lines(shown: Frame) -> list[str]:
-    """For people; a share with `~` is of a sample."""
+def lines(shown: Frame, now: float) -> list[str]:
+    """For people; a share with `~` is of a sample. `now`: wall time, s."""
     look, rates = shown.all.look, shown.all.rates
     found = [
         shown.title,
+        *problem_lines(shown.problems, now)[:MOST_PROBLEMS],
         f"cached {format_size(look.used_bytes)} of {format_size(look.limit_bytes)}"
         f" · hits {_percent(rates.hit_share)} of {rates.opens:,.0f} opens/s"
         f" · origin {_rate(rates.origin_bytes_s)} · peers {_rate(rates.peer_bytes_s)}"
@@ -291,6 +296,7 @@ def document(shown: Frame) -> dict[str, Any]:
     """For programs; shares are numbers from 0 to 1, null where nothing was opened."""
     return {
         "title": shown.title,
+        "problems": [msgspec.to_builtins(one) for one in shown.problems],
         "over_s": round(shown.over_s, 3),
         "all": _node_document(shown.all),
         "nodes": [_node_document(row) for row in shown.nodes],

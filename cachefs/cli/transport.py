@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from cachefs.core.errors import Unsupported
+from cachefs.core.install import install_command
 from cachefs.fuse.kernel.mount import has_sys_admin, in_user_namespace
 
 OLDEST_KERNEL: Final = (5, 4)  # that the transport `kernel` works with
@@ -61,7 +62,7 @@ def choose(asked: str, passthrough: str, machine: Machine) -> Choice:
         if not machine.has_pyfuse3:
             raise Unsupported(
                 "the transport pyfuse3 needs the extra of that name",
-                remedy="pip install 'cachefs[pyfuse3]', or use Linux 5.4 or later",
+                remedy=f"{install_command('pyfuse3')}, or use Linux 5.4 or later",
             )
         why = f"transport kernel needs Linux {_shown(OLDEST_KERNEL)}" if old else "as it is set"
         return Choice("pyfuse3", False, why)

@@ -114,7 +114,7 @@ def drain(
 @output.json_flag
 @output.debug_flag
 def remove(worker: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Forget WORKER, which is lost or drained."""
+    """Forget WORKER, which is lost: its process has ended. Drain it before you stop it."""
     with _master(settings.load_settings(flags, config_file)) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.RemoveWorker(row.id), m.Done)

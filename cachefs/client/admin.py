@@ -23,6 +23,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
+from cachefs.core.health import Problem
 from cachefs.core.jobs import JobSpec
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
@@ -173,6 +174,11 @@ class AdminClient:
         """What `cachefs status` shows."""
         return self.get("/status", a.Status).status
 
+    def health(self) -> list[Problem]:
+        """Returns what is wrong now, errors first."""
+        found = self.get("/health", a.Health).items
+        return [Problem(**msgspec.structs.asdict(one)) for one in found]
+
     def sources(self) -> list[c.UfsRow]:
         return [
             c.UfsRow(
@@ -235,6 +241,7 @@ class AdminClient:
             sum(page.size_bytes for page in pages),
             sum(page.cached_bytes for page in pages),
             _all_silent(pages),
+            unlisted_directories=pages[-1].unlisted_directories,
         )
 
     def free(self, path: bytes) -> a.Freed:

@@ -69,6 +69,25 @@ class About(Answer, frozen=True):
     namespaces: list[str] = []
 
 
+class HealthProblem(Answer, frozen=True):
+    """One thing that is wrong. `severity`: error (reads fail or go past the cache) or warning.
+    `since_s`: wall time in seconds, 0 if unknown. `code`: one of the table in
+    docs/operations.md."""
+
+    code: str
+    severity: str
+    since_s: float
+    subject: str
+    cause: str
+    remedy: str
+
+
+class Health(Answer, frozen=True):
+    """What is wrong now: errors first; empty if all is well."""
+
+    items: list[HealthProblem]
+
+
 class Status(Answer, frozen=True):
     """What `cachefs status` shows: plain values, see docs/operations.md."""
 
@@ -240,7 +259,8 @@ class Quotas(Answer, frozen=True):
 
 class Usage(Answer, frozen=True):
     """Of the files at or below a path that the master knows, as far as they were counted: with
-    `next`, ask on and add. `silent`: workers that did not answer."""
+    `next`, ask on and add. `silent`: workers that did not answer. `unlisted_directories`: how many
+    directories were found so far whose names the master never listed; do not add these."""
 
     path: PathText
     files: int
@@ -248,6 +268,7 @@ class Usage(Answer, frozen=True):
     cached_bytes: int
     silent: list[str] = []
     next: str | None = None
+    unlisted_directories: int = 0
 
 
 class FreeRequest(Request, frozen=True):

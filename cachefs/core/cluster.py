@@ -238,10 +238,12 @@ class Walk(Message, frozen=True):
 
 
 class Walked(Message, frozen=True):
-    """(path below the namespace root, inode). `cursor` b"": that was all."""
+    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: how many
+    directories of the walk so far were never listed; counted by a walk of what is known."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes
+    unlisted: int = 0
 
 
 class GetEvents(Message, frozen=True):

@@ -50,7 +50,8 @@ class AccessDenied(CacheFSError):
 
 
 class CredentialsMissing(CacheFSError):
-    """No credentials were found, or they expired and could not be renewed."""
+    """No valid credentials to ask with: none were found, they expired and could not be renewed, or
+    the origin rejects the signature's time."""
 
     code = "credentials-missing"
     errno = errno.EACCES

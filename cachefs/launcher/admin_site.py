@@ -18,6 +18,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import EVERYTHING, Caller
 from cachefs.core.errors import BadConfig, DeadlineExceeded, InUse, ProtocolError, Unsupported
+from cachefs.core.install import install_command
 from cachefs.core.model import ContentId, UfsSpec
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None
         from cachefs.core.admin import API
         from master.server.admin.app import AdminApp
     except ImportError as err:
-        remedy = "install it: pip install 'cachefs[cluster]'"
+        remedy = f"install it: {install_command('cluster')}"
         raise BadConfig("--admin-socket needs the extra `cluster`", remedy=remedy) from err
     admin = make()
     app = AdminApp(admin.backends, lambda request: EVERYTHING, on_loopback=False)

@@ -20,6 +20,7 @@ import msgspec
 from cachefs.core import tiers
 from cachefs.core.addresses import address_of
 from cachefs.core.errors import Unsupported
+from cachefs.core.install import install_command
 from cachefs.core.specs import MasterSpec, Started, WorkerSpec
 from cachefs.fuse.file_systems import MEMORY, file_system_of
 from cachefs.launcher import state
@@ -80,7 +81,7 @@ def check_extra() -> None:
     if missing:
         raise Unsupported(
             f"a cluster needs the extra cluster ({', '.join(missing)})",
-            remedy="pip install 'cachefs[cluster]'",
+            remedy=install_command("cluster"),
         )
 
 

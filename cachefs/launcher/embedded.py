@@ -82,6 +82,7 @@ class Source:
             self._say_pins()
             try:
                 self.warning = await self.master.check_source()
+                self.master.start_probes()
             except BaseException:
                 await self.master.close()
                 raise

@@ -128,6 +128,7 @@ class Process:
                 collecting.settle()
                 ready.say(Started(os.getpid(), url=url))
                 checking = asyncio.ensure_future(self._check(master))
+                master.start_probes()
                 await stop.wait()
                 checking.cancel()
             finally:

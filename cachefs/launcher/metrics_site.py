@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.errors import BadConfig
+from cachefs.core.install import install_command
 
 PATH: Final = "/metrics"
 STOP_S: Final = 2.0
@@ -34,7 +35,7 @@ async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> As
         from cachefs.doors.guard import Guard, GuardedServer, GuardedSite, RefusedRequest
         from worker.metrics import exposition
     except ImportError as err:
-        remedy = "install it: pip install 'cachefs[cluster]'"
+        remedy = f"install it: {install_command('cluster')}"
         raise BadConfig("metrics need the extra `cluster`", remedy=remedy) from err
     text = exposition(status)
     guard = Guard(None, on_loopback=True, most=MOST_CONNECTIONS)

@@ -41,6 +41,16 @@ class Ground(NamedTuple):
                 above, inode = inode.ino, stored.inode
         return above, inode
 
+    def down_below(self, path: bytes) -> tuple[str, str] | None:
+        """Returns (URL, cause) of a source at, above or below a path whose origin does not answer;
+        None if all answer."""
+        for mount in self.tree.mounts():
+            above = mount.record.path
+            concerned = _is_at_or_below(path, above) or _is_at_or_below(above, path)
+            if concerned and mount.health.down and mount.health.down_error is not None:
+                return mount.record.source.url, mount.health.down_error.cause
+        return None
+
     def replicas(self, directory: bytes, name: bytes) -> int:
         if not len(self.policies):
             return 1
@@ -82,3 +92,7 @@ class Ground(NamedTuple):
             return lambda name: self.policies.rule(join(directory, name))
         rule = self.policies.rule(directory)
         return lambda name: rule
+
+
+def _is_at_or_below(path: bytes, above: bytes) -> bool:
+    return not above or path == above or path.startswith(above + b"/")

@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ from master.state.jobrecord import (
     JobRecord,
 )
 from master.state.jobs import Job
-from master.state.jobwords import NO_OWNER
+from master.state.jobwords import NO_OWNER, waits_for_origin
 from master.state.window import Part
 from master.store import jobs as table
 from master.store.base import Writer
@@ -53,6 +53,7 @@ T = TypeVar("T")
 TICK_S: Final = 1.0
 MAX_WAIT_S: Final = 50.0  # of a worker's question
 MAX_ROWS: Final = 1000  # of an answer
+MOST_TROUBLES: Final = 16  # jobs of each kind in a status document
 
 
 class LoadJobs:
@@ -373,7 +374,31 @@ class LoadJobs:
 
     def _shown(self, job: Job) -> JobShown:
         """As it is now, and what it waits for."""
-        return job.shown(self._clocks.now(), waits_for="" if self._owners() else NO_OWNER)
+        return job.shown(self._clocks.now(), waits_for=self._waits_for(job))
+
+    def _waits_for(self, job: Job) -> str:
+        """Returns why nothing can be done for a job now, or ""."""
+        if not job.runs:
+            return ""
+        if not self._owners():
+            return NO_OWNER
+        down = self._ground.down_below(job.record.base)
+        return waits_for_origin(*down) if down is not None else ""
+
+    def troubles(self) -> dict[str, Any]:
+        """Returns the jobs that failed and those that wait, for `cachefs.core.health`."""
+        records = [job.record for job in self._jobs.values()]
+        failed = [one for one in records if one.state is JobState.FAILED]
+        failed.sort(key=lambda one: one.ended_at_s, reverse=True)
+        waits = {number: self._waits_for(job) for number, job in self._jobs.items()}
+        waiting = [{"job": number, "message": text} for number, text in waits.items() if text]
+        return {
+            "failed_jobs": [
+                {"job": one.job, "message": one.message, "ended_at_s": one.ended_at_s}
+                for one in failed[:MOST_TROUBLES]
+            ],
+            "waiting_jobs": waiting[:MOST_TROUBLES],
+        }
 
     async def jobs(
         self, before: int, limit: int, sees: Callable[[bytes], bool] = lambda base: True

@@ -69,7 +69,9 @@ class Namespace(Protocol):
     async def list_next(self, ino: int) -> None: ...
     async def report_changed(self, ino: int) -> None: ...
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
-    def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
+    def known_files(
+        self, ino: int, on_unlisted: Callable[[int], None] | None = None
+    ) -> AsyncIterator[list[tuple[bytes, Inode]]]: ...
     def ufs(self, key: str) -> UfsSpec: ...
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission: ...
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy: ...
@@ -302,8 +304,11 @@ class Calls:
         self._check_namespace(call.namespace)
         if call.cursor:
             return await self._walks.go_on(call.ino, call.cursor)
-        walk = self._master.known_files if call.known else self._master.walk
-        return await self._walks.begin(call.ino, walk(call.ino), call.limit)
+        if not call.known:
+            return await self._walks.begin(call.ino, self._master.walk(call.ino), call.limit)
+        unlisted: set[int] = set()
+        files = self._master.known_files(call.ino, unlisted.add)
+        return await self._walks.begin(call.ino, files, call.limit, unlisted)
 
     async def _events(self, call: c.GetEvents, caller: Caller) -> m.Message:
         self._check_namespace(call.namespace)
@@ -411,6 +416,7 @@ class Calls:
             "protocol": c.PROTOCOL,
             "epoch": view.epoch,
             "settled": not view.before,
+            "unsettled_since_s": self.members.unsettled_since_s,
             "members": len(view.members),
             "workers": self.members.counts(),
             "queues": self.queues(),

@@ -57,6 +57,7 @@ class Members:
         self._membership = Membership(clock(), record, lost_after_s)
         self.heartbeat_s = lost_after_s * HEARTBEAT_S / LOST_AFTER_S  # that workers are told
         self._view = self._membership.view  # the last one that is durable
+        self.unsettled_since_s = time.time() if self._view.before else 0.0  # wall; 0: settled
         self._decided = self._durable = 0  # changes of the record
         self._saving: asyncio.Task[None] | None = None
         self._next = asyncio.Event()
@@ -144,6 +145,8 @@ class Members:
             self._saving = None
         self._durable = decided
         if view != self._view:
+            if not (view.before and self._view.before):
+                self.unsettled_since_s = time.time() if view.before else 0.0
             self._view = view
             self._wake()
 

@@ -16,6 +16,7 @@ class Solo:
     """In the place of `Members`. `row`: what the worker says of itself now."""
 
     heartbeat_s: Final = HEARTBEAT_S
+    unsettled_since_s: Final = 0.0
 
     def __init__(self, row: Callable[[], WorkerRow]) -> None:
         self._row = row

@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final
 
 from cachefs.core.cluster import Walked
@@ -39,12 +39,19 @@ class Walks:
     def __len__(self) -> int:
         return len(self._walks)
 
-    async def begin(self, ino: int, files: AsyncIterator[Files], limit: int = 0) -> Walked:
+    async def begin(
+        self,
+        ino: int,
+        files: AsyncIterator[Files],
+        limit: int = 0,
+        unlisted: Collection[int] = (),
+    ) -> Walked:
         """The first batch of a walk whose batches have at most `limit` files (0: FILES_AT_ONCE).
-        Raises Throttled, and what the walk raises."""
+        `unlisted` grows with the walk; its size goes into each answer. Raises Throttled, and what
+        the walk raises."""
         self._make_room()
         limit = min(limit, FILES_AT_ONCE) if limit > 0 else FILES_AT_ONCE
-        walk, name = _Walk(ino, files, self._clock(), limit), os.urandom(16)
+        walk, name = _Walk(ino, files, self._clock(), limit, unlisted), os.urandom(16)
         self._walks[name] = walk
         self._arm()
         try:
@@ -89,7 +96,8 @@ class Walks:
         walk.used_at = self._clock()
         files, is_last = await walk.batch(step)
         walk.used_at = self._clock()
-        return Walked(files, b"" if is_last else _CURSOR.pack(name, step + 1))
+        cursor = b"" if is_last else _CURSOR.pack(name, step + 1)
+        return Walked(files, cursor, len(walk.unlisted))
 
     def _make_room(self) -> None:
         if len(self._walks) < MAX_WALKS:
@@ -108,8 +116,16 @@ class Walks:
 class _Walk:
     """One walk: a task that keeps a batch ready."""
 
-    def __init__(self, ino: int, files: AsyncIterator[Files], now: float, limit: int) -> None:
+    def __init__(
+        self,
+        ino: int,
+        files: AsyncIterator[Files],
+        now: float,
+        limit: int,
+        unlisted: Collection[int],
+    ) -> None:
         self.ino = ino
+        self.unlisted = unlisted
         self._limit = limit
         self.step = 0
         self.used_at = now

@@ -6,26 +6,31 @@ what is unknown always asks, since it has no other answer.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from cachefs.core.errors import CacheFSError, DeadlineExceeded
+from cachefs.core.errors import CacheFSError, CredentialsMissing, DeadlineExceeded
 
 PROBE_EVERY_S: Final = 5.0
 WARN_EVERY_S: Final = 30.0
 
 
 def is_down(err: CacheFSError) -> bool:
-    """Errors that say nothing about the name: the origin could not answer now."""
-    return err.retryable or isinstance(err, DeadlineExceeded)
+    """Returns True for errors that say nothing about the name: the origin could not answer now, or
+    this side had no valid credentials to ask with. A refusal of valid credentials is an answer."""
+    return err.retryable or isinstance(err, (DeadlineExceeded, CredentialsMissing))
 
 
 class OriginHealth:
-    """Up, or down since some error. Times are wall seconds."""
+    """Up, or down since some error. Times are wall seconds. `was_asked`: True if the origin was
+    asked anything since the last probe cleared it."""
 
     def __init__(self) -> None:
         self.errors = 0
         self.last_warning = ""
         self.current_warning = ""  # nothing went well since
+        self.down_since = 0.0
+        self.down_error: CacheFSError | None = None  # the last one
+        self.was_asked = False
         self._down = False
         self._asked_at = 0.0
         self._warned_at = 0.0
@@ -36,13 +41,30 @@ class OriginHealth:
 
     def succeeded(self) -> None:
         self.current_warning = ""
-        self._down = False
+        self._down, self.was_asked = False, True
+        self.down_error = None
 
     def failed(self, err: CacheFSError, now: float) -> None:
         self.errors += 1
+        self.was_asked = True
         if is_down(err):
+            self.down_since = self.down_since if self._down else now
+            self.down_error = err
             self._down = True
             self._asked_at = now
+
+    def status(self) -> dict[str, Any]:
+        """Returns plain values, of which `cachefs.core.health` takes what it needs."""
+        found = {
+            "origin_down": self._down,
+            "origin_errors": self.errors,
+            "last_warning": self.last_warning,
+        }
+        if self._down and self.down_error is not None:
+            err = self.down_error
+            found |= {"down_since_s": self.down_since, "down_code": err.code}
+            found |= {"down_cause": err.cause, "down_remedy": err.remedy}
+        return found
 
     def may_probe(self, now: float) -> bool:
         """True for the caller that should ask a down origin again now."""

@@ -14,6 +14,11 @@ NO_OWNER: Final = (
 )
 
 
+def waits_for_origin(url: str, cause: str) -> str:
+    """Returns what a job says while an origin of it does not answer."""
+    return f"waits: {url} does not answer ({cause})"
+
+
 def failed(failures: int, found: int) -> str:
     return f"{failures:,} of {found:,} files could not be loaded"
 

@@ -280,10 +280,11 @@ class Membership:
     def _remove(self, event: RemoveWorker, now: float) -> Outcome:
         worker = self._named(event.worker)
         state = self._state(worker)
-        if state not in (State.LOST, State.DRAINED):
+        if state is not State.LOST:  # it lives: its next heartbeat would register it again
+            is_empty = state is State.DRAINED
             raise InUse(
-                f"{_shown(worker.info)} is {state}",
-                remedy="drain it first, or stop it",
+                f"{_shown(worker.info)} is {state}, and its process lives",
+                remedy="stop its process first" if is_empty else "drain it first, then stop it",
             )
         del self._workers[worker.info.worker]
         return self._done(worker, "is removed")

@@ -116,6 +116,21 @@ def test_lists_have_pages(tmp_path: Path) -> None:
     run(go())
 
 
+def test_usage_counts_the_directories_that_were_never_listed(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with api(tmp_path) as ask:
+            _, usage = await ask("GET", "/usage?path=/im")
+            assert usage["unlisted_directories"] == 0
+            root = await ask.cluster.add(b"/new", {b"a/x": b"1", b"b/y": b"2"})
+            _, usage = await ask("GET", "/usage?path=/new")
+            assert (usage["files"], usage["unlisted_directories"]) == (0, 1)
+            await ask.cluster.ask(m.ListDir(ask.cluster.namespace, root.ino), m.Listing)
+            _, usage = await ask("GET", "/usage?path=/new")
+            assert (usage["files"], usage["unlisted_directories"]) == (0, 2)
+
+    run(go())
+
+
 def test_a_worker_that_does_not_answer_is_named(tmp_path: Path) -> None:
     async def go() -> None:
         async with api(tmp_path) as ask:

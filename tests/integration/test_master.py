@@ -18,6 +18,7 @@ from cachefs.core.errors import (
     AccessDenied,
     BadConfig,
     CacheFSError,
+    CredentialsMissing,
     DeadlineExceeded,
     IsADirectory,
     NameTooLong,
@@ -665,6 +666,30 @@ def test_interval_zero_has_no_answer_while_the_origin_is_down(tmp_path: Path) ->
             await raises(Unreachable, master.list_dir(ROOT_INO, b"", 10))
 
     run(work())
+
+
+def test_expired_credentials_are_an_origin_that_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        clock, origin = Clock(), MemoryConnector({b"x": b"1"})
+        async with opened(tmp_path, origin, clock) as master:
+            known = (await master.lookup(ROOT_INO, b"x")).inode
+            await names_of(master)
+            clock.now += 61
+            expired = CredentialsMissing("the credentials have expired", remedy="renew them")
+            origin.fail("stat", None, expired, 1000)
+            origin.fail("list_dir", None, expired, 1000)
+            assert await master.lookup(ROOT_INO, b"x") == messages.Found(known, DEGRADED_VALID_S)
+            assert await names_of(master) == [b"x"]
+            await raises(CredentialsMissing, master.lookup(ROOT_INO, b"unknown"))
+            source = master.status()["sources"][0]
+            assert source["origin_down"] is True
+            assert "the credentials have expired" in source["last_warning"]
+
+    with caplog.at_level(logging.WARNING):
+        run(work())
+    assert "the credentials have expired; renew them" in caplog.text
 
 
 def test_access_denied_is_never_hidden_by_what_is_known(tmp_path: Path) -> None:

@@ -123,6 +123,39 @@ def test_what_is_not_there_fails_and_says_so(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_job_says_which_origin_it_waits_for(tmp_path: Path) -> None:
+    async def work() -> None:
+        worker, source = TaskWorker(), origin(a=5)
+        worker.gate.clear()
+        async with opened(tmp_path, source, worker) as master:
+            job = (await master.submit_job(JobSpec((b"/a",)))).job
+            await state(master, job, lambda shown: bool(worker.tasks))
+            assert (await master.job(job)).job.message == ""
+            assert master.status()["waiting_jobs"] == []
+            (mount,) = [one for one in master._tree.mounts() if not one.is_void]
+            mount.health.failed(Unreachable("no route"), 1.0)
+            message = (await master.job(job)).job.message
+            assert message == f"waits: {UFS.url} does not answer (no route)"
+            assert master.status()["waiting_jobs"] == [{"job": job, "message": message}]
+            mount.health.succeeded()
+            assert (await master.job(job)).job.message == ""
+            worker.gate.set()
+            assert (await ended(master, job)).state is JobState.SUCCEEDED
+
+    run(work())
+
+
+def test_the_status_names_jobs_that_failed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with opened(tmp_path, origin(a=3), TaskWorker()) as master:
+            shown = await load(master, b"/a", b"/nix")
+            (one,) = master.status()["failed_jobs"]
+            assert (one["job"], one["message"]) == (shown.job, shown.message)
+            assert one["ended_at_s"] == shown.ended_at_s > 0
+
+    run(work())
+
+
 def test_failed_files_are_kept_with_their_cause_and_can_be_retried(tmp_path: Path) -> None:
     async def work() -> None:
         worker = TaskWorker()

@@ -41,6 +41,7 @@ class Health:
         self.in_service = True
         self.losses = 0  # syncs that failed: bytes that were written were lost
         self.lost = False  # for good: nothing that is there can be relied on
+        self.is_full = False  # the last fault was want of room
         self._until_s = 0.0
         self._degraded = False
         self._failures = 0  # syncs and trials that failed since one sync went well
@@ -83,7 +84,8 @@ class Health:
         news = not self._degraded
         self._degraded = True
         self.faults += 1
-        self.broken += not is_full(error)
+        self.is_full = is_full(error)
+        self.broken += not self.is_full
         if self.in_service:
             self.cause = error.strerror or str(error)
         self._until_s = now_s + (FULL_PAUSE_S if is_full(error) else ERROR_PAUSE_S)
@@ -92,11 +94,12 @@ class Health:
     def well(self) -> bool:
         """A write went well. True when it is news."""
         news, self._degraded, self.cause = self._degraded, False, ""
+        self.is_full = False
         return news
 
     def left(self, cause: str = "the disk does not answer") -> None:
         """The disk does not answer, or not rightly."""
-        self.in_service = False
+        self.in_service = self.is_full = False
         self.faults += 1
         self.cause = cause
 

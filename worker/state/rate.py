@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+BURST_S: Final = 0.1  # a longer burst would be most of a small load: its rate was never kept
+
 
 class TokenBucket:
     """Bytes are charged when their number is known, which may be after they went: the bucket then
-    owes them, and nothing more may go until it is out of debt. `burst_bytes`: what may go at once
-    after a pause."""
+    owes them, and nothing more may go until it is out of debt. What may go at once after a pause is
+    `BURST_S` of the rate."""
 
-    def __init__(self, bytes_per_s: float, burst_bytes: float | None = None) -> None:
+    def __init__(self, bytes_per_s: float) -> None:
         """Raises ValueError for a rate that is not positive."""
         if bytes_per_s <= 0:
             raise ValueError("the rate must be positive")
         self._rate = bytes_per_s
-        self._burst = bytes_per_s if burst_bytes is None else burst_bytes
         self._tokens = self._burst
         self._at_s: float | None = None
 
@@ -37,8 +40,12 @@ class TokenBucket:
         if bytes_per_s <= 0:
             raise ValueError("the rate must be positive")
         self._fill(now_s)
-        self._rate = self._burst = bytes_per_s
+        self._rate = bytes_per_s
         self._tokens = min(self._tokens, self._burst)
+
+    @property
+    def _burst(self) -> float:
+        return self._rate * BURST_S
 
     def _fill(self, now_s: float) -> None:
         if self._at_s is not None and now_s > self._at_s:

@@ -41,6 +41,7 @@ class Batch(NamedTuple):
 
     files: list[File]
     next: str | None
+    unlisted: int = 0
 
 
 class Asked:
@@ -113,7 +114,7 @@ async def _batch(at: At, path: bytes, next: str | None, limit: int) -> Batch:
         for name, inode in walked.files
         if inode.kind is Kind.FILE
     ]
-    return Batch(files, walked.cursor.hex() or None)
+    return Batch(files, walked.cursor.hex() or None, walked.unlisted)
 
 
 async def _batches(at: At, path: bytes, next: str | None) -> AsyncIterator[Batch]:
@@ -135,8 +136,10 @@ async def show_usage(at: At) -> a.Usage:
             files += 1
             size_bytes += file.inode.size
             cached_bytes += _bytes_in(file.inode.size, bitmaps)
-        next = batch.next
-    return a.Usage(a.text_of(path), files, size_bytes, cached_bytes, asked.silent_owning(), next)
+        next, unlisted = batch.next, batch.unlisted
+    return a.Usage(
+        a.text_of(path), files, size_bytes, cached_bytes, asked.silent_owning(), next, unlisted
+    )
 
 
 def _bytes_in(size_bytes: int, bitmaps: dict[str, int]) -> int:

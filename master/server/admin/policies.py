@@ -32,7 +32,14 @@ async def _at(at: At, path: bytes) -> a.PolicyAt:
 
 
 async def list_quotas(at: At) -> a.Quotas:
-    path = a.bytes_of(at.query.path)
+    rows = await quota_uses(at, a.bytes_of(at.query.path))
+    later = [row for row in rows if at.query.next is None or row.path > at.query.next]
+    page = later[: at.query.limit]
+    return a.Quotas(page, page[-1].path if len(later) > len(page) else None)
+
+
+async def quota_uses(at: At, path: bytes) -> list[a.QuotaUse]:
+    """Returns the quotas that hold for a path and those below it, with what they use, by path."""
     found = await at.ask(m.GetPolicies(at.namespace, path), m.PoliciesAt)
     below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
     used = _used(at)
@@ -41,10 +48,7 @@ async def list_quotas(at: At) -> a.Quotas:
         for where, most in (*found.quotas, *below)
         if most
     }
-    later = [row for text, row in rows.items() if at.query.next is None or text > at.query.next]
-    later.sort(key=lambda row: row.path)
-    page = later[: at.query.limit]
-    return a.Quotas(page, page[-1].path if len(later) > len(page) else None)
+    return [rows[path] for path in sorted(rows)]
 
 
 def _used(at: At) -> dict[str, int]:

@@ -11,7 +11,7 @@ import msgspec
 
 from cachefs.core import admin as a
 from cachefs.core.admin_syncs import NewSync, Sync
-from master.server.admin import cluster, files, jobs, policies, queries
+from master.server.admin import cluster, files, health, jobs, policies, queries
 from master.server.admin.at import At
 
 Handler = Callable[[At], Awaitable[Any]]
@@ -60,6 +60,7 @@ def _get(
 ROUTES: Final[tuple[Route, ...]] = (
     _get("", "Who answers, and for which namespaces.", cluster.about, a.About),
     _get("/status", "What `cachefs status` shows.", cluster.status, a.Status),
+    _get("/health", "What is wrong now: errors first.", health.show, a.Health),
     # sources
     _get("/sources", "The sources, by path.", cluster.list_sources, a.Sources, queries.Page),
     Route(

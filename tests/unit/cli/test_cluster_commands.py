@@ -51,6 +51,7 @@ class Cluster:
         self.states = {ALICE: "serving", BOB: "serving"}
         self.members = (ALICE, BOB)
         self.dropped: list[str] = []
+        self.unlisted = 0  # directories below /imagenet whose names the master never listed
         self.policy = Policy()
         self.pinned: set[int] = set()
         self.master = FakeMaster(
@@ -95,7 +96,9 @@ class Cluster:
         assert isinstance(body, c.Walk)
         assert body.known, "nobody's origin is listed for this"
         files = [(b"imagenet/small", SMALL)] if not body.cursor else [(b"imagenet/big", BIG)]
-        return c.Walked(files, b"" if body.cursor else b"more")
+        if self.unlisted:
+            files = []
+        return c.Walked(files, b"" if body.cursor else b"more", self.unlisted)
 
     def _in_use(self, body: m.Message) -> m.Message:
         raise errors.InUse("the worker serves", remedy="drain it first")
@@ -238,9 +241,41 @@ def test_location(cluster: Cluster, run: Run) -> None:
 def test_a_worker_that_does_not_answer_is_left_out(cluster: Cluster, run: Run) -> None:
     cluster.workers[BOB].raw = (500, b"?")
     code, out, err = run("location", "/imagenet/small", "--json")
-    assert code == 0
+    assert code == 3
     assert "warning: worker bbbbbbbb" in err
     assert [one["worker"] for one in json.loads(out)[0]["cached"]] == [ALICE]
+
+
+def test_the_last_line_says_that_the_result_is_partial(cluster: Cluster, run: Run) -> None:
+    for fake in cluster.workers.values():
+        fake.raw = (500, b"?")
+    code, _, err = run("location", "/imagenet/small")
+    assert code == 3
+    *warnings, last = err.splitlines()
+    assert len(warnings) == 2
+    assert "lacks what these 2 workers have" in last
+
+
+def test_fsck_that_read_nothing_does_not_say_that_nothing_is_damaged(
+    cluster: Cluster, run: Run
+) -> None:
+    for fake in cluster.workers.values():
+        fake.raw = (500, b"?")
+    code, out, err = run("fsck", "/imagenet")
+    assert (code, "nothing is damaged" in out) == (3, False)
+    assert "0 pages cached in 0 copies, 0 of 0 copies read; nothing was checked" in out
+    assert "lacks what these 2 workers have" in err.splitlines()[-1]
+
+
+def test_fsck_with_one_silent_worker_says_that_only_what_was_read_is_right(
+    cluster: Cluster, run: Run
+) -> None:
+    cluster.members = (ALICE,)
+    give_pages(cluster, ALICE, PAGES, SUMS)
+    cluster.workers[BOB].raw = (500, b"?")
+    code, out, _ = run("fsck", "/imagenet")
+    assert code == 3
+    assert "3 of 3 copies read; what was read is right" in out
 
 
 def give_pages(cluster: Cluster, id: str, pages: list[bytes], sums: list[int]) -> None:
@@ -252,7 +287,7 @@ def test_fsck_of_what_is_right(cluster: Cluster, run: Run) -> None:
     give_pages(cluster, ALICE, PAGES, SUMS)
     give_pages(cluster, BOB, PAGES, SUMS)
     text = ok(run("fsck", "/imagenet"))
-    assert text.startswith("2 files of 302 MiB: 3 pages cached in 4 copies, 4 pages read")
+    assert text.startswith("2 files of 302 MiB: 3 pages cached in 4 copies, 4 of 4 copies read")
     assert "nothing is damaged" in text
 
 
@@ -372,3 +407,24 @@ def test_paths_of_a_mount_are_below_the_directory_that_is_mounted() -> None:
     assert Target(record, b"").in_namespace == b"imagenet/train"
     alone = msgspec.structs.replace(record, source=UfsSpec("s3://bucket/x"))
     assert Target(alone, b"a/b").in_namespace == b"a/b"
+
+
+def test_du_of_what_was_never_listed_says_so(cluster: Cluster, run: Run) -> None:
+    cluster.unlisted = 2
+    url = f"cachefs://{cluster.master.url[7:]}/imagenet"
+    code, out, err = run("du", url)
+    assert (code, "100%" in out) == (0, False)
+    assert "2 directories were never listed" in err
+    assert f"cachefs sync -R {url}" in err
+    assert json.loads(run("du", url, "--json")[1])[0]["unlisted_directories"] == 2
+
+
+@pytest.mark.parametrize("command", ["du", "free"])
+def test_a_command_that_no_worker_answered_exits_3(
+    cluster: Cluster, run: Run, command: str
+) -> None:
+    for fake in cluster.workers.values():
+        fake.raw = (500, b"?")
+    code, _, err = run(command, f"cachefs://{cluster.master.url[7:]}/imagenet")
+    assert code == 3
+    assert "lacks what these 2 workers have" in err.splitlines()[-1]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, mount, mountpoint, places, session, settings, umount
+from cachefs.cli import doctor, logs, mount, mountpoint, places, session, settings, umount
+from cachefs.cli import status as status_module
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
 from cachefs.core import messages as m
@@ -24,6 +25,7 @@ from tests.unit.cli.fake_node import FakeNode
 
 MIB = 1 << 20
 FILES = {b"a.bin": MIB, b"d/x": 10, b"d/y": 20, b"d/z": 0, b"d/e/deep": 5, b"odd\xff\n": 1}
+TIER = {"path": "/ssd", "state": "normal", "files": 3, "used_bytes": MIB, "limit_bytes": 4 * MIB}
 CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
 GROUPS = {
@@ -151,15 +153,99 @@ def test_no_server(home: StateHome, run: Run) -> None:
 def test_status_of_one_mount(node: FakeNode, run: Run) -> None:
     node.status = {
         "processes": [{"role": "server", "pid": 7}],
-        "cache": {"used_bytes": 3 * MIB, "origin_bytes": 0},
+        "cache": {"origin_bytes": 3 * MIB, "tiers": [TIER]},
         "uptime_s": 90,
     }
     tree = json.loads(ok(run("status", "/mnt/data", "--json")))
     assert tree["processes"] == [{"role": "server", "pid": 7}]
     assert (tree["mountpoint"], tree["state"]) == ("/mnt/data", "ok")
     text = ok(run("status", "/mnt/data"))
-    assert "used_bytes: 3 MiB" in text
-    assert "uptime_s: 1m30s" in text
+    assert text.startswith("/mnt/data  s3://bucket/p  OK\n")
+    assert "3 MiB from the origin" in text
+    assert "/ssd: 1 MiB of 4 MiB, 3 files, normal" in text
+    assert "up 1m30s" in text
+    assert tree["server_log"] in text
+    assert len(text.splitlines()) <= 25
+
+
+def test_status_and_doctor_and_health_name_the_same_problems(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("doctor", "health"):
+        monkeypatch.setattr(f"cachefs.cli.{module}.read_mounts", status_module.read_mounts)
+        monkeypatch.setattr(f"cachefs.cli.{module}.is_dead", lambda mountpoint: False)
+    node.status = {
+        "cache": {"tiers": [{**TIER, "state": "offline", "cause": "the disk does not answer"}]},
+        "sources": [
+            {
+                "source": "s3://bucket/p",
+                "sources": [
+                    {
+                        "url": "s3://bucket/p",
+                        "origin_down": True,
+                        "down_code": "credentials-missing",
+                        "down_cause": "the credentials have expired",
+                        "down_remedy": "renew the credentials",
+                    }
+                ],
+            }
+        ],
+    }
+    code, out, _ = run("health", "/mnt/data")
+    assert code == 2
+    expired, offline = out.splitlines()
+    assert expired.startswith("error: CREDENTIALS_EXPIRED: s3://bucket/p: ")
+    assert expired.endswith("; renew the credentials")
+    assert offline.startswith("error: TIER_DEGRADED: /ssd: offline: the disk does not answer")
+    assert run("health")[1] == out
+    found = json.loads(run("health", "/mnt/data", "--json")[1])
+    assert [one["code"] for one in found] == ["CREDENTIALS_EXPIRED", "TIER_DEGRADED"]
+    text = ok(run("status", "/mnt/data"))
+    assert "2 problems" in text.splitlines()[0]
+    assert expired in text
+    assert offline in text
+    code, out, _ = run("doctor", "--json")
+    named = {row["name"]: row["state"] for row in json.loads(out)}
+    assert (code, named["CREDENTIALS_EXPIRED"], named["TIER_DEGRADED"]) == (1, "problem", "problem")
+
+
+def test_health_of_what_is_well(node: FakeNode, run: Run) -> None:
+    node.status = {"cache": {"tiers": [TIER], "quota_used_bytes": {"/d": MIB}}}
+    assert ok(run("health", "/mnt/data")) == "OK, nothing is wrong\n"
+    ok(run("quota", "/mnt/data/d", "1MiB"))
+    code, out, _ = run("health", "/mnt/data")
+    assert (code, out.split(":")[1]) == (1, " QUOTA_FULL")
+
+
+def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode, run: Run) -> None:
+    node.failure = errors.Unavailable("it ends just now")
+    code, out, _ = run("health", "/mnt/data")
+    assert code == 2
+    assert "MOUNT_DEAD: /mnt/data: its server does not answer (it ends just now)" in out
+
+
+def test_logs_of_a_mount(node: FakeNode, run: Run, home: StateHome) -> None:
+    files = json.loads(ok(run("logs", "/mnt/data", "--json")))
+    Path(files["server"]).write_text("".join(f"line {n}\n" for n in range(100)))
+    Path(files["client"]).write_text("only one\n")
+    said = ok(run("logs", "-n", "2", "/mnt/data")).splitlines()
+    assert said == ["server: line 98", "server: line 99", "client: only one"]
+
+
+def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("old\n")
+    tail = logs.new_lines(path)
+    assert next(tail) == []
+    with path.open("a") as file:
+        file.write("new\nha")
+    assert next(tail) == ["new"]
+    path.write_text("")
+    path.rename(tmp_path / "server.log.1")
+    assert next(tail) == []
+    path.write_text("rotated\n")
+    assert next(tail)[-1].endswith("rotated")
+    tail.close()
 
 
 def test_status_of_all(node: FakeNode, run: Run, home: StateHome) -> None:
@@ -197,6 +283,38 @@ def test_every_command_has_help_and_json(run: Run) -> None:
             assert words in text
             assert "--json" in ok(run(name, words, "--help"))
         assert "--json" in text or name in GROUPS
+
+
+def test_the_version_is_a_flag_and_a_command(run: Run) -> None:
+    version = ok(run("version"))
+    assert version.startswith("cachefs ")
+    assert ok(run("--version")) == ok(run("-V")) == version
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("unmount", "cachefs umount"),
+        ("setTtl", "cachefs ttl"),
+        ("warmup", "cachefs load"),
+        ("stats", "cachefs top"),
+        ("info", "cachefs stat"),
+        ("lod", "cachefs load"),
+        ("statuss", "cachefs status"),
+    ],
+)
+def test_an_unknown_command_names_the_one_that_is_meant(run: Run, typed: str, command: str) -> None:
+    line = refused(run(typed), code=2)
+    assert f"no such command '{typed}'" in line
+    assert command in line
+
+
+def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
+    from cachefs.cli.app import COMMANDS, VERBS_ELSEWHERE
+
+    named = {text.split()[0] for text in VERBS_ELSEWHERE.values()} - {"--help"}
+    assert named <= set(COMMANDS)
+    assert not set(VERBS_ELSEWHERE) & set(COMMANDS)
 
 
 def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +401,7 @@ def test_the_machine(
             lambda n, p=None: None if n == "pyfuse3" else find_spec(n, p),
         )
         line = mount_line("s3://bucket", "--transport", "pyfuse3")
-        assert "needs the extra of that name; pip install 'cachefs[pyfuse3]'" in line
+        assert "needs the extra of that name; pip install 'cachefs-io[pyfuse3]'" in line
     with monkeypatch.context() as patch:
         patch.setattr(mountpoint, "DEV_FUSE", str(tmp_path / "none"))
         assert "is missing; load the kernel module" in mount_line("s3://bucket")
@@ -384,7 +502,7 @@ def test_doctor_on_other_machines() -> None:
     assert doctor.check_kernel("6.9.1").state == "ok"
     assert doctor.check_kernel("7.0").state == "ok"
     missing = doctor.check_extra("s3", ("boto3", "obstore"), lambda name: None)
-    assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs[s3]'")
+    assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs-io[s3]'")
     assert doctor.check_extra("pyfuse3", ("pyfuse3",), lambda name: None).state == "note"
 
 

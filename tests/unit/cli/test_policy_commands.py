@@ -92,7 +92,8 @@ def test_quota(node: FakeNode, run: Run) -> None:
 def test_du(node: FakeNode, run: Run) -> None:
     found = json.loads(ok(run("du", "/mnt/data/a.bin", "/mnt/data", "--json")))
     assert found[0] == {
-        "path": "/mnt/data/a.bin", "files": 1, "size_bytes": MIB, "cached_bytes": MIB // 2
+        "path": "/mnt/data/a.bin", "files": 1, "size_bytes": MIB, "cached_bytes": MIB // 2,
+        "unlisted_directories": 0, "silent": [],
     }  # fmt: skip
     assert found[1]["files"] > 4
     assert ok(run("du", "/mnt/data/a.bin")) == (

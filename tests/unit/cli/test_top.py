@@ -12,6 +12,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobShown, JobSpec, JobState
 from cachefs.core.placement import View
+from cachefs.core.policies import Policy
 from tests.unit.cli.conftest import Run
 from tests.unit.cli.fake_master import FakeMaster
 from tests.unit.cli.fake_node import FakeNode
@@ -96,7 +97,7 @@ def test_lines_for_people() -> None:
     paths = {"s3://b/train": {"hits": 1, "recent_hits": 1}}
     nodes = (counted("a", hits=1), counted("b", hits=1))
     shown = frame(look(0.0, *nodes), look(1.0, *nodes, slow=slow, jobs=[JOB], paths=paths))
-    text = "\n".join(lines(shown))
+    text = "\n".join(lines(shown, 0.0))
     assert "hits - of 0 opens/s" in text
     assert "~100%" in text
     assert "2.5s" in text
@@ -157,12 +158,15 @@ def test_of_a_cluster_all_workers_are_shown(run: Run) -> None:
         {
             c.ListWorkers: lambda _: c.WorkerTable(View(1), rows),
             m.ListJobs: lambda _: m.JobTable([JOB]),
+            c.MasterStatus: lambda _: c.MasterStatusReply({"unsettled_since_s": 1.0}),
+            m.GetPolicies: lambda _: m.PoliciesAt(Policy(), {}, Policy()),
         }
     )
     with master.listening():
         text = ok(run("top", f"cachefs://{master.url[7:]}", "--interval", "0.2s"))
     assert "cached 20 B of 80 B" in text
     assert "11111111 (h1:1)" in text
+    assert text.splitlines()[1].startswith("warning: NOT_SETTLED")
     assert "/train and 1 more" in text
 
 

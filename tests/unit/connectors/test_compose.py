@@ -108,7 +108,7 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match="needs the extra s3") as caught:
         open_connector(UfsSpec("s3://bucket"), deadline_s=1, meter=Meter())
-    assert caught.value.remedy == "pip install 'cachefs[s3]'"
+    assert caught.value.remedy == "pip install 'cachefs-io[s3]'"
 
 
 def test_files_need_no_library_of_s3(tmp_path: Path) -> None:

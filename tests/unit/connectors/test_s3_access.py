@@ -256,4 +256,23 @@ def test_a_certificate_that_nobody_trusts(certificate: Path) -> None:
         source = S3Connector("bucket", "", S3Options(server.url, region="us-east-1"))
         with pytest.raises(errors.Unreachable, match="not trusted") as caught:
             source.check()
-        assert "ca_bundle" in caught.value.remedy
+        assert "--ca-bundle" in caught.value.remedy
+
+
+def test_https_at_a_port_that_does_not_speak_tls_says_so(aws: pytest.MonkeyPatch) -> None:
+    with scripted_s3() as server:
+        server.script = answer
+        url = server.url.replace("http://", "https://")
+        source = S3Connector("bucket", "", S3Options(url, region="us-east-1"))
+        with pytest.raises(errors.Unreachable, match="does not speak TLS") as caught:
+            source.check()
+        assert caught.value.remedy == "write its URL as http://"
+
+
+def test_a_certificate_of_another_host(certificate: Path, aws: pytest.MonkeyPatch) -> None:
+    with scripted_s3(certificate) as server:
+        server.script = answer
+        url = server.url.replace("127.0.0.1", "localhost")
+        options = S3Options(url, region="us-east-1", ca_bundle=str(certificate))
+        with pytest.raises(errors.Unreachable, match="is for another host"):
+            S3Connector("bucket", "", options).check()

@@ -129,7 +129,7 @@ FAULTS = [
     (404, "NoSuchBucket", errors.NotFound),
     (403, "AccessDenied", errors.AccessDenied),
     (403, "SignatureDoesNotMatch", errors.AccessDenied),
-    (403, "RequestTimeTooSkewed", errors.AccessDenied),
+    (403, "RequestTimeTooSkewed", errors.CredentialsMissing),
     (403, "InvalidObjectState", errors.Archived),
     (400, "ExpiredToken", errors.CredentialsMissing),
     (400, "AuthorizationHeaderMalformed", errors.OriginError),

@@ -237,7 +237,8 @@ def test_the_last_worker_can_be_drained() -> None:
     assert (r.before(), r.state("a")) == ([], "drained")
 
 
-def test_only_what_is_lost_or_drained_can_be_removed() -> None:
+def test_only_what_is_lost_can_be_removed() -> None:
+    """A drained worker that lives would be back, and serving, with its next heartbeat."""
     r = ring("a", "b")
     with pytest.raises(InUse, match="serving"):
         r.send(RemoveWorker("b"))
@@ -245,6 +246,10 @@ def test_only_what_is_lost_or_drained_can_be_removed() -> None:
     with pytest.raises(InUse, match="draining"):
         r.send(RemoveWorker("b"))
     r.settle("a", "b")
+    with pytest.raises(InUse, match="drained, and its process lives") as refused:
+        r.send(RemoveWorker("b"))
+    assert refused.value.remedy == "stop its process first"
+    r.send(Leave("b"))
     r.send(RemoveWorker("b"))
     assert not r.beat("b").known
     assert [row.id for row in r.membership.rows(r.now)] == ["a"]

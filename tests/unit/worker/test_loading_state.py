@@ -189,12 +189,12 @@ def test_without_room_nothing_more_of_the_job_is_tried() -> None:
 
 
 def test_bandwidth_is_kept_by_what_came() -> None:
-    loading, begun = started(task(1, 30, size=1000), rate=4000)
-    assert len(begun) == 5, "a second's worth, and the one that goes into debt"
-    assert loading.wake_at_s == pytest.approx(1000 / 4000)
-    more = brought(end(loading, begun[0], 0.1, failure=None))
+    loading, begun = started(task(1, 30, size=1000), rate=40_000)
+    assert len(begun) == 5, "a tenth of a second's worth, and the one that goes into debt"
+    assert loading.wake_at_s == pytest.approx(1000 / 40_000)
+    more = brought(end(loading, begun[0], 0.01, failure=None))
     assert more == []
-    actions = loading.handle(FileEnded(begun[1].id, begun[1].place, 0), 0.1)  # from a peer
+    actions = loading.handle(FileEnded(begun[1].id, begun[1].place, 0), 0.01)  # from a peer
     assert len(brought(actions)) == 1, "what did not come from the origin is given back"
 
 
@@ -202,7 +202,7 @@ def test_another_job_goes_on_while_one_waits_for_bandwidth() -> None:
     loading = Loading("w")
     loading.handle(Tick(), 0.0)
     tasks = [task(1, 30), task(2, 30, job=2)]
-    begun = brought(loading.handle(Answered(Worked("run", tasks, {1: 1000, 2: 0})), 0.0))
+    begun = brought(loading.handle(Answered(Worked("run", tasks, {1: 10_000, 2: 0})), 0.0))
     assert [one.task.job for one in begun].count(1) == 2
     assert [one.task.job for one in begun].count(2) == 30
 

@@ -1,0 +1,146 @@
+"""`cachefs health`: what is wrong with a mount or a cluster, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.mounts import is_dead, read_mounts
+from cachefs.cli.session import attached, checked, connected, find_target
+from cachefs.client.admin import AdminClient
+from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError
+from cachefs.core.health import CODES, Problem, facts_of, health, problem_lines, verdict
+from cachefs.launcher import local
+from cachefs.launcher.state import MountRecord, StateHome
+
+ASK_S: Final = 20.0
+WELL: Final = "OK, nothing is wrong"
+
+
+@click.command("health")
+@click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
+@settings.setting_flags("status")
+@output.json_flag
+@output.debug_flag
+def command(
+    where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> int:
+    """What is wrong with a mount or a cluster, with a cause and a remedy each; without an argument,
+    with all mounts here and the cluster of the settings. Exit code 0 if nothing is wrong, 1 if only
+    warnings are printed, 2 if reads fail or go past the cache.
+
+    \b
+    cachefs health /mnt/data
+    cachefs health cachefs://master:19998
+    """
+    chosen = settings.load_settings(flags, config_file)
+    found = unique(_problems(where, chosen, settings.state_home(chosen)))
+    if as_json:
+        output.print_json([msgspec.to_builtins(one) for one in found])
+    else:
+        for line in problem_lines(found, time.time()) or [WELL]:
+            click.echo(line)
+    return verdict(found)
+
+
+def unique(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns each problem once: two mounts of one server have the same ones."""
+    return [*dict.fromkeys(problems)]
+
+
+def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
+    """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
+    master answers."""
+    if is_dead(record.mountpoint):
+        return health(
+            facts_of({"mountpoint": record.mountpoint, "mount_is_dead": True}), time.time()
+        )
+    try:
+        with connected(record) as client:
+            tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
+        if is_cluster(record.source.url):
+            return [*of_tree(tree), *_of_its_cluster(record.source.url, chosen)]
+        with attached(record) as session:
+            quotas = session.call(m.GetPolicies(session.namespace, b""), m.PoliciesAt)
+    except CacheFSError as err:
+        return [_no_answer(record, err)]
+    return of_tree(_with_quotas(tree, quotas))
+
+
+def of_tree(tree: dict[str, Any]) -> list[Problem]:
+    """Returns what is wrong, by a status document."""
+    return health(facts_of(tree), time.time())
+
+
+def of_master(master: AdminClient) -> list[Problem]:
+    """Returns what a master says is wrong; MASTER_AWAY if it does not answer."""
+    try:
+        return master.health()
+    except CacheFSError as err:
+        return [_away(master.url, err)]
+
+
+def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Problem]:
+    if where is not None and is_cluster(where) and not parse_cluster(where).path:
+        url = master_url(where, tls=clusters.speaks_tls(chosen))
+        with AdminClient(url, clusters.security(chosen, url)) as master:
+            yield from of_master(master)
+    elif where is not None:
+        yield from of_mount(find_target(where, home).record, chosen)
+    else:
+        yield from _of_everything(chosen, home)
+
+
+def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
+    for mount in read_mounts().ours():
+        record = home.find_mount(mount.mountpoint)
+        if record is not None:
+            yield from of_mount(record, chosen)
+        elif is_dead(mount.mountpoint):
+            yield from of_tree({"mountpoint": mount.mountpoint, "mount_is_dead": True})
+    up = local.read(home)
+    if chosen.text("master") or (up is not None and up.processes[0].runs):
+        with clusters.connect_admin(chosen, home) as master:
+            yield from of_master(master)
+
+
+def _of_its_cluster(url: str, chosen: Config) -> list[Problem]:
+    """The master's list; a master that is away is in the node's own facts."""
+    try:
+        master, _ = clusters.admin_of(url, chosen)
+        with master:
+            return master.health()
+    except CacheFSError:
+        return []
+
+
+def _with_quotas(tree: dict[str, Any], found: m.PoliciesAt) -> dict[str, Any]:
+    """Adds the quotas that are used up: a mount's server counts, its master knows the limits."""
+    used = tree.get("cache", {}).get("quota_used_bytes", {})
+    limits = [*found.quotas, *((one.path, one.policy.quota_bytes or 0) for one in found.below)]
+    rows = []
+    for path, limit in limits:
+        shown = "/" + output.text_of(path.strip(b"/"))
+        if limit and used.get(shown, 0) >= limit:
+            rows.append({"path": shown, "quota_bytes": limit, "used_bytes": used[shown]})
+    return {**tree, "quotas": rows}
+
+
+def _no_answer(record: MountRecord, err: CacheFSError) -> Problem:
+    severity = CODES["MOUNT_DEAD"].value
+    cause = f"its server does not answer ({err.cause})"
+    remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
+    return Problem("MOUNT_DEAD", severity, 0.0, record.mountpoint, cause, remedy)
+
+
+def _away(url: str, err: CacheFSError) -> Problem:
+    remedy = err.remedy or "start it: cachefs master"
+    return Problem("MASTER_AWAY", CODES["MASTER_AWAY"].value, 0.0, url, err.cause, remedy)

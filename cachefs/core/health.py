@@ -1,0 +1,313 @@
+"""What is wrong with a mount or a cluster, from what its servers say of themselves. Pure.
+
+`health(facts, now)` is the only place that decides. `cachefs health`, `doctor`, `status`, `top` and
+`/api/v1/health` show its list. Facts are the fields of a status document that matter here:
+`facts_of` takes them from it, and ignores the rest.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from cachefs.core.units import format_duration, format_size
+
+UNSETTLED_AFTER_S: Final = 600.0  # blocks that move for longer do not move by themselves
+STORE_FREE_BYTES: Final = 64 << 20  # less than that: the names cannot grow
+FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
+
+
+class Severity(enum.StrEnum):
+    """`error`: reads fail or go past the cache, or will. `warning`: all is served, something is
+    missing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+CODES: Final[dict[str, Severity]] = {
+    "MOUNT_DEAD": Severity.ERROR,
+    "ORIGIN_DOWN": Severity.ERROR,
+    "CREDENTIALS_EXPIRED": Severity.ERROR,
+    "MASTER_AWAY": Severity.ERROR,
+    "STORE_DISK": Severity.ERROR,
+    "TIER_DEGRADED": Severity.ERROR,
+    "TIER_FULL": Severity.WARNING,
+    "WORKER_LOST": Severity.WARNING,
+    "DAMAGED": Severity.WARNING,
+    "QUOTA_FULL": Severity.WARNING,
+    "JOB_FAILED": Severity.WARNING,
+    "JOB_WAITS": Severity.WARNING,
+    "MEMORY": Severity.WARNING,
+    "NOT_SETTLED": Severity.WARNING,
+    "VERSION_SKEW": Severity.WARNING,
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong. `code`: of `CODES`. `since_s`: wall time in seconds, 0 if unknown.
+    `subject`: the source, worker, directory or job concerned. `remedy`: what to do."""
+
+    code: str
+    severity: str
+    since_s: float
+    subject: str
+    cause: str
+    remedy: str
+
+    def one_line(self, now: float) -> str:
+        """Returns the problem as people read it."""
+        lasts = f" for {format_duration(max(0.0, now - self.since_s))}" if self.since_s else ""
+        return f"{self.code}{lasts}: {self.subject}: {self.cause}; {self.remedy}"
+
+
+def problem_lines(problems: Iterable[Problem], now: float) -> list[str]:
+    """Returns a line for each problem, as all commands print them. `now`: wall time, s."""
+    return [f"{one.severity}: {one.one_line(now)}" for one in problems]
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+class JobFacts(msgspec.Struct, frozen=True):
+    """A load job that failed, or one that waits. `ended_at_s`: wall time of a failure."""
+
+    job: int
+    message: str
+    ended_at_s: float = 0.0
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The directory of a master's store, and what is free on its disk; -1: unknown."""
+
+    path: str = ""
+    free_bytes: int = -1
+    cause: str = ""  # of the last commit that failed
+
+
+class SourceFacts(msgspec.Struct, frozen=True):
+    """An origin as a master sees it; or a namespace: of an embedded server with its `sources`, jobs
+    and store, of a node with its `master`."""
+
+    url: str = ""
+    origin_down: bool = False
+    down_since_s: float = 0.0
+    down_code: str = ""
+    down_cause: str = ""
+    down_remedy: str = ""
+    master: str = ""
+    master_down: bool = False
+    sources: list[SourceFacts] = []
+    failed_jobs: list[JobFacts] = []
+    waiting_jobs: list[JobFacts] = []
+    store: StoreFacts = StoreFacts()
+
+
+class TierFacts(msgspec.Struct, frozen=True):
+    """One cache directory."""
+
+    path: str = ""
+    state: str = "normal"
+    cause: str = ""
+    since_s: float = 0.0
+    is_full: bool = False  # of its disk: no room, where the limit allows more
+    limit_bytes: int = 0
+    used_bytes: int = 0
+
+
+class MemoryFacts(msgspec.Struct, frozen=True):
+    limit_bytes: int = 0
+    used_bytes: int = 0
+
+
+class QuotaFacts(msgspec.Struct, frozen=True):
+    path: str
+    quota_bytes: int
+    used_bytes: int
+
+
+class CacheFacts(msgspec.Struct, frozen=True):
+    """A worker's cache. `bad_pages`: how many were found to be wrong since its start."""
+
+    tiers: list[TierFacts] = []
+    memory: MemoryFacts = MemoryFacts()
+    bad_pages: int = 0
+
+
+class MemberFacts(msgspec.Struct, frozen=True):
+    """A worker of a cluster as its master sees it."""
+
+    id: str = ""
+    url: str = ""
+    host: str = ""
+    state: str = ""
+    weight: float = 0.0
+    seen_s: float = 0.0
+    version: str = ""
+    tiers: list[TierFacts] = []
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What `health` looks at. `mount_is_dead`: nobody serves the mount point."""
+
+    mountpoint: str = ""
+    mount_is_dead: bool = False
+    version: str = ""
+    sources: list[SourceFacts] = []
+    cache: CacheFacts = CacheFacts()
+    workers: list[MemberFacts] = []
+    quotas: list[QuotaFacts] = []
+    failed_jobs: list[JobFacts] = []
+    waiting_jobs: list[JobFacts] = []
+    store: StoreFacts = StoreFacts()
+    unsettled_since_s: float = 0.0
+
+
+def facts_of(tree: dict[str, Any]) -> Facts:
+    """Returns the facts in a status document. Raises ValueError for a field of another type."""
+    if not isinstance(tree.get("workers"), list):  # a master's own document has their counts there
+        tree = {name: value for name, value in tree.items() if name != "workers"}
+    try:
+        return msgspec.convert(tree, Facts, strict=False)
+    except msgspec.ValidationError as err:
+        raise ValueError(f"not a status document: {err}") from err
+
+
+# ---- decisions -----------------------------------------------------------------------------------
+
+
+def health(facts: Facts, now: float) -> list[Problem]:
+    """Returns what is wrong: errors first, then in the order of `CODES`. `now`: wall time, s."""
+    found = [
+        *_mount(facts),
+        *(one for source in facts.sources for one in _source(source, now)),
+        *(one for tier in facts.cache.tiers for one in _tier(tier, "")),
+        *_cache(facts.cache),
+        *(one for member in facts.workers for one in _member(member, facts.version, now)),
+        *map(_quota, facts.quotas),
+        *_master(facts, now),
+        *_settling(facts, now),
+    ]
+    order = {code: place for place, code in enumerate(CODES)}
+    return sorted(found, key=lambda one: (one.severity != Severity.ERROR, order[one.code]))
+
+
+def verdict(problems: Sequence[Problem]) -> int:
+    """Returns the exit code of `cachefs health`: 0 well, 1 warnings only, 2 errors."""
+    if not problems:
+        return 0
+    return 2 if any(one.severity == Severity.ERROR for one in problems) else 1
+
+
+def _problem(code: str, subject: str, cause: str, remedy: str, since_s: float = 0.0) -> Problem:
+    return Problem(code, CODES[code].value, since_s, subject, cause, remedy)
+
+
+def _mount(facts: Facts) -> Iterator[Problem]:
+    if facts.mount_is_dead:
+        cause, where = "no process serves this mount", facts.mountpoint
+        yield _problem(
+            "MOUNT_DEAD", where, cause, "clear it: cachefs doctor --fix, then mount again"
+        )
+
+
+def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
+    """The problems of an origin, or of a namespace and all its origins."""
+    if source.master_down:
+        cause = "the master does not answer; what this node knows is still served"
+        remedy = f"see to it: cachefs status cachefs://{source.master.partition('://')[2]}"
+        yield _problem("MASTER_AWAY", source.master, cause, remedy)
+    if source.origin_down:
+        yield _origin(source)
+    for one in source.sources:
+        yield from _source(one, now)
+    yield from _master(source, now)
+
+
+def _origin(source: SourceFacts) -> Problem:
+    expired = source.down_code == "credentials-missing"
+    code = "CREDENTIALS_EXPIRED" if expired else "ORIGIN_DOWN"
+    cause = source.down_cause or "it does not answer"
+    usual = "renew the credentials" if expired else "check the network and the endpoint"
+    return _problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
+
+
+def _master(facts: Facts | SourceFacts, now: float) -> Iterator[Problem]:
+    """The problems of a master's store and of its load jobs."""
+    yield from _store(facts.store)
+    for job in facts.failed_jobs:
+        if now - job.ended_at_s < FAILED_FOR_S:
+            remedy = f"see why: cachefs jobs show {job.job}; then cachefs jobs retry {job.job}"
+            yield _problem("JOB_FAILED", f"job {job.job}", job.message, remedy, job.ended_at_s)
+    for job in facts.waiting_jobs:
+        remedy = f"see to that, or stop it: cachefs jobs stop {job.job}"
+        yield _problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
+
+
+def _store(store: StoreFacts) -> Iterator[Problem]:
+    if store.cause:
+        remedy = f"free space, or repair the disk of {store.path}"
+        yield _problem("STORE_DISK", store.path, store.cause, remedy)
+    elif 0 <= store.free_bytes < STORE_FREE_BYTES:
+        cause = f"{format_size(store.free_bytes)} are left for names and policies"
+        yield _problem("STORE_DISK", store.path, cause, f"free space on the disk of {store.path}")
+
+
+def _tier(tier: TierFacts, worker: str) -> Iterator[Problem]:
+    if tier.state == "normal":
+        return
+    subject = f"{worker} {tier.path}".strip()
+    used = f"{format_size(tier.used_bytes)} of {format_size(tier.limit_bytes)} are used"
+    if tier.is_full:
+        cause = f"{tier.cause}: its disk has no room, {used}"
+        remedy = "free space on that disk, or give a smaller --cache-size"
+        yield _problem("TIER_FULL", subject, cause, remedy, tier.since_s)
+    else:
+        cause = f"{tier.state}: {tier.cause}; reads go past it"
+        remedy = "see to that disk (dmesg), or use another directory"
+        yield _problem("TIER_DEGRADED", subject, cause, remedy, tier.since_s)
+
+
+def _cache(cache: CacheFacts) -> Iterator[Problem]:
+    if cache.bad_pages:
+        pages = (
+            "1 cached page was" if cache.bad_pages == 1 else f"{cache.bad_pages} cached pages were"
+        )
+        cause = f"{pages} wrong since the start, and dropped"
+        yield _problem("DAMAGED", "the cache", cause, "check the disk and the memory (dmesg)")
+    memory = cache.memory
+    if memory.limit_bytes and memory.used_bytes > memory.limit_bytes:
+        cause = f"{format_size(memory.used_bytes)} of {format_size(memory.limit_bytes)} are used"
+        yield _problem("MEMORY", "the server", cause, "give a larger --memory-limit")
+
+
+def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
+    if not member.weight:
+        return
+    name = f"worker {member.id[:8]} ({member.host or member.url})"
+    if member.state == "lost":
+        remedy = f"start it again, or give it up: cachefs workers remove {member.id[:8]}"
+        cause = "it sends no heartbeat; its blocks come from others or the origin"
+        yield _problem("WORKER_LOST", name, cause, remedy, now - member.seen_s)
+        return
+    if member.version and version and member.version != version:
+        cause = f"it runs {member.version}, the master {version}"
+        yield _problem("VERSION_SKEW", name, cause, "install one version on all machines")
+    for tier in member.tiers:
+        yield from _tier(tier, name)
+
+
+def _quota(quota: QuotaFacts) -> Problem:
+    sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
+    remedy = f"give a larger one: cachefs quota {quota.path} SIZE"
+    return _problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
+
+
+def _settling(facts: Facts, now: float) -> Iterator[Problem]:
+    since_s = facts.unsettled_since_s
+    if since_s and now - since_s > UNSETTLED_AFTER_S:
+        cause = "blocks have been moving to their new owners for long"
+        yield _problem("NOT_SETTLED", "the cluster", cause, "see who: cachefs workers", since_s)

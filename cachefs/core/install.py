@@ -1,0 +1,15 @@
+"""The name of the distribution, and the command that installs an extra of it. Pure.
+
+The import package is `cachefs`; that name belongs to another project on the package index."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DISTRIBUTION: Final = "cachefs-io"
+
+
+def install_command(*extras: str) -> str:
+    """Returns the shell command that installs the distribution with `extras`."""
+    wanted = f"[{','.join(extras)}]" if extras else ""
+    return f"pip install '{DISTRIBUTION}{wanted}'"

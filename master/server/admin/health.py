@@ -1,0 +1,34 @@
+"""The admin API's health: the facts of this master and its workers, and what is wrong by them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from cachefs.core import admin as a
+from cachefs.core import cluster as c
+from cachefs.core.health import facts_of, health
+from master.server.admin.at import At
+from master.server.admin.policies import quota_uses
+
+
+async def show(at: At) -> a.Health:
+    """Answers `GET /health`. Raises AccessDenied for a token with a path: it names all sources."""
+    tree = dict((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
+    if "cache" not in tree:  # an embedded server's own document has its worker's cache
+        tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
+    uses = await quota_uses(at, b"")
+    tree["quotas"] = [
+        {"path": one.path, "quota_bytes": one.quota_bytes, "used_bytes": one.used_bytes}
+        for one in uses
+        if one.used_bytes >= one.quota_bytes
+    ]
+    found = health(facts_of(tree), time.time())
+    return a.Health([a.HealthProblem(**msgspec.structs.asdict(one)) for one in found])
+
+
+def _worker(row: c.WorkerRow) -> dict[str, Any]:
+    names = ("id", "url", "host", "state", "weight", "seen_s", "version")
+    return {name: getattr(row, name) for name in names} | {"tiers": row.facts.get("tiers", [])}
