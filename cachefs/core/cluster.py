@@ -8,7 +8,7 @@ Version rule as in `cachefs.core.messages`: both sides say `PROTOCOL` where they
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -238,8 +238,8 @@ class Walk(Message, frozen=True):
 
 
 class Walked(Message, frozen=True):
-    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: how many
-    directories of the walk so far were never listed; counted by a walk of what is known."""
+    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: directories so
+    far that were never listed, where the walk is of what is known."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes
@@ -487,16 +487,14 @@ def encode(body: Message) -> bytes:
 def decode_call(data: bytes | bytearray | memoryview) -> Call:
     """Raises ProtocolError."""
     try:
-        call: Call = _calls.decode(data)
+        return cast(Call, _calls.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         raise errors.ProtocolError(f"not a call: {err}") from err
-    return call
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
     """Raises ProtocolError."""
     try:
-        answer: Answer = _answers.decode(data)
+        return cast(Answer, _answers.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         raise errors.ProtocolError(f"not an answer: {err}") from err
-    return answer

@@ -189,8 +189,7 @@ class Invalidate(Message, frozen=True):
 class Open(Message, frozen=True):
     """Open a file that the client did not find published. Waits for small files to be whole.
     `complete_needs_no_release`: the server may answer a complete file with handle 0. `nonce`: of
-    the content that the client means (see `ContentId`); the server answers Stale where the ino has
-    another one. 0: the client does not say."""
+    the content that is meant, 0: any; the server answers Stale where the ino has another one."""
 
     namespace: NamespaceId
     ino: int
@@ -242,9 +241,8 @@ class Ensured(Message, frozen=True):
 
 class TierState(Message, frozen=True):
     """Event: whether the disk of a tier of the node answers. While it does not, clients open
-    nothing there by themselves. Sent after Attached if it does not, and at every change.
-    `doubtful`: bytes that were written there are lost; what was opened there before may be wrong,
-    and is read past the tier from now on."""
+    nothing there by themselves. Sent after Attached if it does not, and at every change. `doubtful`:
+    bytes written there are lost, so what was opened there is read past the tier from now on."""
 
     in_service: bool
     tier: int = 0  # its place in the node's list of tiers, the fastest first
@@ -499,8 +497,5 @@ def error_of(failure: Failure) -> errors.CacheFSError:
     """The typed error; a code of a newer peer becomes the base class (EIO)."""
     cls = errors.BY_CODE.get(failure.code, errors.CacheFSError)
     return cls(
-        failure.cause,
-        remedy=failure.remedy,
-        path=failure.path,
-        request_id=failure.request_id,
+        failure.cause, remedy=failure.remedy, path=failure.path, request_id=failure.request_id
     )

@@ -471,8 +471,8 @@ class Vfs:
     # ---- the cache ----
 
     def _meet(self, inode: Inode) -> None:
-        """An ino that was another file's until now: the server's store is an earlier one. A
-        directory keeps its nodeid, which gets another generation: what the kernel had is void."""
+        """Notes an ino that was another file's: the server's store is an earlier one. A directory
+        keeps its nodeid with another generation, which makes void what the kernel had."""
         known = self._cache.inode(inode.ino)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not len(self._former):
@@ -482,8 +482,7 @@ class Vfs:
 
     def _given_again(self, ino: int) -> None:
         """Whatever the ino names from now on gets another nodeid; what is open stays as it is."""
-        former = self._cache.inode(ino)
-        if former is not None:
+        if (former := self._cache.inode(ino)) is not None:
             self._former.put(ino, former)
         self.on_given_again(ino)
 

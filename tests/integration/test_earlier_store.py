@@ -20,7 +20,6 @@ import pytest
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.specs import Security
 from master.state.numbers import first_of_start
 from master.store.base import Table
 from master.store.lmdb_store import LmdbStore
@@ -151,7 +150,7 @@ def allowed(again: bool, transport_options: tuple[str, ...]) -> set[int]:
 def number_all(cluster: Cluster, tree: Tree, directory: str) -> set[int]:
     """Has the master look names up, one by one: their inode numbers."""
     inos = set()
-    with HttpClient(cluster.master.url, Security()) as master:
+    with HttpClient(cluster.master.url, cluster.security) as master:
         namespace = master.call(c.Greeting(), c.Greeted).namespace
         for name in tree.names(directory):
             found = master.call(m.Resolve(namespace, b"data/" + name.encode()), m.Found)
