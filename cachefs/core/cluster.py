@@ -238,8 +238,8 @@ class Walk(Message, frozen=True):
 
 
 class Walked(Message, frozen=True):
-    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: directories so
-    far that were never listed, where the walk is of what is known."""
+    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: directories
+    so far that were never listed, where the walk is of what is known."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes

@@ -241,8 +241,8 @@ class Ensured(Message, frozen=True):
 
 class TierState(Message, frozen=True):
     """Event: whether the disk of a tier of the node answers. While it does not, clients open
-    nothing there by themselves. Sent after Attached if it does not, and at every change. `doubtful`:
-    bytes written there are lost, so what was opened there is read past the tier from now on."""
+    nothing there by themselves. Sent after Attached if it does not, and at every change.
+    `doubtful`: bytes there are lost: what was opened there is read past the tier from now on."""
 
     in_service: bool
     tier: int = 0  # its place in the node's list of tiers, the fastest first
@@ -495,7 +495,5 @@ def failure_of(err: errors.CacheFSError) -> Failure:
 
 def error_of(failure: Failure) -> errors.CacheFSError:
     """The typed error; a code of a newer peer becomes the base class (EIO)."""
-    cls = errors.BY_CODE.get(failure.code, errors.CacheFSError)
-    return cls(
-        failure.cause, remedy=failure.remedy, path=failure.path, request_id=failure.request_id
-    )
+    cls, request_id = errors.BY_CODE.get(failure.code, errors.CacheFSError), failure.request_id
+    return cls(failure.cause, remedy=failure.remedy, path=failure.path, request_id=request_id)

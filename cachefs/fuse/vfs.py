@@ -469,13 +469,12 @@ class Vfs:
         self._files.close()
 
     # ---- the cache ----
-
     def _meet(self, inode: Inode) -> None:
         """Notes an ino that was another file's: the server's store is an earlier one. A directory
-        keeps its nodeid with another generation, which makes void what the kernel had."""
+        keeps its nodeid, with another generation."""
         known = self._cache.inode(inode.ino)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
-            if not len(self._former):
+            if not self._former:
                 log.warning("inode %d is another file now: the store was set back", inode.ino)
             if inode.kind is _FILE:
                 self._given_again(inode.ino)

@@ -144,6 +144,7 @@ def test_a_busy_mount_names_its_users(node: Node, bucket: Bucket) -> None:
     node.umount(mounted)
 
 
+@pytest.mark.alone  # a namespace that is made here has the mounts of all other tests, too
 def test_a_mount_that_another_namespace_has_is_named(node: Node, tmp_path: Path) -> None:
     """[S-umount] Unmounting it here does not end it there; what is said there to do does."""
     source = tmp_path / "source"
