@@ -20,7 +20,7 @@ from worker.state.holds import Hold
 from worker.status import count_memory
 from worker.store import filesystem
 from worker.store.changes import DropFile, HoldFile, TouchFile
-from worker.store.index import Change
+from worker.store.index import Change, WritesLost
 from worker.store.records import HELD_READ, FileRecord
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -215,18 +215,32 @@ class Housekeeping:
         commits = parts.writer.commits, parts.writer.failed_commits
         if parts.health.lost or commits == (self._commits_at_sync, self._failed_commits_at_sync):
             return
-        failed = parts.writer.failed_commits != self._failed_commits_at_sync
-        self._commits_at_sync, self._failed_commits_at_sync = commits
         epoch = parts.tier.header.epoch
         parts.epoch = epoch + 1  # see `records.next_start` and `records.failed`
+        await self._commit_queued()
+        failed = parts.writer.failed_commits != self._failed_commits_at_sync
+        self._commits_at_sync, self._failed_commits_at_sync = (
+            commits[0],
+            parts.writer.failed_commits,
+        )
         try:
-            await parts.disk.run(parts.writer.write, [])
             await parts.disk.run(parts.tier.sync, epoch)
-        except OSError as err:
+        except WritesLost as err:
             self._catalog.disk_fault(err)
             await self._lost_writes.withdraw(err, index_failed=failed)
+        except OSError as err:  # the header, on a full disk: it is written by the next sync
+            self._catalog.disk_fault(err)
+            self._commits_at_sync = -1
         else:
             parts.health.synced()
+
+    async def _commit_queued(self) -> None:
+        """Waits until the records that are queued are committed. A commit that a full disk refuses
+        loses nothing: its files are not recorded."""
+        try:
+            await self._parts.disk.run(self._parts.writer.write, [])
+        except OSError as err:
+            self._catalog.disk_fault(err)
 
 
 def _ignore(error: OSError | None) -> None:

@@ -45,8 +45,12 @@ class IndexDamaged(Exception):
     """The index cannot be read, or is of another tier or format: the cache starts empty."""
 
 
-class IndexLost(OSError):
-    """The disk did not take what was written to the index: what is read of it may be wrong."""
+class WritesLost(OSError):
+    """A sync failed: the disk did not take bytes that the kernel had accepted."""
+
+
+class IndexLost(WritesLost):
+    """Bytes of the index are among them: what is read of it may be wrong."""
 
 
 class IndexWriter:

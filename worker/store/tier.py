@@ -30,7 +30,7 @@ import msgspec
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, InUse, NoSpace
 from cachefs.core.model import PAGE_BYTES
 from worker.store import filesystem
-from worker.store.index import Index, IndexDamaged
+from worker.store.index import Index, IndexDamaged, WritesLost
 from worker.store.records import (
     NAME_CHARS,
     Header,
@@ -207,24 +207,36 @@ class Tier:
 
     def sync(self, epoch: int) -> None:
         """Forces everything recorded up to `epoch` to the disk and says so in the header. The
-        caller has committed those records, and records in later epochs from now on. Raises OSError,
-        IndexLost where the index is concerned: the caller calls `distrust` or `abandon` then, as
-        the kernel tells a descriptor only once that it lost bytes. The descriptor of the directory
-        is open since the start, so it hears of every loss since then, and of an earlier one of
-        which nobody heard."""
+        caller has committed those records, and records in later epochs from now on.
+
+        Raises WritesLost, IndexLost where the index is concerned: the caller calls `distrust` or
+        `abandon` then, as the kernel tells a descriptor only once that it lost bytes. The
+        descriptor of the directory is open since the start, so it hears of every loss since then,
+        and of an earlier one of which nobody heard. Raises another OSError where the header alone
+        cannot be written (a full disk): nothing is lost then, and the next sync says it all."""
         before = self.header
         try:
-            try:
-                filesystem.syncfs(self._dir_fd)
-            finally:
-                self.index.sync()  # in any case: was its file concerned?
-            self.header = synced(before, epoch)
-            self._write_header()
-        except OSError:
+            self._force()
+        except WritesLost:
             self.header = failed(before, epoch)
             with contextlib.suppress(OSError):  # `distrust` writes it again
                 self._write_header_somehow()
             raise
+        try:
+            self.header = synced(before, epoch)
+            self._write_header()
+        except OSError:
+            self.header = before
+            raise
+
+    def _force(self) -> None:
+        """Forces the file system and the index to the disk. Raises WritesLost, IndexLost."""
+        try:
+            filesystem.syncfs(self._dir_fd)
+        except OSError as err:
+            self.index.sync()  # was its file concerned?
+            raise WritesLost(err.errno, err.strerror) from err
+        self.index.sync()
 
     def distrust(self) -> None:
         """Unpublishes what was recorded since the last good sync, after a sync that failed. Raises

@@ -267,6 +267,41 @@ def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> Non
     run(script())
 
 
+def test_a_disk_without_any_room_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a commit nor the header can be written: what is cached stays, and the next sync that
+    can write the header says that all of it reached the disk."""
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        for ino in (1, 2):
+            rig.put(ino, SMALL)
+        async with rig.worker() as worker:
+            parts = worker.inside.parts
+            await worker.fetch(NAMESPACE, 1)
+            epoch = parts.tier.header.epoch
+            monkeypatch.setattr(Index, "write", no_room)
+            monkeypatch.setattr(Tier, "_write_header", no_room)
+            assert await read(worker, 2) == rig.data[2]
+            await until(lambda: parts.writer.failed_commits > 0)
+            for _ in range(3):
+                await worker.housekeeping.sync()
+            assert rig.published() == {rig.name(1)}
+            assert parts.health.in_service
+            assert not parts.health.lost
+            assert parts.tier.header.synced_epoch < epoch, "nothing is said to be synced"
+            monkeypatch.undo()
+            await worker.housekeeping.sync()
+            assert parts.tier.header.synced_epoch == epoch
+            assert rig.published() == {rig.name(1)}
+
+    run(script())
+
+
 def test_what_an_earlier_process_did_not_sync_is_synced_by_the_next(
     tmp_path: Path, fail_syncs: Callable[[int], None]
 ) -> None:
