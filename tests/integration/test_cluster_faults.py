@@ -245,7 +245,8 @@ def question(
     try:
         header = base64.b64encode(msgspec.msgpack.encode(origin)).decode()
         path = f"{c.DATA_PATH}/{origin.content.name}?first=0&end=1&epoch={epoch}"
-        connection.request("GET", path, headers={c.ORIGIN_HEADER: header})
+        headers = {c.ORIGIN_HEADER: header, **cluster.headers}
+        connection.request("GET", path, headers=headers)
 
         def answer() -> tuple[int, int]:
             reply = connection.getresponse()
