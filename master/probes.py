@@ -1,10 +1,11 @@
 """Asks the origins that nobody else asks whether they answer, and looks at the store's disk.
 
 Each mounted source is asked once in `EVERY_S`, unless a caller asked its origin since the last
-round. What comes of it goes into the mount's `OriginHealth`, as the answers to callers do: so an
-origin that went away is known within `EVERY_S` + `LIMIT_S`, and one that is back as well. A check
-that takes longer than `LIMIT_S` says that the origin is down; it goes on, and no other one of that
-source begins before its end. One thread for each check, at most `MOST_AT_ONCE`.
+round. What comes of it goes into the mount's `OriginHealth`: so an origin that went away is known
+within `EVERY_S` + `LIMIT_S`, and one that is back as well. An error of an origin that is down
+counts as callers' errors do. A check that takes longer than `LIMIT_S`, and a refusal, are shown
+only; a slow check goes on, and no other one of that source begins before its end. One thread for
+each check, at most `MOST_AT_ONCE`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from master.tree import Mount, Tree
 EVERY_S: Final = 2.0
 JITTER: Final = 0.2  # of the pause: many masters of one store do not ask at the same time
 LIMIT_S: Final = 2.5
-MOST_AT_ONCE: Final = 8
+MOST_AT_ONCE: Final = 16
 
 
 class Probes:
@@ -62,7 +63,7 @@ class Probes:
             await asyncio.sleep(EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))
             self.round()
             if self._store_dir is not None:
-                self._free_bytes = await self._in_thread(_free_bytes, self._store_dir)
+                self._free_bytes = await asyncio.to_thread(_free_bytes, self._store_dir)
 
     def round(self) -> None:
         """Begins a check of every source that was not asked since the last round."""
@@ -80,26 +81,40 @@ class Probes:
         self._checks.pop(root, None)
 
     async def _check(self, mount: Mount) -> None:
-        check = asyncio.ensure_future(self._in_thread(mount.connector.check))
+        begun = asyncio.Event()
+        check = asyncio.ensure_future(self._in_thread(_checked, mount, _setter(begun)))
         try:
+            await begun.wait()
             await asyncio.wait([check], timeout=LIMIT_S)
             if not check.done() and not mount.health.down:  # a known cause says more
-                self._failed(mount, DeadlineExceeded(f"no answer within {LIMIT_S:g} s"))
+                silence = DeadlineExceeded(f"no answer within {LIMIT_S:g} s")
+                mount.health.troubled(silence, self._clock())
             await check
         except CacheFSError as err:
-            if is_down(err):
-                return self._failed(mount, err)
+            self._note(mount, err)
+        else:
+            mount.health.succeeded()
         finally:
             check.cancel()
-        mount.health.succeeded()
-        mount.health.was_asked = False
+            mount.health.was_asked = False
 
-    def _failed(self, mount: Mount, err: CacheFSError) -> None:
-        mount.health.failed(err, self._clock())
-        mount.health.was_asked = False
+    def _note(self, mount: Mount, err: CacheFSError) -> None:
+        note = mount.health.failed if is_down(err) else mount.health.troubled
+        note(err, self._clock())
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+
+def _setter(event: asyncio.Event) -> Callable[[], object]:
+    """Returns what a thread calls to set an event of this loop."""
+    return functools.partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
+
+
+def _checked(mount: Mount, begin: Callable[[], object]) -> None:
+    """Checks an origin, in a thread. `begin` is called when a thread has taken it up."""
+    begin()
+    mount.connector.check()
 
 
 def _free_bytes(directory: Path) -> int:

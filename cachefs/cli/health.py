@@ -16,7 +16,13 @@ from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    NotFound,
+    ProtocolError,
+    Unreachable,
+)
 from cachefs.core.health import CODES, Problem, facts_of, health, problem_lines, verdict
 from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
@@ -81,11 +87,14 @@ def of_tree(tree: dict[str, Any]) -> list[Problem]:
 
 
 def of_master(master: AdminClient) -> list[Problem]:
-    """Returns what a master says is wrong; MASTER_AWAY if it does not answer."""
+    """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
+    earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
     try:
         return master.health()
-    except CacheFSError as err:
+    except (Unreachable, DeadlineExceeded) as err:
         return [_away(master.url, err)]
+    except (NotFound, ProtocolError):
+        return []
 
 
 def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Problem]:

@@ -32,6 +32,7 @@ CODES: Final[dict[str, Severity]] = {
     "MOUNT_DEAD": Severity.ERROR,
     "ORIGIN_DOWN": Severity.ERROR,
     "CREDENTIALS_EXPIRED": Severity.ERROR,
+    "ORIGIN_REFUSES": Severity.ERROR,
     "MASTER_AWAY": Severity.ERROR,
     "STORE_DISK": Severity.ERROR,
     "TIER_DEGRADED": Severity.ERROR,
@@ -94,6 +95,7 @@ class SourceFacts(msgspec.Struct, frozen=True):
 
     url: str = ""
     origin_down: bool = False
+    origin_refuses: bool = False
     down_since_s: float = 0.0
     down_code: str = ""
     down_cause: str = ""
@@ -220,7 +222,7 @@ def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
         cause = "the master does not answer; what this node knows is still served"
         remedy = f"see to it: cachefs status cachefs://{source.master.partition('://')[2]}"
         yield _problem("MASTER_AWAY", source.master, cause, remedy)
-    if source.origin_down:
+    if source.origin_down or source.origin_refuses:
         yield _origin(source)
     for one in source.sources:
         yield from _source(one, now)
@@ -228,10 +230,12 @@ def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
 
 
 def _origin(source: SourceFacts) -> Problem:
-    expired = source.down_code == "credentials-missing"
-    code = "CREDENTIALS_EXPIRED" if expired else "ORIGIN_DOWN"
+    code, usual = "ORIGIN_DOWN", "check the network and the endpoint"
+    if source.down_code == "credentials-missing":
+        code, usual = "CREDENTIALS_EXPIRED", "renew the credentials"
+    elif source.origin_refuses:
+        code, usual = "ORIGIN_REFUSES", "check that the source is there, and who may read it"
     cause = source.down_cause or "it does not answer"
-    usual = "renew the credentials" if expired else "check the network and the endpoint"
     return _problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
 
 

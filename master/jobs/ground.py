@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from cachefs.core.errors import CacheFSError
@@ -41,14 +41,14 @@ class Ground(NamedTuple):
                 above, inode = inode.ino, stored.inode
         return above, inode
 
-    def down_below(self, path: bytes) -> tuple[str, str] | None:
-        """Returns (URL, cause) of a source at, above or below a path whose origin does not answer;
-        None if all answer."""
+    def down_below(self, paths: Iterable[bytes]) -> tuple[str, str] | None:
+        """Returns (URL, cause) of a source at, above or below one of the paths that cannot be read
+        now; None if all can."""
+        paths = [*paths]
         for mount in self.tree.mounts():
-            above = mount.record.path
-            concerned = _is_at_or_below(path, above) or _is_at_or_below(above, path)
-            if concerned and mount.health.down and mount.health.down_error is not None:
-                return mount.record.source.url, mount.health.down_error.cause
+            error, above = mount.health.error, mount.record.path
+            if error is not None and any(_meet(path, above) for path in paths):
+                return mount.record.source.url, error.cause
         return None
 
     def replicas(self, directory: bytes, name: bytes) -> int:
@@ -94,5 +94,7 @@ class Ground(NamedTuple):
         return lambda name: rule
 
 
-def _is_at_or_below(path: bytes, above: bytes) -> bool:
-    return not above or path == above or path.startswith(above + b"/")
+def _meet(one: bytes, other: bytes) -> bool:
+    """Tells whether one of two paths is at or below the other."""
+    short, long = sorted((one, other), key=len)
+    return not short or long == short or long.startswith(short + b"/")

@@ -17,6 +17,7 @@ import msgspec
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import BadConfig, CacheFSError, NotFound
+from cachefs.core.globs import select
 from cachefs.core.jobs import (
     FAILURES_BYTES,
     FAILURES_PER_REPLY,
@@ -382,8 +383,13 @@ class LoadJobs:
             return ""
         if not self._owners():
             return NO_OWNER
-        down = self._ground.down_below(job.record.base)
-        return waits_for_origin(*down) if down is not None else ""
+        record = job.record
+        is_all = record.path_count <= len(record.paths)
+        bases = [select(path).base for path in record.paths] if is_all else [record.base]
+        down = self._ground.down_below(bases)
+        if down is None or job.shown(self._clocks.now()).rate_bytes_s > 0:
+            return ""
+        return waits_for_origin(*down)
 
     def troubles(self) -> dict[str, Any]:
         """Returns the jobs that failed and those that wait, for `cachefs.core.health`."""

@@ -31,6 +31,8 @@ class OriginHealth:
         self.down_since = 0.0
         self.down_error: CacheFSError | None = None  # the last one
         self.was_asked = False
+        self._trouble: CacheFSError | None = None  # what the last probe found; changes no answer
+        self._trouble_since = 0.0
         self._down = False
         self._asked_at = 0.0
         self._warned_at = 0.0
@@ -39,10 +41,15 @@ class OriginHealth:
     def down(self) -> bool:
         return self._down
 
+    @property
+    def error(self) -> CacheFSError | None:
+        """Why it is down, or what the last probe found; None if all is well."""
+        return self.down_error or self._trouble
+
     def succeeded(self) -> None:
         self.current_warning = ""
         self._down, self.was_asked = False, True
-        self.down_error = None
+        self.down_error = self._trouble = None
 
     def failed(self, err: CacheFSError, now: float) -> None:
         self.errors += 1
@@ -53,16 +60,24 @@ class OriginHealth:
             self._down = True
             self._asked_at = now
 
+    def troubled(self, err: CacheFSError, now: float) -> None:
+        """Notes that a probe got no answer in time, or a refusal. It is shown; callers go on asking
+        the origin, whose own answers decide."""
+        self._trouble_since = self._trouble_since if self._trouble is not None else now
+        self._trouble = err
+
     def status(self) -> dict[str, Any]:
         """Returns plain values, of which `cachefs.core.health` takes what it needs."""
+        err = self.error
+        since = self.down_since if err is self.down_error else self._trouble_since
         found = {
-            "origin_down": self._down,
+            "origin_down": err is not None and is_down(err),
+            "origin_refuses": err is not None and not is_down(err),
             "origin_errors": self.errors,
             "last_warning": self.last_warning,
         }
-        if self._down and self.down_error is not None:
-            err = self.down_error
-            found |= {"down_since_s": self.down_since, "down_code": err.code}
+        if err is not None:
+            found |= {"down_since_s": since, "down_code": err.code}
             found |= {"down_cause": err.cause, "down_remedy": err.remedy}
         return found
 

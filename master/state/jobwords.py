@@ -16,7 +16,7 @@ NO_OWNER: Final = (
 
 def waits_for_origin(url: str, cause: str) -> str:
     """Returns what a job says while an origin of it does not answer."""
-    return f"waits: {url} does not answer ({cause})"
+    return f"waits for {url} ({cause})"
 
 
 def failed(failures: int, found: int) -> str:

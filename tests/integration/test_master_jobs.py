@@ -135,7 +135,7 @@ def test_a_job_says_which_origin_it_waits_for(tmp_path: Path) -> None:
             (mount,) = [one for one in master._tree.mounts() if not one.is_void]
             mount.health.failed(Unreachable("no route"), 1.0)
             message = (await master.job(job)).job.message
-            assert message == f"waits: {UFS.url} does not answer (no route)"
+            assert message == f"waits for {UFS.url} (no route)"
             assert master.status()["waiting_jobs"] == [{"job": job, "message": message}]
             mount.health.succeeded()
             assert (await master.job(job)).job.message == ""

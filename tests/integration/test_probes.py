@@ -52,7 +52,12 @@ def test_an_origin_that_refuses_answers(tmp_path: Path) -> None:
             before = origin.calls["check"]
             master.start_probes()
             await until(lambda: origin.calls["check"] > before + 2)
-            assert not health_of(master).down
+            assert not health_of(master).down, "it answers"
+            source = master.status()["sources"][0]
+            assert (source["origin_down"], source["origin_refuses"]) == (False, True)
+            assert source["down_cause"] == "no"
+            origin.script._faults.clear()
+            await until(lambda: not master.status()["sources"][0]["origin_refuses"])
 
     run(work())
 
@@ -74,7 +79,7 @@ def test_an_origin_that_readers_ask_is_not_asked_by_probes(tmp_path: Path) -> No
     run(work())
 
 
-def test_a_silent_origin_is_down_after_the_limit_and_is_asked_once(
+def test_a_silent_origin_is_shown_as_down_after_the_limit_and_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "LIMIT_S", 0.05)
@@ -91,12 +96,12 @@ def test_a_silent_origin_is_down_after_the_limit_and_is_asked_once(
         origin = Silent({b"x": b"1"})
         master = Master.open(tmp_path / "meta", UfsSpec("s3://bucket/prefix"), origin, 60.0)
         master.start_probes()
-        await until(lambda: health_of(master).down)
+        await until(lambda: master.status()["sources"][0]["origin_down"])
         assert "no answer within" in master.status()["sources"][0]["down_cause"]
-        await asyncio.sleep(0)
+        assert not health_of(master).down, "callers go on asking it"
         assert origin.asked == 1
         answer.set()
-        await until(lambda: not health_of(master).down)
+        await until(lambda: not master.status()["sources"][0]["origin_down"])
         await master.close()
 
     run(work())
@@ -108,5 +113,27 @@ def test_the_free_space_of_the_store_is_looked_at(tmp_path: Path) -> None:
             assert master.status()["store"] == {}
             master.start_probes()
             await until(lambda: master.status()["store"]["free_bytes"] > 0)
+
+    run(work())
+
+
+def test_a_check_that_waits_for_a_thread_says_nothing_of_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "LIMIT_S", 0.05)
+    monkeypatch.setattr(probes, "MOST_AT_ONCE", 1)
+
+    async def work() -> None:
+        async with opened(tmp_path, MemoryConnector({b"x": b"1"}), Clock()) as master:
+            hangs = threading.Event()
+            rounds = probes.Probes(master._tree, lambda: 1.0, None)
+            busy = rounds._threads.submit(hangs.wait, 30)
+            rounds.round()
+            await asyncio.sleep(0.2)  # four times the limit
+            assert not master.status()["sources"][0]["origin_down"]
+            hangs.set()
+            assert busy.result(30)
+            await until(lambda: not rounds._checks)
+            await rounds.close()
 
     run(work())

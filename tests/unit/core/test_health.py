@@ -33,6 +33,11 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "MOUNT_DEAD": {"mountpoint": "/mnt", "mount_is_dead": True},
     "ORIGIN_DOWN": {"sources": [DOWN]},
     "CREDENTIALS_EXPIRED": {"sources": [EXPIRED]},
+    "ORIGIN_REFUSES": {
+        "sources": [
+            {**DOWN, "origin_down": False, "origin_refuses": True, "down_code": "not-found"}
+        ]
+    },
     "MASTER_AWAY": {"sources": [{"master": "http://m:19998", "master_down": True}]},
     "STORE_DISK": {"store": {"path": "/var/c", "free_bytes": STORE_FREE_BYTES - 1}},
     "TIER_DEGRADED": {"cache": {"tiers": [{**FULL, "is_full": False}]}},
