@@ -189,7 +189,9 @@ class Master:
 
     def start_probes(self) -> None:
         """Asks the origins now and then from here on, so that `status` knows how they are."""
-        self._probes = self._probes or Probes(self._tree, self._clock, self._directory)
+        self._probes = self._probes or Probes(
+            self._tree, self._clock, self._directory, lambda: self._store.failure
+        )
         self._probes.start()
 
     async def close(self) -> None:

@@ -32,10 +32,18 @@ MOST_AT_ONCE: Final = 16
 class Probes:
     """Of one master. `status()` is for the master's status document."""
 
-    def __init__(self, tree: Tree, clock: Callable[[], float], store_dir: Path | None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        clock: Callable[[], float],
+        store_dir: Path | None,
+        failure: Callable[[], str] = str,
+    ) -> None:
+        """`failure`: why the store's last commit failed, or ""."""
         self._tree = tree
         self._clock = clock
         self._store_dir = store_dir
+        self._failure = failure
         self._free_bytes = -1
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "probe")
         self._checks: dict[int, asyncio.Task[None]] = {}  # by the root's ino
@@ -55,8 +63,10 @@ class Probes:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> dict[str, Any]:
-        """Returns the store's directory and how much its disk has free; -1: not known yet."""
-        return {"path": str(self._store_dir or ""), "free_bytes": self._free_bytes}
+        """Returns the store's directory, how much its disk has free (-1: not known yet), and why its
+        last commit failed."""
+        path = str(self._store_dir or "")
+        return {"path": path, "free_bytes": self._free_bytes, "cause": self._failure()}
 
     async def _run(self) -> None:
         while True:

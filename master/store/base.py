@@ -60,7 +60,9 @@ class Writer(Reader, Protocol):
 
 
 class Store(Protocol):
-    """An open engine. Thread-safe."""
+    """An open engine. Thread-safe. `failure`: why the last commit failed; "" if it did not."""
+
+    failure: str
 
     def snapshot(self) -> AbstractContextManager[Reader]: ...
 

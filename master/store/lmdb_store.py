@@ -104,6 +104,7 @@ class LmdbStore:
         _make_directory(directory)
         refuse_network(file_system_magic(directory), directory)
         self.directory = directory
+        self.failure = ""
         self._owner_fd = _own(directory)
         try:
             with _translated(directory):
@@ -134,8 +135,14 @@ class LmdbStore:
 
     @contextmanager
     def _begin(self) -> Iterator[Writer]:
-        with _translated(self.directory), self._env.begin(write=True) as txn:
-            yield LmdbWriter(txn, self._tables)
+        try:
+            with self._env.begin(write=True) as txn:
+                yield LmdbWriter(txn, self._tables)
+        except lmdb.Error as err:
+            typed = _typed(err, self.directory)
+            self.failure = typed.cause
+            raise typed from err
+        self.failure = ""
 
 
 def remove_store(directory: Path) -> None:

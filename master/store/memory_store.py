@@ -53,6 +53,7 @@ class MemoryStore:
     """A store that ends with its process."""
 
     def __init__(self) -> None:
+        self.failure = ""
         self._published: Tables = {table: {} for table in Table}
         self._writer = GroupCommit(self._begin, "memory-store-writer")
 

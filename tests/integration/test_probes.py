@@ -6,14 +6,17 @@ import asyncio
 import threading
 from pathlib import Path
 
+import lmdb
 import pytest
 
-from cachefs.core.errors import AccessDenied, CredentialsMissing, Unreachable
+from cachefs.core.errors import AccessDenied, CredentialsMissing, NoSpace, Unreachable
 from cachefs.core.model import UfsSpec
 from connectors.memory import MemoryConnector
 from master import probes
 from master.namespace import Master
 from master.state.health import OriginHealth
+from master.store.lmdb_store import LmdbStore
+from master.tree import Tree
 from tests.integration.test_master import Clock, opened, run, until
 
 
@@ -105,6 +108,22 @@ def test_a_silent_origin_is_shown_as_down_after_the_limit_and_is_asked_once(
         await master.close()
 
     run(work())
+
+
+def test_a_commit_that_fails_is_shown_until_one_goes_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise lmdb.DiskError("mdb_put: No space left on device")
+
+    store = LmdbStore(tmp_path / "meta")
+    with pytest.raises(NoSpace):
+        store.write(no_room).result(30)
+    assert store.failure == "no room for the metadata store"
+    assert probes.Probes(Tree(), float, None, lambda: store.failure).status()["cause"]
+    store.write(lambda writer: None).result(30)
+    assert store.failure == ""
+    store.close()
 
 
 def test_the_free_space_of_the_store_is_looked_at(tmp_path: Path) -> None:
