@@ -63,7 +63,7 @@ class Probes:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> dict[str, Any]:
-        """Returns the store's directory, how much its disk has free (-1: not known yet), and why its
+        """Returns the directory of the store, what its disk has free (-1: not known), and why its
         last commit failed."""
         path = str(self._store_dir or "")
         return {"path": path, "free_bytes": self._free_bytes, "cause": self._failure()}
