@@ -396,7 +396,9 @@ class FileBody:
         self._left = size
         self._version = version
         self._path = path
-        self._lock = threading.Lock()  # a close from another thread waits for the chunk under way
+        self._lock = threading.Lock()
+        self._is_reading = False  # a thread reads, and only that thread closes the descriptor
+        self._is_closed = False
 
     def compare(self) -> int:
         """Returns the ctime of the open file, in ns. Raises Stale when it is another version."""
@@ -412,13 +414,27 @@ class FileBody:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self._left)))
         try:
             while self._left:
-                with self._lock:
-                    if self._descriptor < 0:
+                with self._reading() as may_read:
+                    if not may_read:
                         return
                     count = self._read(buffer[: self._left])
                 yield buffer[:count]
         finally:
             self.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[bool]:
+        """Gives False once the body was closed. Keeps the descriptor open in the block."""
+        with self._lock:
+            self._is_reading = may_read = not self._is_closed
+        try:
+            yield may_read
+        finally:
+            with self._lock:
+                self._is_reading = False
+                is_closed = self._is_closed
+            if is_closed:
+                self._close_descriptor()
 
     def _read(self, buffer: memoryview) -> int:
         try:
@@ -433,6 +449,15 @@ class FileBody:
         return count
 
     def close(self) -> None:
+        """Does not wait for a read in another thread, which may hang with the disk: that thread
+        closes the descriptor when its read ends."""
+        with self._lock:
+            self._is_closed = True
+            is_reading = self._is_reading
+        if not is_reading:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:

@@ -6,7 +6,9 @@ were written, with its checksum. What a source answers wrongly never becomes a p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -78,6 +80,7 @@ class Transfer:
         with bounded(self.until_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)
             try:
+                self.raise_if_aborted()  # meanwhile: then nobody has closed this body
                 for chunk in body:
                     self._take(memoryview(chunk), body)
             finally:
@@ -96,10 +99,12 @@ class Transfer:
         self._page(size_bytes, checksum)
 
     def abort(self) -> None:
-        """From any thread: nothing more is written, `run` ends as soon as its body lets it."""
-        self.aborted = True
-        if self._body is not None:
-            self._body.close()
+        """From any thread: nothing more is written, `run` ends as soon as its body lets it. Returns
+        at once: the body is closed in a thread of its own, since a close may wait for a disk."""
+        is_first, self.aborted = not self.aborted, True
+        if is_first and self._body is not None:
+            with contextlib.suppress(RuntimeError):  # no more threads: `run` closes the body alone
+                threading.Thread(target=self._body.close, name="cut", daemon=True).start()
 
     def cut(self, error: CacheFSError) -> None:
         """As `abort`; `run` raises this error."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -211,3 +213,37 @@ def test_times_out_of_bounds_are_clamped(tmp_path: Path, time_s: int) -> None:
         assert bytes(source.read_all(b"f", version)) == b"odd"
     finally:
         shutil.rmtree(root)
+
+
+def test_a_close_does_not_wait_for_a_read_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads closes the descriptor when the disk answers."""
+    write(tmp_path / "f", OLD)
+    source = FileConnector(os.fspath(tmp_path))
+    body = source.read(b"f", 0, len(OLD), version_of(source))
+    hangs, answers, preadv = threading.Event(), threading.Event(), os.preadv
+    descriptors: list[int] = []
+
+    def hang(fd: int, *args: Any) -> int:
+        descriptors.append(fd)
+        hangs.set()
+        assert answers.wait(60)
+        return preadv(fd, *args)
+
+    monkeypatch.setattr(os, "preadv", hang)
+    reading = threading.Thread(target=lambda: [*body], daemon=True)
+    reading.start()
+    assert hangs.wait(60)
+    closing = threading.Thread(target=body.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    try:
+        assert not closing.is_alive()
+        os.fstat(descriptors[0])  # nobody may close it before the read ends
+    finally:
+        answers.set()
+    reading.join(60)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+    assert [*body] == []

@@ -19,6 +19,7 @@ from tests.unit.worker import rig
 from tests.unit.worker.rig import Rig, run
 from worker.source import OriginBody, OriginSource, Purpose, SourceBody
 from worker.stalls import GRACE_S, PAGE_LIMIT_S, give_up_stalled
+from worker.transfer import Transfer
 from worker.worker import Worker
 
 DEADLINE_S = 5.0
@@ -81,6 +82,48 @@ def test_pages_that_do_not_come_fail_and_are_asked_for_anew(tmp_path: Path, is_s
     now = time.monotonic()
     assert all(one < now + DEADLINE_S for one in source.until_s)
     assert until() == NEVER_S
+
+
+def test_a_cut_does_not_wait_for_the_body_to_close(tmp_path: Path) -> None:
+    made = Rig(tmp_path, 64 << 20)
+    ino = made.put(1, 300_000)
+    source = _Holding(made.origin)
+    transfer = Transfer(made.space.origins[ino], 0, 1, 0, lambda page, checksum: None)
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            transfer.run(source, -1)
+        except Unreachable as err:
+            ended.append(err)
+
+    running = threading.Thread(target=work, daemon=True)
+    running.start()
+    assert source.stalled.wait(60)
+    cutting = threading.Thread(target=transfer.cut, args=(Unreachable("silent"),), daemon=True)
+    cutting.start()
+    cutting.join(10)
+    try:
+        assert not cutting.is_alive()
+    finally:
+        source.go_on.set()
+    running.join(60)
+    assert [error.cause for error in ended if isinstance(error, Unreachable)] == ["silent"]
+
+
+class _Holding(Stalling):
+    """A body whose close waits for `go_on`, too."""
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        return OriginBody(_Held(super().read(origin, offset, size, purpose), self))
+
+
+class _Held(_Slow):
+    def close(self) -> None:
+        assert self._source.go_on.wait(60)
+        super().close()
 
 
 def _look(worker: Worker, later_s: float) -> None:
