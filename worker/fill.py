@@ -21,7 +21,7 @@ from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
-from worker.segments import Segment, Segments, memory_file
+from worker.segments import Segment, Segments, make_file
 from worker.small.reads import Small
 from worker.small.wire import Got
 from worker.source import NotHere, Purpose
@@ -332,6 +332,7 @@ class Filler:
         entry.pages.add(page)
         if not entry.detached:
             entry.unrecorded[page] = checksum
+        self._parts.arrivals.came(entry.origin)
         size_bytes = min(allocation(range_bytes(entry.size, page, page + 1)), piece.room_bytes)
         piece.room_bytes -= size_bytes
         self._parts.ledger.reserved_bytes -= size_bytes
@@ -398,7 +399,7 @@ class Filler:
 
         def run(transfer: Transfer) -> None:
             transfer.at_disk += 1
-            self._make_segment_file(entry, segment)
+            make_file(segment, self._parts.tier)
             transfer.at_disk += 1
             transfer.run(self._parts.source, segment.fd, piece.purpose)
 
@@ -410,20 +411,10 @@ class Filler:
             run,
         )
 
-    def _make_segment_file(self, entry: Entry, segment: Segment) -> None:
-        """In a thread, before the first byte."""
-        if segment.fd >= 0:
-            return
-        size_bytes = range_bytes(entry.size, segment.first, segment.end)
-        make = memory_file if segment.in_memory else self._parts.tier.scratch_file
-        try:
-            segment.fd = make(size_bytes)
-        except OSError as err:
-            raise DiskFault(err) from err
-
     def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
         segment.checksums.append(checksum)
         segment.ready_end = page + 1
+        self._parts.arrivals.came(piece.entry.origin)
         piece.settle(page)
 
     # ---- transfers ----

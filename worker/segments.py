@@ -28,7 +28,8 @@ from worker.state.accounting import allocation
 from worker.state.pages import PageRange, range_bytes
 from worker.state.shares import ActiveReaders, piece_bytes, segments_kept
 from worker.store.filesystem import is_unused
-from worker.transfer import PIECE_PAGES
+from worker.store.tier import Tier
+from worker.transfer import PIECE_PAGES, DiskFault
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
 MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
@@ -399,6 +400,18 @@ def _no_room(*, in_memory: bool) -> NoSpace:
         "the scratch area of the cache is full",
         remedy="give a larger --cache-size, or read fewer large files at a time",
     )
+
+
+def make_file(segment: Segment, tier: Tier) -> None:
+    """In a thread, before the first byte. Raises DiskFault."""
+    if segment.fd >= 0:
+        return
+    size_bytes = range_bytes(segment.file_bytes, segment.first, segment.end)
+    make = memory_file if segment.in_memory else tier.scratch_file
+    try:
+        segment.fd = make(size_bytes)
+    except OSError as err:
+        raise DiskFault(err) from err
 
 
 def memory_file(size_bytes: int) -> int:

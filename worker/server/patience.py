@@ -4,10 +4,16 @@ A system call on a mount may become several requests: names on the way to a file
 a read that the kernel asks for once more, in a smaller piece, after the first one failed. Together
 they get one deadline. What a request has waited is therefore taken off the time of the next one
 about the same inode or handle, if that follows within `CHAIN_S`.
+
+An open or a read waits for bytes, which may be queued behind other files' bytes at a slow source.
+Its deadline therefore counts from the last page that the node received from that source, whatever
+file the page belongs to, but ends after `MOST_DEADLINES` deadlines in any case. Requests for names,
+and the second request of a read that failed, are not extended so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cachefs.core import messages as m
@@ -16,9 +22,14 @@ GRACE_S: Final = 1.0  # beyond the deadline: the parts below end by themselves, 
 CHAIN_S: Final = 1.0  # a request that follows later belongs to another system call
 LEAST_S: Final = 0.5  # that the next request of a chain gets in any case
 NOTED_S: Final = 1.0  # shorter waits are not noted
+MOST_DEADLINES: Final = 10  # of one open or read at a source that goes on sending
 
 Subject = tuple[bytes, int] | int
 """The namespace and an inode number, or a handle."""
+
+
+MovedS = Callable[[m.Open | m.Ensure], float]
+"""Says when a page of the source that a request needs came last (monotonic)."""
 
 
 class _Spent(NamedTuple):
@@ -77,9 +88,19 @@ class Patience:
             type(waiting.body), now + CHAIN_S, before_s + now - waiting.began_s
         )
 
-    def overdue(self, now: float) -> list[int]:
-        """The ids of the requests whose deadline has passed."""
-        return [id for id, waiting in self._waiting.items() if now >= waiting.until_s]
+    def overdue(self, now: float, moved_s: MovedS) -> list[int]:
+        """Returns the ids of the requests whose deadline has passed."""
+        overdue = [(id, one) for id, one in self._waiting.items() if now >= one.until_s]
+        return [id for id, one in overdue if now >= self._extended_s(one, moved_s)]
+
+    def _extended_s(self, waiting: Waiting, moved_s: MovedS) -> float:
+        """Returns the deadline of a request, in view of what its source sends."""
+        body = waiting.body
+        is_again = isinstance(body, m.Ensure) and waiting.spent_s > 0
+        if is_again or not isinstance(body, m.Ensure | m.Open):
+            return waiting.until_s
+        most_s = waiting.began_s - waiting.spent_s + MOST_DEADLINES * self._limit_s
+        return max(waiting.until_s, min(moved_s(body) + self._limit_s, most_s))
 
     def about(self, id: int) -> m.Message | None:
         """The request of an id; None where it has no deadline."""

@@ -17,6 +17,7 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
+from worker.arrivals import Arrivals
 from worker.cache import TierView
 from worker.server.server import NodeServer
 
@@ -37,9 +38,13 @@ class FakeWorker:
         self.views = [TierView(0, self.pub_fds[0], True)]
         self.loading = SimpleNamespace(capacity=lambda: 0)
         self.on_tiers: Callable[[], None] = lambda: None
+        self.arrivals = Arrivals()
 
     def tiers(self) -> list[TierView]:
         return self.views
+
+    def origin_of(self, handle: int) -> None:
+        """No handle waits for bytes."""
 
     async def open(
         self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
@@ -77,6 +82,9 @@ class FakeService:
 
     def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None:
         return m.Found(Inode(7, Kind.FILE), 5.0) if name == b"known" else None
+
+    def locate_nowait(self, ino: int) -> None:
+        """Nothing is known."""
 
     async def lookup(self, parent: int, name: bytes) -> m.Found:
         raise NotFound("no such key", path="x")
