@@ -331,13 +331,25 @@ class Segments:
         if not segment.filling:
             self._let_go(segment)
 
+    def given_up(self, segment: Segment) -> None:
+        """Its transfer hangs: others get its place among the segments that are filled, and may
+        bring its pages. Its room and descriptor stay its own until `filled`, since the thread of
+        the transfer may still write."""
+        self._filling -= segment.demanded and not segment.area.whole
+        segment.demanded = False
+        self._forget_rest(segment)
+        self._parts.room_changed.notify()
+
+    def _forget_rest(self, segment: Segment) -> None:
+        for page in range(segment.ready_end, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
         self._filling -= segment.demanded and not segment.area.whole
-        for page in range(segment.ready_end, segment.end):
-            if self._by_page.get((segment.key, page)) is segment:
-                del self._by_page[segment.key, page]
+        self._forget_rest(segment)
         if segment.dropped:
             self._let_go(segment)
         elif segment.ready_end == segment.first:

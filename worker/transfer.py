@@ -38,16 +38,16 @@ class DiskFault(CacheFSError):
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
 
-    `until_s`: the source's retries and waits end then. `moved_s`: when `run` began, or the last
-    page was whole; 0.0 before. Both are of `time.monotonic`. After `run`, however it ended:
-    `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from other tiers
-    of this node; `next_page` is the first that is not whole.
+    `limit_s`: the source's retries and waits end so long after `run` began. `moved_s`: when `run`
+    began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`, however it
+    ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from
+    other tiers of this node; `next_page` is the first that is not whole.
     """
 
     __slots__ = (
         "_at", "_base", "_body", "_cut", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop",
-        "aborted", "at_disk", "moved_s", "next_page", "origin_bytes", "peer_bytes", "tier_bytes",
-        "until_s",
+        "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes", "peer_bytes",
+        "tier_bytes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -62,7 +62,7 @@ class Transfer:
         self._hash = xxhash.xxh3_64()
         self._body: SourceBody | None = None
         self._cut: CacheFSError | None = None
-        self.until_s = NEVER_S
+        self.limit_s = NEVER_S
         self.moved_s = 0.0
         self.aborted = False
         self.at_disk = 0  # odd while the disk is at work for it, another number each time
@@ -77,7 +77,7 @@ class Transfer:
         self.raise_if_aborted()
         self._fd, self.moved_s = fd, time.monotonic()
         size = range_bytes(self._origin.size, self.next_page, self._end)
-        with bounded(self.until_s):
+        with bounded(self.moved_s + self.limit_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)
             try:
                 self.raise_if_aborted()  # meanwhile: then nobody has closed this body
