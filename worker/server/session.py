@@ -91,8 +91,16 @@ class Session:
     def _start(self, id: int, work: Awaitable[Answer]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._answer(id, work))
         self._tasks[id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+        task.add_done_callback(lambda _: self._ended_task(id, work))
         return task
+
+    def _ended_task(self, id: int, work: Awaitable[Answer]) -> None:
+        """A task that is cancelled before it starts has answered nothing, and left its work."""
+        self._tasks.pop(id, None)
+        if asyncio.iscoroutine(work):
+            work.close()
+        if self._patience.about(id) is not None:
+            self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
         try:

@@ -118,3 +118,17 @@ def test_the_second_request_of_a_failed_read_does_not() -> None:
     patience.begin(1, READ, 1000.0)
     patience.end(1, FAILED, 1031.0)
     assert lasts(patience, m.Ensure(3, 0, 4096), 1031.1, moved_s=1031.0) == LEAST_S
+
+
+def test_a_wait_is_taken_off_one_request_only() -> None:
+    """Another process asks for names in the same directory."""
+    patience = Patience(DEADLINE_S)
+    patience.begin(1, m.Lookup(NAMESPACE, 1, b"dir"), 1000.0)
+    patience.end(1, m.Found(Inode(5, Kind.DIRECTORY), 5.0), 1025.0)
+    left_s = DEADLINE_S + GRACE_S - 25
+    assert lasts(patience, m.Lookup(NAMESPACE, 5, b"file"), 1025.1, 2) == left_s
+    for id in range(3, 10):
+        full_s = DEADLINE_S + GRACE_S
+        assert lasts(patience, m.Lookup(NAMESPACE, 5, b"other"), 1025.1, id) == full_s
+    patience.end(2, FOUND, 1025.2)  # at once: the wait goes on to the next request of that call
+    assert lasts(patience, m.Open(NAMESPACE, 7), 1025.3) == left_s

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import DeadlineExceeded, NotFound, Stale, Unreachable
+from cachefs.core.errors import DeadlineExceeded, Interrupted, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from worker.arrivals import Arrivals
 from worker.cache import TierView
@@ -218,6 +218,21 @@ def test_a_request_is_answered_at_the_deadline(tmp_path: Path) -> None:
         peer.sock.close()
 
     serve(tmp_path, script, deadline_s=0.1)
+
+
+def test_a_request_that_is_cancelled_before_its_task_starts_is_answered(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        (session,) = server._sessions
+        session._frame(m.encode(3, m.GetAttr(NAMESPACE, 7)))
+        session._frame(m.encode(0, m.Cancel(3)))
+        id, answer, _ = await peer.receive()
+        assert id == 3
+        assert isinstance(m.error_of(answer), Interrupted)
+        assert session._patience.about(3) is None
+        peer.sock.close()
+
+    serve(tmp_path, script)
 
 
 def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) -> None:
