@@ -1,7 +1,8 @@
 """The connector of a local (or NFS) directory: `file:///path`. It reads only, and never leaves its
 root: each directory on the way is opened by itself, without following symbolic links.
 
-The etag of a file is its inode number and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
+The etag of a file is its inode number (0 where the file system is in user space and may give the
+file another one) and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
 of what they write; no program sets the ctime, so every change of a file moves it. Two changes
 within one grain of the file system's clock may get the same ctime. So a file is not read before its
 last change is older than that grain: every later change then gets another ctime, and the comparison
@@ -27,6 +28,7 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
 from connectors.bounds import clamped_ns
+from connectors.numbering import keeps_numbers
 from connectors.pages import Pages
 from connectors.whole import joined
 
@@ -234,7 +236,10 @@ def _fingerprint(found: os.stat_result) -> Fingerprint | None:
         return None
     if kind is Kind.DIRECTORY:
         return _DIRECTORY
-    etag = f"{found.st_ino:x}-{found.st_ctime_ns:x}" if kind is Kind.FILE else ""
+    etag = ""
+    if kind is Kind.FILE:
+        number = found.st_ino if keeps_numbers(found.st_dev) else 0
+        etag = f"{number:x}-{found.st_ctime_ns:x}"
     return Fingerprint(kind, found.st_size, clamped_ns(found.st_mtime_ns), etag)
 
 

@@ -16,9 +16,10 @@ import pytest
 
 from cachefs.core.errors import Stale
 from cachefs.core.model import Fingerprint
-from connectors import file
+from connectors import file, numbering
 from connectors.bounds import MAX_TIME_S
 from connectors.file import COARSE_NS, NS, TICK_NS, FileConnector
+from connectors.numbering import fuse_devices
 
 OLD = b"old" * (1 << 20)  # 3 MiB: more than a chunk
 NEW = b"new" * (1 << 20)
@@ -247,3 +248,19 @@ def test_a_close_does_not_wait_for_a_read_that_hangs(
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptors[0])
     assert [*body] == []
+
+
+def test_inode_numbers_of_file_systems_in_user_space_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They number a file anew when the kernel has forgotten it; the ctime tells of a change."""
+    write(tmp_path / "f", OLD)
+    source, device = FileConnector(os.fspath(tmp_path)), os.stat(tmp_path).st_dev
+    assert not version_of(source).etag.startswith("0-")
+    where = f"{os.major(device)}:{os.minor(device)}".encode()
+    table = [b"1 0 0:1 / /a rw shared:1 - ext4 x rw", b"2 0 %b / /b rw - fuse.sshfs x rw" % where]
+    assert fuse_devices(table) == {device}
+    monkeypatch.setitem(numbering._keeps, device, False)
+    found = os.stat(tmp_path / "f")
+    assert version_of(source).etag == f"0-{found.st_ctime_ns:x}"
+    assert source.read(b"f", 0, 3, version_of(source))
