@@ -1,7 +1,8 @@
 """The connector of a local (or NFS) directory: `file:///path`. It reads only, and never leaves its
 root: each directory on the way is opened by itself, without following symbolic links.
 
-The etag of a file is its inode number and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
+The etag of a file is its inode number (0 where the file system is in user space and may give the
+file another one) and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
 of what they write; no program sets the ctime, so every change of a file moves it. Two changes
 within one grain of the file system's clock may get the same ctime. So a file is not read before its
 last change is older than that grain: every later change then gets another ctime, and the comparison
@@ -27,6 +28,7 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
 from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
 from connectors.bounds import clamped_ns
+from connectors.numbering import keeps_numbers
 from connectors.pages import Pages
 from connectors.whole import joined
 
@@ -234,7 +236,10 @@ def _fingerprint(found: os.stat_result) -> Fingerprint | None:
         return None
     if kind is Kind.DIRECTORY:
         return _DIRECTORY
-    etag = f"{found.st_ino:x}-{found.st_ctime_ns:x}" if kind is Kind.FILE else ""
+    etag = ""
+    if kind is Kind.FILE:
+        number = found.st_ino if keeps_numbers(found.st_dev) else 0
+        etag = f"{number:x}-{found.st_ctime_ns:x}"
     return Fingerprint(kind, found.st_size, clamped_ns(found.st_mtime_ns), etag)
 
 
@@ -396,7 +401,9 @@ class FileBody:
         self._left = size
         self._version = version
         self._path = path
-        self._lock = threading.Lock()  # a close from another thread waits for the chunk under way
+        self._lock = threading.Lock()
+        self._is_reading = False  # a thread reads, and only that thread closes the descriptor
+        self._is_closed = False
 
     def compare(self) -> int:
         """Returns the ctime of the open file, in ns. Raises Stale when it is another version."""
@@ -412,13 +419,27 @@ class FileBody:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self._left)))
         try:
             while self._left:
-                with self._lock:
-                    if self._descriptor < 0:
+                with self._reading() as may_read:
+                    if not may_read:
                         return
                     count = self._read(buffer[: self._left])
                 yield buffer[:count]
         finally:
             self.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[bool]:
+        """Gives False once the body was closed. Keeps the descriptor open in the block."""
+        with self._lock:
+            self._is_reading = may_read = not self._is_closed
+        try:
+            yield may_read
+        finally:
+            with self._lock:
+                self._is_reading = False
+                is_closed = self._is_closed
+            if is_closed:
+                self._close_descriptor()
 
     def _read(self, buffer: memoryview) -> int:
         try:
@@ -433,6 +454,15 @@ class FileBody:
         return count
 
     def close(self) -> None:
+        """Does not wait for a read in another thread, which may hang with the disk: that thread
+        closes the descriptor when its read ends."""
+        with self._lock:
+            self._is_closed = True
+            is_reading = self._is_reading
+        if not is_reading:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:

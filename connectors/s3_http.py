@@ -66,6 +66,10 @@ class Reply:
             yield from self._response.raw.stream(piece_bytes, decode_content=False)
 
     def close(self) -> None:
+        """From any thread. The shutdown ends a read in another thread, which `close` of the
+        response would wait for."""
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # the connection is free again
+            self._response.raw.shutdown()
         self._response.raw.close()
 
     @contextlib.contextmanager

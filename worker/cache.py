@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cachefs.core.messages import Ensured
-from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from worker.arrivals import Arrivals
 from worker.catalog import FreedCounts
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Cache(Protocol):
     each raises and what cancellation leaves. `on_tiers` is called when `tiers()` has changed."""
 
     on_tiers: Callable[[], None]
+    arrivals: Arrivals
 
     @property
     def serving(self) -> PeerCache: ...
@@ -64,6 +66,9 @@ class Cache(Protocol):
 
     def tiers(self) -> list[TierView]:
         """The fastest first; those that are lost are there too."""
+
+    def origin_of(self, handle: int) -> Origin | None:
+        """Returns the file of a handle for which bytes may still have to come, else None."""
 
     async def open(
         self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0

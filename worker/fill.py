@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
@@ -21,12 +22,12 @@ from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
-from worker.segments import Segment, Segments, memory_file
+from worker.segments import Segment, Segments, make_file
 from worker.small.reads import Small
 from worker.small.wire import Got
 from worker.source import NotHere, Purpose
 from worker.space import Space
-from worker.stalls import give_up_stalled
+from worker.stalls import SourceStuck, Stalls
 from worker.state.accounting import allocation
 from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
@@ -54,7 +55,8 @@ class Filler:
         self._loop = asyncio.get_running_loop()
         self._background = 0
         self._pieces: set[Piece] = set()
-        self._running: dict[Transfer, Piece] = {}
+        self._stalls = Stalls(parts)
+        self._running = self._stalls.running
         self._aborted = False
         self.on_bytes: OnBytes = lambda entry, size: None
         self.on_piece_end: Callable[[Entry], None] = lambda entry: None
@@ -95,6 +97,7 @@ class Filler:
         entry.busy_pieces += 1
         self._background += background
         self._parts.counters.fills_in_flight += 1
+        piece.is_counted = True
         piece.started_s = self._parts.clocks.monotonic()
         if not self._begin_at_once(piece):
             self._parts.tasks.start(self._bring(piece))
@@ -104,9 +107,9 @@ class Filler:
         if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
             return False
         transfer = self._cache_transfer(piece, piece.first)
-        transfer.until_s = piece.started_s + self._parts.config.origin_deadline_s
+        transfer.limit_s = self._parts.config.origin_deadline_s
         self._running[transfer] = piece
-        done = functools.partial(self._begun, piece, transfer, piece.started_s)
+        done = functools.partial(self._begun, piece, transfer)
         if not self._starts_small(piece, transfer, done):
             self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
         return True
@@ -133,18 +136,13 @@ class Filler:
         return threads.behind if piece.is_for_nobody else threads
 
     def _begun(
-        self,
-        piece: Piece,
-        transfer: Transfer,
-        started_s: float,
-        _: object,
-        error: BaseException | None,
+        self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
     ) -> None:
         self._transferred(piece, transfer)
         if self._aborted:
             self._end(piece, Interrupted("the worker is closing"))
         elif error is not None:
-            self._parts.tasks.start(self._bring(piece, Begun(transfer, started_s, error)))
+            self._parts.tasks.start(self._bring(piece, Begun(transfer, error)))
         else:
             self._finish_cached(piece)
             self._end(piece, None)
@@ -170,7 +168,8 @@ class Filler:
                 error = None  # it was given up: nobody waits
             if error is not None and not (piece.whole and isinstance(error, NoSpace)):
                 self._parts.counters.errors[error.code] += 1
-                log.warning("%s", described(entry, error))
+                if not isinstance(error, SourceStuck):  # it was told once, for all of them
+                    log.warning("%s", described(entry, error))
             self._end(piece, error)
 
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:
@@ -178,10 +177,7 @@ class Filler:
         self._pieces.discard(piece)
         for page in [*piece.unsettled]:
             piece.settle(page, error)
-        self._background -= piece.background
-        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
-        counters = self._parts.counters
-        counters.fills_in_flight -= 1
+        self._uncount(piece)
         if error is None:
             self._count_time(piece)
         if piece.room_bytes:
@@ -195,6 +191,14 @@ class Filler:
         if piece.ended is not None:
             piece.ended(piece, error)
         self._catalog.retire_if_unused(entry)
+
+    def _uncount(self, piece: Piece) -> None:
+        """The piece is no longer among those under way. Idempotent."""
+        if piece.is_counted:
+            piece.is_counted = False
+            self._background -= piece.background
+            self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
+            self._parts.counters.fills_in_flight -= 1
 
     def _count_time(self, piece: Piece) -> None:
         parts, now = self._parts, self._parts.clocks.monotonic()
@@ -228,9 +232,15 @@ class Filler:
                 transfer.abort()
         return stuck
 
-    def give_up_stalled(self) -> None:
-        """See `worker.stalls`."""
-        give_up_stalled(self._running, self._parts.config.origin_deadline_s)
+    def give_up_stalled(self, now: float | None = None) -> None:
+        """See `worker.stalls`. The pieces give back what fills share, but room that is written."""
+        for transfer, piece in self._stalls.cut(now):
+            self._uncount(piece)
+            if piece.room_bytes and not transfer.at_disk & 1:
+                self._space.release(piece.room_bytes)
+                piece.room_bytes = 0
+            if piece.segment is not None:
+                self._segments.given_up(piece.segment)
 
     def disk_writes(self) -> list[Hashable]:
         """The writes to the disk that are under way, each by a name that no other has."""
@@ -240,6 +250,8 @@ class Filler:
 
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry, first = piece.entry, piece.first
+        if begun is None:
+            self._stalls.check(entry.origin)
         if begun is not None or (piece.cacheable and await self._reserved(piece)):
             try:
                 await self._into_cache(piece, begun)
@@ -306,6 +318,7 @@ class Filler:
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
         """In a thread."""
         entry = piece.entry
+        self._stalls.check(entry.origin)  # requests may have begun to hang meanwhile
         self._make_file(entry, transfer)
         try:
             transfer.run(self._parts.source, entry.fd, piece.purpose)
@@ -332,6 +345,7 @@ class Filler:
         entry.pages.add(page)
         if not entry.detached:
             entry.unrecorded[page] = checksum
+        self._parts.arrivals.came(entry.origin)
         size_bytes = min(allocation(range_bytes(entry.size, page, page + 1)), piece.room_bytes)
         piece.room_bytes -= size_bytes
         self._parts.ledger.reserved_bytes -= size_bytes
@@ -377,6 +391,7 @@ class Filler:
             whole=piece.whole,
             in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
         )
+        piece.segment = segment
         try:
             await self._fill_segment(piece, segment)
         except DiskFault as fault:
@@ -385,6 +400,7 @@ class Filler:
             self._catalog.disk_fault(fault.error)
             return segment.ready_end
         finally:
+            piece.segment = None
             self._segments.filled(segment)
         # Where room was short, who waits for the rest asks for it: else the last page waits for as
         # many rooms as there are pages before it.
@@ -397,8 +413,9 @@ class Filler:
             self._parts.wake.call(self._segment_page, piece, segment, page, checksum)
 
         def run(transfer: Transfer) -> None:
+            self._stalls.check(entry.origin)
             transfer.at_disk += 1
-            self._make_segment_file(entry, segment)
+            make_file(segment, self._parts.tier)
             transfer.at_disk += 1
             transfer.run(self._parts.source, segment.fd, piece.purpose)
 
@@ -410,20 +427,10 @@ class Filler:
             run,
         )
 
-    def _make_segment_file(self, entry: Entry, segment: Segment) -> None:
-        """In a thread, before the first byte."""
-        if segment.fd >= 0:
-            return
-        size_bytes = range_bytes(entry.size, segment.first, segment.end)
-        make = memory_file if segment.in_memory else self._parts.tier.scratch_file
-        try:
-            segment.fd = make(size_bytes)
-        except OSError as err:
-            raise DiskFault(err) from err
-
     def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
         segment.checksums.append(checksum)
         segment.ready_end = page + 1
+        self._parts.arrivals.came(piece.entry.origin)
         piece.settle(page)
 
     # ---- transfers ----
@@ -438,8 +445,8 @@ class Filler:
         begun: Begun | None = None,
     ) -> None:
         """Transfers until the range is whole. Raises the error that ended it."""
-        parts = self._parts
-        attempt, moved_at_s = 0, begun.started_s if begun else parts.clocks.monotonic()
+        deadline_s = self._parts.config.origin_deadline_s
+        attempt, moved_at_s, stuck_s = 0, 0.0, 0.0
         error: CacheFSError | None
         while True:
             if begun is not None:
@@ -447,20 +454,22 @@ class Filler:
                 begun = None
             else:
                 transfer = new_transfer(first)
-                transfer.until_s = moved_at_s + parts.config.origin_deadline_s
+                transfer.limit_s = deadline_s - stuck_s
                 error = await self._transfer(piece, transfer, run)
             if error is None or transfer.next_page == end:
                 return
-            if transfer.next_page > first:
-                first, attempt, moved_at_s = transfer.next_page, 0, parts.clocks.monotonic()
+            if transfer.next_page > first or not attempt:
+                # The time in the queue for a thread is not the origin's.
+                first, attempt, moved_at_s = transfer.next_page, 0, transfer.moved_s
+            stuck_s = time.monotonic() - moved_at_s
             pause = pause_s(
                 error,
                 attempt=attempt,
-                stuck_s=parts.clocks.monotonic() - moved_at_s,
-                deadline_s=parts.config.origin_deadline_s,
-                jitter=parts.clocks.jitter(),
+                stuck_s=stuck_s,
+                deadline_s=deadline_s,
+                jitter=self._parts.clocks.jitter(),
             )
-            if pause is None:
+            if pause is None or not piece.unsettled:
                 raise error
             attempt += 1
             await asyncio.sleep(pause)
@@ -480,16 +489,7 @@ class Filler:
 
     def _transferred(self, piece: Piece, transfer: Transfer) -> None:
         """One request has ended."""
-        del self._running[transfer]
-        counters = self._parts.counters
-        moved = transfer.peer_bytes or transfer.tier_bytes
-        counters.origin_requests += transfer.origin_bytes > 0 or not moved
-        counters.tier_bytes += transfer.tier_bytes
-        counters.origin_bytes += transfer.origin_bytes
-        piece.origin_bytes += transfer.origin_bytes
-        counters.peer_bytes += transfer.peer_bytes
-        origin = piece.entry.origin
-        self._parts.paths.brought(origin, transfer.origin_bytes, transfer.peer_bytes)
+        self._stalls.ended(transfer)
         self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
 
     def abort(self) -> None:

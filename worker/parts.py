@@ -17,6 +17,7 @@ from cachefs.core.histogram import Histogram
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
+from worker.arrivals import Arrivals
 from worker.config import Clocks, WorkerConfig
 from worker.small.reads import SmallReads
 from worker.source import Source
@@ -159,6 +160,7 @@ class Shared:
     quotas: Quotas = field(default_factory=Quotas)
     came: Callable[[bytes, int, int], None] = _ignore_all
     owners_changed: Callable[[], None] = _ignore_all
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 @dataclass(slots=True)
@@ -203,6 +205,7 @@ class Parts:
     read: Callable[[bytes], None] = _ignore  # it was used by a reader
     filled: Callable[[bytes], None] = _ignore  # something of a content came
     charges: Charges = field(default_factory=lambda: Charges(Quotas()))
+    arrivals: Arrivals = field(default_factory=Arrivals)
     rules: Rules = field(default_factory=Rules)
     left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
 
@@ -357,6 +360,7 @@ def make_parts(
         came=shared.came,
         owners_changed=shared.owners_changed,
         charges=Charges(shared.quotas),
+        arrivals=shared.arrivals,
     )
 
 

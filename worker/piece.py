@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import PAGE_BYTES
@@ -14,13 +14,17 @@ from worker.state.bypath import url_of
 from worker.state.pages import range_bytes
 from worker.transfer import Transfer
 
+if TYPE_CHECKING:
+    from worker.segments import Segment
+
 
 class Piece:
     """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
 
     __slots__ = (
-        "background", "cache_only", "end", "ended", "entry", "first", "last", "origin_bytes",
-        "past", "purpose", "room_bytes", "size_bytes", "started_s", "unsettled", "whole",
+        "background", "cache_only", "end", "ended", "entry", "first", "is_counted", "last",
+        "origin_bytes", "past", "purpose", "room_bytes", "segment", "size_bytes", "started_s",
+        "unsettled", "whole",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, first: int, end: int) -> None:
@@ -38,6 +42,8 @@ class Piece:
         self.purpose = Purpose.READ
         self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
         self.origin_bytes = 0  # that came for it
+        self.is_counted = False  # among those that are under way
+        self.segment: Segment | None = None  # into which it is brought now
         self.ended: Callable[[Piece, CacheFSError | None], None] | None = None
 
     @property
@@ -77,10 +83,9 @@ class Piece:
 
 
 class Begun(NamedTuple):
-    """A piece's first transfer, which failed. Started at `started_s` (monotonic)."""
+    """A piece's first transfer, which failed."""
 
     transfer: Transfer
-    started_s: float
     error: BaseException
 
 

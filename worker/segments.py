@@ -28,7 +28,8 @@ from worker.state.accounting import allocation
 from worker.state.pages import PageRange, range_bytes
 from worker.state.shares import ActiveReaders, piece_bytes, segments_kept
 from worker.store.filesystem import is_unused
-from worker.transfer import PIECE_PAGES
+from worker.store.tier import Tier
+from worker.transfer import PIECE_PAGES, DiskFault
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
 MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
@@ -330,13 +331,25 @@ class Segments:
         if not segment.filling:
             self._let_go(segment)
 
+    def given_up(self, segment: Segment) -> None:
+        """Its transfer hangs: others get its place among the segments that are filled, and may
+        bring its pages. Its room and descriptor stay its own until `filled`, since the thread of
+        the transfer may still write."""
+        self._filling -= segment.demanded and not segment.area.whole
+        segment.demanded = False
+        self._forget_rest(segment)
+        self._parts.room_changed.notify()
+
+    def _forget_rest(self, segment: Segment) -> None:
+        for page in range(segment.ready_end, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
         self._filling -= segment.demanded and not segment.area.whole
-        for page in range(segment.ready_end, segment.end):
-            if self._by_page.get((segment.key, page)) is segment:
-                del self._by_page[segment.key, page]
+        self._forget_rest(segment)
         if segment.dropped:
             self._let_go(segment)
         elif segment.ready_end == segment.first:
@@ -399,6 +412,18 @@ def _no_room(*, in_memory: bool) -> NoSpace:
         "the scratch area of the cache is full",
         remedy="give a larger --cache-size, or read fewer large files at a time",
     )
+
+
+def make_file(segment: Segment, tier: Tier) -> None:
+    """In a thread, before the first byte. Raises DiskFault."""
+    if segment.fd >= 0:
+        return
+    size_bytes = range_bytes(segment.file_bytes, segment.first, segment.end)
+    make = memory_file if segment.in_memory else tier.scratch_file
+    try:
+        segment.fd = make(size_bytes)
+    except OSError as err:
+        raise DiskFault(err) from err
 
 
 def memory_file(size_bytes: int) -> int:

@@ -114,6 +114,7 @@ class Threads:
     def __init__(self, name: str, count: int, wake: Wake) -> None:
         self._name = name
         self._count = self._most = count
+        self._stuck: dict[str, int] = {}  # by cause
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -175,9 +176,11 @@ class Threads:
         """What is under way now, each call by a name that no other has."""
         return [*self._running.copy()]
 
-    def count_out(self, stuck: int) -> None:
-        """So many threads are stuck and do not count, at most as many as there may be; 0: none."""
-        self._most = self._count + min(stuck, self._count)
+    def count_out(self, stuck: int, *, cause: str = "disk") -> None:
+        """So many threads are stuck for this cause and do not count, for all causes together at
+        most as many as there may be; 0: none."""
+        self._stuck[cause] = stuck
+        self._most = self._count + min(sum(self._stuck.values()), self._count)
         while self._kept > self._most:
             self._kept -= 1
             self._calls.put(None)

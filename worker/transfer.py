@@ -6,7 +6,9 @@ were written, with its checksum. What a source answers wrongly never becomes a p
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -36,16 +38,16 @@ class DiskFault(CacheFSError):
 class Transfer:
     """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
 
-    `until_s`: the source's retries and waits end then. `moved_s`: when `run` began, or the last
-    page was whole; 0.0 before. Both are of `time.monotonic`. After `run`, however it ended:
-    `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from other tiers
-    of this node; `next_page` is the first that is not whole.
+    `limit_s`: the source's retries and waits end so long after `run` began. `moved_s`: when `run`
+    began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`, however it
+    ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from
+    other tiers of this node; `next_page` is the first that is not whole.
     """
 
     __slots__ = (
         "_at", "_base", "_body", "_cut", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop",
-        "aborted", "at_disk", "moved_s", "next_page", "origin_bytes", "peer_bytes", "tier_bytes",
-        "until_s",
+        "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes", "peer_bytes",
+        "tier_bytes",
     )  # fmt: skip
 
     def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
@@ -60,7 +62,7 @@ class Transfer:
         self._hash = xxhash.xxh3_64()
         self._body: SourceBody | None = None
         self._cut: CacheFSError | None = None
-        self.until_s = NEVER_S
+        self.limit_s = NEVER_S
         self.moved_s = 0.0
         self.aborted = False
         self.at_disk = 0  # odd while the disk is at work for it, another number each time
@@ -75,9 +77,10 @@ class Transfer:
         self.raise_if_aborted()
         self._fd, self.moved_s = fd, time.monotonic()
         size = range_bytes(self._origin.size, self.next_page, self._end)
-        with bounded(self.until_s):
+        with bounded(self.moved_s + self.limit_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)
             try:
+                self.raise_if_aborted()  # meanwhile: then nobody has closed this body
                 for chunk in body:
                     self._take(memoryview(chunk), body)
             finally:
@@ -96,10 +99,12 @@ class Transfer:
         self._page(size_bytes, checksum)
 
     def abort(self) -> None:
-        """From any thread: nothing more is written, `run` ends as soon as its body lets it."""
-        self.aborted = True
-        if self._body is not None:
-            self._body.close()
+        """From any thread: nothing more is written, `run` ends as soon as its body lets it. Returns
+        at once: the body is closed in a thread of its own, since a close may wait for a disk."""
+        is_first, self.aborted = not self.aborted, True
+        if is_first and self._body is not None:
+            with contextlib.suppress(RuntimeError):  # no more threads: `run` closes the body alone
+                threading.Thread(target=self._body.close, name="cut", daemon=True).start()
 
     def cut(self, error: CacheFSError) -> None:
         """As `abort`; `run` raises this error."""

@@ -86,6 +86,7 @@ class Worker:
         self._listeners = Listeners()
         self._filler.on_bytes = self._listeners.heard
         self._closed = False
+        self.arrivals = parts.arrivals
 
     @classmethod
     async def start(
@@ -312,8 +313,7 @@ class Worker:
         close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
         `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes
         on."""
-        known = self._handles.get(handle)
-        if known is None or offset < 0:
+        if (known := self._handles.get(handle)) is None or offset < 0:
             raise ProtocolError(f"no handle {handle}, or an offset below 0")
         entry = known.entry
         if entry is None or offset >= known.size:
@@ -324,6 +324,11 @@ class Worker:
             self._watch.suspect()
         known.takes_bytes = takes_bytes
         return await self._provider.ensure(known, offset, size)
+
+    def origin_of(self, handle: int) -> Origin | None:
+        """See `Cache`."""
+        known = self._handles.get(handle)
+        return known.entry.origin if known is not None and known.entry is not None else None
 
     def release(self, handle: int) -> bool:
         """Ends a handle. Unknown ones are ignored: False."""
@@ -360,8 +365,7 @@ class Worker:
         requests end. Raises NoSpace when the cache does not take it, Stale, and what the origin
         answers. Cancelled: pieces in flight go on."""
         origin = await self._parts.metadata(namespace).locate(ino)
-        key = origin.content.key
-        if origin.size == 0 or await self._is_published(origin, key):
+        if origin.size == 0 or await self._is_published(origin, key := origin.content.key):
             return FetchResult(origin.size, 0)
         fetched = [0]
 

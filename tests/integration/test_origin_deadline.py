@@ -94,6 +94,22 @@ def test_bodies_of_small_files_stop(node: Node, bucket: Bucket, proxy: FaultProx
     assert drips.hits >= 3
 
 
+def test_an_origin_that_is_slow_and_goes_on_sending(
+    node: Node, bucket: Bucket, proxy: FaultProxy
+) -> None:
+    """All files together take longer than the deadline; no call fails while pages come."""
+    size, names = 3 * MIB, [f"slow{n}" for n in range(6)]
+    bucket.fill({name: body(n, size) for n, name in enumerate(names)})
+    mounted = node.mount(bucket.url, *bucket.options, *OPTIONS)
+    assert sorted(os.listdir(mounted)) == names
+    began_s = time.monotonic()
+    proxy.rate_bytes_per_s = 4 * MIB
+    with ThreadPoolExecutor(len(names)) as threads:
+        found = [*threads.map(lambda name: (mounted / name).read_bytes(), names)]
+    assert time.monotonic() - began_s > DEADLINE_S + 1.0  # else this shows nothing
+    assert found == [body(n, size) for n in range(len(names))]
+
+
 def test_an_origin_that_is_silent(
     node: Node, bucket: Bucket, proxy: FaultProxy, gate: threading.Event
 ) -> None:

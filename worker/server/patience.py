@@ -3,40 +3,57 @@
 A system call on a mount may become several requests: names on the way to a file, then the open, or
 a read that the kernel asks for once more, in a smaller piece, after the first one failed. Together
 they get one deadline. What a request has waited is therefore taken off the time of the next one
-about the same inode or handle, if that follows within `CHAIN_S`.
+about the same inode or handle, if that follows within `CHAIN_S`. Requests do not say which process
+makes them. Each wait is therefore taken off one request only, the first that follows.
+
+An open or a read waits for bytes, which may be queued behind other files' bytes at a slow source.
+Its deadline therefore counts from the last page that the node received from that source, whatever
+file the page belongs to, but ends after `MOST_DEADLINES` deadlines in any case. Requests for names,
+and the second request of a read that failed, are not extended so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cachefs.core import messages as m
 
 GRACE_S: Final = 1.0  # beyond the deadline: the parts below end by themselves, with a better error
 CHAIN_S: Final = 1.0  # a request that follows later belongs to another system call
-LEAST_S: Final = 0.5  # that the next request of a chain gets in any case
+LEAST_S: Final = 0.9  # that the next request of a chain gets in any case
 NOTED_S: Final = 1.0  # shorter waits are not noted
+MOST_DEADLINES: Final = 10  # of one open or read at a source that goes on sending
 
 Subject = tuple[bytes, int] | int
 """The namespace and an inode number, or a handle."""
 
 
+MovedS = Callable[[m.Open | m.Ensure], float]
+"""Says when a page of the source that a request needs came last (monotonic)."""
+
+
 class _Spent(NamedTuple):
     """What a system call has waited so far, if its next request comes before `until_s`."""
 
+    subject: Subject
     by: type[m.Message]
     until_s: float
     spent_s: float
 
 
 class Waiting(NamedTuple):
-    """A request under way. Times are monotonic, in seconds. `spent_s`: by the ones before it."""
+    """A request under way. Times are monotonic, in seconds. `spent`: by the ones before it."""
 
     body: m.Message
     subject: Subject
     began_s: float
-    spent_s: float
+    spent: _Spent | None
     until_s: float
+
+    @property
+    def spent_s(self) -> float:
+        return self.spent.spent_s if self.spent is not None else 0.0
 
 
 class Patience:
@@ -45,41 +62,57 @@ class Patience:
     def __init__(self, deadline_s: float) -> None:
         self._limit_s = deadline_s + GRACE_S
         self._waiting: dict[int, Waiting] = {}
-        self._spent: dict[Subject, _Spent] = {}
+        self._spent: list[_Spent] = []  # the oldest first
 
     def begin(self, id: int, body: m.Message, now: float) -> None:
         """Notes a request, unless it is of a kind that no system call makes."""
         subject = _subject(body)
         if subject is None:
             return
-        spent_s = self._spent_on(subject, type(body), now) if self._spent else 0.0
-        left_s = max(LEAST_S, self._limit_s - spent_s)
-        self._waiting[id] = Waiting(body, subject, now, spent_s, now + left_s)
+        spent = self._take_spent(subject, type(body), now) if self._spent else None
+        left_s = self._limit_s
+        if spent is not None:
+            left_s = max(LEAST_S, left_s - spent.spent_s)
+        self._waiting[id] = Waiting(body, subject, now, spent, now + left_s)
 
-    def _spent_on(self, subject: Subject, kind: type[m.Message], now: float) -> float:
-        spent = self._spent.get(subject)
-        if spent is None or now > spent.until_s:
-            return 0.0
+    def _take_spent(self, subject: Subject, kind: type[m.Message], now: float) -> _Spent | None:
+        """Returns what was spent on a subject, and forgets it."""
+        self._spent = [one for one in self._spent if now <= one.until_s]
+        spent = next((one for one in self._spent if one.subject == subject), None)
+        if spent is None:
+            return None
+        self._spent.remove(spent)
         is_next_call = kind is m.GetAttr and spent.by is m.GetAttr
-        return 0.0 if is_next_call else spent.spent_s
+        return None if is_next_call else spent
 
     def end(self, id: int, answer: m.Message, now: float) -> None:
         """Notes that a request was answered. Unknown ids are ignored."""
         waiting = self._waiting.pop(id, None)
-        if waiting is None or now - waiting.began_s < NOTED_S:
+        subject = _next_subject(waiting, answer) if waiting is not None else None
+        if waiting is None or subject is None:
             return
-        subject = _next_subject(waiting, answer)
-        if subject is None:
-            return
-        before_s = 0.0 if isinstance(waiting.body, m.Ensure) else waiting.spent_s
-        self._spent = {one: spent for one, spent in self._spent.items() if now <= spent.until_s}
-        self._spent[subject] = _Spent(
-            type(waiting.body), now + CHAIN_S, before_s + now - waiting.began_s
-        )
+        spent = None if isinstance(waiting.body, m.Ensure) else waiting.spent
+        waited_s = now - waiting.began_s
+        if waited_s >= NOTED_S:
+            before_s = spent.spent_s if spent is not None else 0.0
+            spent = _Spent(subject, type(waiting.body), now + CHAIN_S, before_s + waited_s)
+        if spent is not None:
+            live = [one for one in self._spent if now <= one.until_s]
+            self._spent = [*live, spent._replace(subject=subject)]
 
-    def overdue(self, now: float) -> list[int]:
-        """The ids of the requests whose deadline has passed."""
-        return [id for id, waiting in self._waiting.items() if now >= waiting.until_s]
+    def overdue(self, now: float, moved_s: MovedS) -> list[int]:
+        """Returns the ids of the requests whose deadline has passed."""
+        overdue = [(id, one) for id, one in self._waiting.items() if now >= one.until_s]
+        return [id for id, one in overdue if now >= self._extended_s(one, moved_s)]
+
+    def _extended_s(self, waiting: Waiting, moved_s: MovedS) -> float:
+        """Returns the deadline of a request, in view of what its source sends."""
+        body = waiting.body
+        is_again = isinstance(body, m.Ensure) and waiting.spent_s > 0
+        if is_again or not isinstance(body, m.Ensure | m.Open):
+            return waiting.until_s
+        most_s = waiting.began_s - waiting.spent_s + MOST_DEADLINES * self._limit_s
+        return max(waiting.until_s, min(moved_s(body) + self._limit_s, most_s))
 
     def about(self, id: int) -> m.Message | None:
         """The request of an id; None where it has no deadline."""

@@ -27,6 +27,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
+from worker.arrivals import NEVER_S
 from worker.cache import TierView
 from worker.server import operators
 from worker.server.channel import Channel
@@ -90,8 +91,16 @@ class Session:
     def _start(self, id: int, work: Awaitable[Answer]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._answer(id, work))
         self._tasks[id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(id, None))
+        task.add_done_callback(lambda _: self._ended_task(id, work))
         return task
+
+    def _ended_task(self, id: int, work: Awaitable[Answer]) -> None:
+        """A task that is cancelled before it starts has answered nothing, and left its work."""
+        self._tasks.pop(id, None)
+        if asyncio.iscoroutine(work):
+            work.close()
+        if self._patience.about(id) is not None:
+            self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
         try:
@@ -129,12 +138,22 @@ class Session:
         """Fails the requests whose deadline has passed; what they wait for goes on. Returns one of
         those requests, None where there are none."""
         found: m.Message | None = None
-        for id in self._patience.overdue(now):
+        for id in self._patience.overdue(now, self._moved_s):
             if id not in self._late:
                 found = self._patience.about(id)
                 self._late.add(id)
                 self._drop(id)
         return found
+
+    def _moved_s(self, body: m.Open | m.Ensure) -> float:
+        """Returns when a page of the source that a request needs came last (monotonic)."""
+        worker = self.server.worker
+        if isinstance(body, m.Ensure):
+            return worker.arrivals.last_s(worker.origin_of(body.handle))
+        try:
+            return worker.arrivals.last_s(self._service(body.namespace).locate_nowait(body.ino))
+        except CacheFSError:  # the file is gone, or is no file
+            return NEVER_S
 
     def send_event(self, body: m.Message) -> None:
         self._channel.send(m.encode(0, body))

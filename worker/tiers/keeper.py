@@ -65,6 +65,7 @@ class Keeper:
         self._connector_for = connector_for
         self._source = source
         self._shared = shared
+        self.arrivals = shared.arrivals
         self._reader = DiskReader()
         self._looker = Threads("tier-look", len(specs), Wake(asyncio.get_running_loop()))
         self._one_look = asyncio.Lock()

@@ -44,6 +44,7 @@ class Tiers:
         self.serving = TiersServing(keeper, self._moves, metadata, self.chosen)
         self.loading = TiersLoading(keeper, self._moves, self)
         self.on_tiers: Callable[[], None] = lambda: None
+        self.arrivals = keeper.arrivals
 
     @classmethod
     async def start(
@@ -201,6 +202,12 @@ class Tiers:
         return await one.worker.ensure(
             local, offset, size, past_tier=past_tier, takes_bytes=takes_bytes
         )
+
+    def origin_of(self, handle: int) -> Origin | None:
+        """See `Cache`."""
+        local, number = divmod(handle, NUMBERS)
+        is_known = self._keeper.is_numbered(number)
+        return self._keeper.numbered(number).worker.origin_of(local) if is_known else None
 
     def release(self, handle: int) -> bool:
         """See `Worker.release`."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cachefs.core.errors import Stale
 from cachefs.core.model import Fingerprint
-from connectors import file
+from connectors import file, numbering
 from connectors.bounds import MAX_TIME_S
 from connectors.file import COARSE_NS, NS, TICK_NS, FileConnector
+from connectors.numbering import fuse_devices
 
 OLD = b"old" * (1 << 20)  # 3 MiB: more than a chunk
 NEW = b"new" * (1 << 20)
@@ -211,3 +214,53 @@ def test_times_out_of_bounds_are_clamped(tmp_path: Path, time_s: int) -> None:
         assert bytes(source.read_all(b"f", version)) == b"odd"
     finally:
         shutil.rmtree(root)
+
+
+def test_a_close_does_not_wait_for_a_read_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads closes the descriptor when the disk answers."""
+    write(tmp_path / "f", OLD)
+    source = FileConnector(os.fspath(tmp_path))
+    body = source.read(b"f", 0, len(OLD), version_of(source))
+    hangs, answers, preadv = threading.Event(), threading.Event(), os.preadv
+    descriptors: list[int] = []
+
+    def hang(fd: int, *args: Any) -> int:
+        descriptors.append(fd)
+        hangs.set()
+        assert answers.wait(60)
+        return preadv(fd, *args)
+
+    monkeypatch.setattr(os, "preadv", hang)
+    reading = threading.Thread(target=lambda: [*body], daemon=True)
+    reading.start()
+    assert hangs.wait(60)
+    closing = threading.Thread(target=body.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    try:
+        assert not closing.is_alive()
+        os.fstat(descriptors[0])  # nobody may close it before the read ends
+    finally:
+        answers.set()
+    reading.join(60)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])
+    assert [*body] == []
+
+
+def test_inode_numbers_of_file_systems_in_user_space_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They number a file anew when the kernel has forgotten it; the ctime tells of a change."""
+    write(tmp_path / "f", OLD)
+    source, device = FileConnector(os.fspath(tmp_path)), os.stat(tmp_path).st_dev
+    assert not version_of(source).etag.startswith("0-")
+    where = f"{os.major(device)}:{os.minor(device)}".encode()
+    table = [b"1 0 0:1 / /a rw shared:1 - ext4 x rw", b"2 0 %b / /b rw - fuse.sshfs x rw" % where]
+    assert fuse_devices(table) == {device}
+    monkeypatch.setitem(numbering._keeps, device, False)
+    found = os.stat(tmp_path / "f")
+    assert version_of(source).etag == f"0-{found.st_ctime_ns:x}"
+    assert source.read(b"f", 0, 3, version_of(source))

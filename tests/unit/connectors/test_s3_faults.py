@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+import connectors.s3
 from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
@@ -255,6 +258,39 @@ def test_a_reply_that_stalls(
     assert DATA.startswith(got)
     assert isinstance(failure, errors.Unreachable)
     assert "in time" in failure.cause
+
+
+@pytest.mark.parametrize("path", [b"f", b"tab\tand\x7f"])
+def test_a_close_ends_a_read_in_another_thread(server: ScriptedS3, path: bytes) -> None:
+    """The body stalls, and the time-out of the read is far away."""
+
+    def script(request: Request) -> Answer:
+        answer = ranged(request, DATA)
+        answer.stall_after = 100
+        return answer
+
+    server.script = script
+    body = connector(server).read(path, 0, len(DATA), VERSION)
+
+    def drain() -> None:
+        try:
+            for _ in body:
+                pass
+        except CacheFSError:
+            pass
+
+    reading = threading.Thread(target=drain, daemon=True)
+    reading.start()
+    closing = threading.Thread(target=body.close, daemon=True)
+    reading.join(0.3)
+    assert reading.is_alive()
+    closing.start()
+    closing.join(4)
+    assert not closing.is_alive()
+    if path != b"f" or connectors.s3.DIRECT_BYTES < 1 << 40:  # obstore's own reads end by time
+        reading.join(4)
+        assert not reading.is_alive()
+    server.stalled.set()
 
 
 def test_retries_until_the_first_bytes(server: ScriptedS3) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cachefs.core.errors import Unreachable
@@ -17,8 +18,10 @@ from connectors.memory import MemoryConnector
 from connectors.until import NEVER_S, until
 from tests.unit.worker import rig
 from tests.unit.worker.rig import Rig, run
+from worker.segments import MOST_FILLING
 from worker.source import OriginBody, OriginSource, Purpose, SourceBody
-from worker.stalls import GRACE_S, PAGE_LIMIT_S, give_up_stalled
+from worker.stalls import GRACE_S, MOST_STUCK, PAGE_LIMIT_S
+from worker.transfer import Transfer
 from worker.worker import Worker
 
 DEADLINE_S = 5.0
@@ -83,6 +86,183 @@ def test_pages_that_do_not_come_fail_and_are_asked_for_anew(tmp_path: Path, is_s
     assert until() == NEVER_S
 
 
+class _Hung(OriginSource):
+    """Every body of a file of one UFS waits for `go_on`."""
+
+    def __init__(self, origin: MemoryConnector) -> None:
+        super().__init__(lambda namespace, key: origin)
+        self.go_on = threading.Event()
+        self.stalled = threading.Event()
+        self.hung = 0
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        body = super().read(origin, offset, size, purpose)
+        if origin.ufs != "hung":
+            return body
+        self.hung += 1
+        return OriginBody(_Slow(body, self))
+
+
+def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path) -> None:
+    """Its readers ask again and again. They get an error at once when enough threads are stuck,
+    fills that were given up take no memory, and readers of another source go on."""
+    made = Rig(tmp_path, 64 << 20, fetch_threads=MOST_STUCK, ask_threads=2, load_threads=2)
+    hung = [made.put(number, 300_000) for number in range(1, 2 * MOST_STUCK + 1)]
+    for ino in hung:
+        made.space.origins[ino] = msgspec.structs.replace(made.space.origins[ino], ufs="hung")
+    good = made.put(1000, 300_000)
+    source = _Hung(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            parts = worker._parts
+            reading = [asyncio.create_task(rig.read(worker, ino)) for ino in hung[:MOST_STUCK]]
+            await rig.until(lambda: source.hung == MOST_STUCK)
+            await asyncio.sleep(0)
+            _look(worker, PAGE_LIMIT_S + 2 * GRACE_S)
+            for ended in await asyncio.gather(*reading, return_exceptions=True):
+                assert isinstance(ended, Unreachable)
+            assert parts.counters.fills_in_flight == 0
+            assert parts.memory.buffers_bytes == parts.ledger.reserved_bytes == 0
+            for ino in hung:
+                with pytest.raises(Unreachable, match="hang"):
+                    await rig.read(worker, ino)
+            assert source.hung == MOST_STUCK
+            assert await rig.read(worker, good) == made.data[good]
+            source.go_on.set()
+            await rig.until(lambda: not worker._filler._running)
+            for ino in hung:
+                assert await rig.read(worker, ino) == made.data[ino]
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(
+    tmp_path: Path,
+) -> None:
+    made = Rig(tmp_path, 64 << 20)
+
+    async def script() -> None:
+        async with made.worker() as worker:
+            segments, key = worker._segments, b"k" * 36
+            filling = [
+                await segments.make(key, MOST_FILLING * PAGE_BYTES, (page, page + 1), wait_s=5.0)
+                for page in range(MOST_FILLING // 2)
+            ]
+            assert segments._filling == len(filling)
+            for one in filling:
+                segments.given_up(one)
+            assert segments._filling == 0
+            assert segments.bits(key, 0, MOST_FILLING) == 0
+            taken_bytes = worker._parts.ledger.scratch_bytes
+            assert taken_bytes == len(filling) * PAGE_BYTES  # their threads may still write
+            for one in filling:
+                segments.filled(one)
+            assert segments._filling == worker._parts.ledger.scratch_bytes == 0
+
+    run(script())
+
+
+def test_a_fill_that_was_given_up_asks_no_more(tmp_path: Path) -> None:
+    made = Rig(tmp_path, 64 << 20, origin_deadline_s=DEADLINE_S)
+    ino = made.put(1, 6 * PAGE_BYTES)
+    source = Stalling(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            reading = asyncio.create_task(rig.read(worker, ino))
+            await rig.until(source.stalled.is_set)
+            _look(worker, PAGE_LIMIT_S + 2 * GRACE_S)
+            with pytest.raises(Unreachable):
+                await reading
+            asked = len(source.until_s)
+            source.go_on.set()
+            await rig.until(lambda: not worker._filler._pieces)
+            assert len(source.until_s) == asked
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_the_time_in_the_queue_for_a_thread_is_not_the_silence_of_the_origin(
+    tmp_path: Path,
+) -> None:
+    """The one thread is busy for longer than the deadline; the request behind it gets all of it."""
+    made = Rig(
+        tmp_path, 64 << 20, origin_deadline_s=0.5, fetch_threads=1, ask_threads=1, load_threads=1
+    )
+    first, second = made.put(1, 300_000), made.put(2, 300_000)
+    source = Stalling(made.origin)
+
+    async def script() -> None:
+        async with made.worker(source) as worker:
+            one = asyncio.create_task(rig.read(worker, first))
+            await rig.until(source.stalled.is_set)
+            two = asyncio.create_task(rig.read(worker, second))
+            await rig.until(lambda: len(worker._filler._running) == 2)
+            began_s = time.monotonic()
+            await rig.until(lambda: time.monotonic() > began_s + 0.6)
+            released_s = time.monotonic()
+            source.go_on.set()
+            assert await one == made.data[first]
+            assert await two == made.data[second]
+            assert source.until_s[-1] >= released_s + 0.5
+
+    try:
+        run(script())
+    finally:
+        source.go_on.set()
+
+
+def test_a_cut_does_not_wait_for_the_body_to_close(tmp_path: Path) -> None:
+    made = Rig(tmp_path, 64 << 20)
+    ino = made.put(1, 300_000)
+    source = _Holding(made.origin)
+    transfer = Transfer(made.space.origins[ino], 0, 1, 0, lambda page, checksum: None)
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            transfer.run(source, -1)
+        except Unreachable as err:
+            ended.append(err)
+
+    running = threading.Thread(target=work, daemon=True)
+    running.start()
+    assert source.stalled.wait(60)
+    cutting = threading.Thread(target=transfer.cut, args=(Unreachable("silent"),), daemon=True)
+    cutting.start()
+    cutting.join(10)
+    try:
+        assert not cutting.is_alive()
+    finally:
+        source.go_on.set()
+    running.join(60)
+    assert [error.cause for error in ended if isinstance(error, Unreachable)] == ["silent"]
+
+
+class _Holding(Stalling):
+    """A body whose close waits for `go_on`, too."""
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        return OriginBody(_Held(super().read(origin, offset, size, purpose), self))
+
+
+class _Held(_Slow):
+    def close(self) -> None:
+        assert self._source.go_on.wait(60)
+        super().close()
+
+
 def _look(worker: Worker, later_s: float) -> None:
     """Looks at what stalls, as at a later time."""
-    give_up_stalled(worker._filler._running, DEADLINE_S, time.monotonic() + later_s)
+    worker._filler.give_up_stalled(time.monotonic() + later_s)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.errors import DeadlineExceeded, NotFound, Stale, Unreachable
+from cachefs.core.errors import DeadlineExceeded, Interrupted, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
+from worker.arrivals import Arrivals
 from worker.cache import TierView
 from worker.server.server import NodeServer
 
@@ -37,9 +38,13 @@ class FakeWorker:
         self.views = [TierView(0, self.pub_fds[0], True)]
         self.loading = SimpleNamespace(capacity=lambda: 0)
         self.on_tiers: Callable[[], None] = lambda: None
+        self.arrivals = Arrivals()
 
     def tiers(self) -> list[TierView]:
         return self.views
+
+    def origin_of(self, handle: int) -> None:
+        """No handle waits for bytes."""
 
     async def open(
         self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
@@ -77,6 +82,9 @@ class FakeService:
 
     def lookup_nowait(self, parent: int, name: bytes) -> m.Found | None:
         return m.Found(Inode(7, Kind.FILE), 5.0) if name == b"known" else None
+
+    def locate_nowait(self, ino: int) -> None:
+        """Nothing is known."""
 
     async def lookup(self, parent: int, name: bytes) -> m.Found:
         raise NotFound("no such key", path="x")
@@ -210,6 +218,21 @@ def test_a_request_is_answered_at_the_deadline(tmp_path: Path) -> None:
         peer.sock.close()
 
     serve(tmp_path, script, deadline_s=0.1)
+
+
+def test_a_request_that_is_cancelled_before_its_task_starts_is_answered(tmp_path: Path) -> None:
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        peer = await fuse(path)
+        (session,) = server._sessions
+        session._frame(m.encode(3, m.GetAttr(NAMESPACE, 7)))
+        session._frame(m.encode(0, m.Cancel(3)))
+        id, answer, _ = await peer.receive()
+        assert id == 3
+        assert isinstance(m.error_of(answer), Interrupted)
+        assert session._patience.about(3) is None
+        peer.sock.close()
+
+    serve(tmp_path, script)
 
 
 def test_a_complete_file_is_released_at_once_for_who_wants_it(tmp_path: Path) -> None:

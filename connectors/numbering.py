@@ -1,0 +1,37 @@
+"""Which file systems number their inodes for good. Many file systems in user space (sshfs, gcsfuse,
+s3fs: libfuse without `use_ino`) give a file another inode number whenever the kernel has forgotten
+the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+MOST_KNOWN: Final = 1024
+_keeps: dict[int, bool] = {}  # by device; replaced and filled by whichever thread comes first
+
+
+def keeps_numbers(device: int) -> bool:
+    """Says whether the inode number of a file on this device (`st_dev`) stays the same. From any
+    thread. Asks the table of mounts, never the file system, which may hang."""
+    known = _keeps.get(device)
+    if known is None:
+        if len(_keeps) >= MOST_KNOWN:
+            _keeps.clear()
+        with Path("/proc/self/mountinfo").open("rb") as table:
+            known = _keeps[device] = device not in fuse_devices(table)
+    return known
+
+
+def fuse_devices(table: Iterable[bytes]) -> set[int]:
+    """Returns the devices of file systems in user space, from the lines of
+    /proc/self/mountinfo."""
+    found = set()
+    for line in table:
+        mount, _, rest = line.partition(b" - ")
+        if rest.startswith(b"fuse"):
+            major, minor = mount.split(b" ")[2].split(b":")
+            found.add(os.makedev(int(major), int(minor)))
+    return found
