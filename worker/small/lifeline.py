@@ -35,4 +35,16 @@ class Tied(subprocess.Popen[bytes]):
             raise
         finally:
             os.close(read_end)
-        weakref.finalize(self, os.close, write_end)
+        self._let_go = weakref.finalize(self, os.close, write_end)
+
+    def poll(self) -> int | None:
+        """As `subprocess.Popen.poll`; the pipe of a child that has ended is closed."""
+        if (code := super().poll()) is not None:
+            self._let_go()
+        return code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As `subprocess.Popen.wait`; the pipe of the child is closed after it."""
+        code = super().wait(timeout)
+        self._let_go()
+        return code
