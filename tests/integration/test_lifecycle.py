@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
 from tests.services.processes import is_running, wait_until
