@@ -27,12 +27,12 @@ from cachefs.client.connection import Connection
 from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, Unsupported
-from cachefs.core.specs import ClientSpec, Started
+from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
 from cachefs.fuse.own_record import OwnRecord
 from cachefs.fuse.runs import Runs
-from cachefs.fuse.server_watch import HEARTBEATS, ServerWatch
+from cachefs.fuse.server_watch import ServerWatch
 from cachefs.fuse.supervisor import wire
 from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 PING_S: Final = 2.0  # of silence
-HEARTBEATS: Final = 3  # a server gets three times a client's time: it may be busy for all mounts
 
 
 class Act(enum.Enum):
