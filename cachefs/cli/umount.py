@@ -52,8 +52,9 @@ def command(
 def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     """Unmount; the mount point, and a note on what has not ended yet.
 
-    Raises CannotMount when it is no mount of ours, InUse naming the users of a busy one, or a
-    process of another mount namespace that still has it.
+    Raises CannotMount when it is no mount of ours, InUse naming the users of a busy one. A process
+    of another mount namespace that still has the mount is in the note: here it is unmounted, and
+    another `umount` could do nothing more.
     """
     table = read_mounts()
     mount = find_mount(where, table)
@@ -124,11 +125,9 @@ def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> st
     if holders:
         where = ", ".join(holder.describe() for holder in holders)
         first = holders[0]
-        raise InUse(
-            f"unmounted here, but another mount namespace still has the mount: {where}; "
-            f"its client (pid {record.pid}) goes on",
-            path=record.mountpoint,
-            remedy=f"end that process, or: nsenter -t {first.pid} -m umount {first.mountpoint}",
+        return (
+            f"another mount namespace still has the mount: {where}; its client (pid {record.pid}) "
+            f"goes on; end that process, or: nsenter -t {first.pid} -m umount {first.mountpoint}"
         )
     if lazy:
         return f"files are still open; its client (pid {record.pid}) ends with the last of them"

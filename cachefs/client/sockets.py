@@ -13,28 +13,47 @@ from typing import Final
 from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.core.messages import MAX_FRAME_BYTES
 
+CONNECT_LIMIT_S: Final = 2.0  # a server that hangs may have a full queue of connections
 _MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them must be closed
 _FD_BYTES: Final = array.array("i").itemsize
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # plain, as enums are slow
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
 _CREDENTIALS: Final = struct.Struct("3i")  # pid uid gid
+_TIMEVAL: Final = struct.Struct("@ll")
 _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def connect_socket(path: str) -> socket.socket:
     """A connected blocking socket. `path` may be longer than the 107 bytes of an address.
 
-    Raises Unreachable when nobody listens there.
+    Raises Unreachable when nobody listens there, or accepts nothing within `CONNECT_LIMIT_S`.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
+        _limit_sends(sock, CONNECT_LIMIT_S)
         connect_long(sock, path)
+        _limit_sends(sock, 0)
+    except BlockingIOError as err:
+        sock.close()
+        raise Unreachable(
+            f"the server accepts no connection: its queue has been full for {CONNECT_LIMIT_S:g} s",
+            remedy="see its log",
+            path=path,
+        ) from err
     except OSError as err:
         sock.close()
         raise Unreachable(
             f"the server does not answer: {err.strerror}", remedy="is it running?", path=path
         ) from err
     return sock
+
+
+def _limit_sends(sock: socket.socket, limit_s: float) -> None:
+    """How long a connect or a send of a blocking socket waits at most; 0: for ever. A timeout of
+    Python's would make the socket non-blocking, which does not wait for the queue at all."""
+    microseconds = round(limit_s * 1e6)
+    limit = _TIMEVAL.pack(*divmod(microseconds, 10**6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def connect_long(sock: socket.socket, path: str) -> None:

@@ -5,10 +5,14 @@ descriptor.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from cachefs.core.messages import Failure
 from cachefs.core.model import UfsSpec
+
+HEARTBEATS: Final = 3  # a server gets three times a client's time: it may be busy for all mounts
 
 
 class ServerSpec(msgspec.Struct, frozen=True):

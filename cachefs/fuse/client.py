@@ -27,11 +27,12 @@ from cachefs.client.connection import Connection
 from cachefs.client.sockets import connect_socket
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, Unsupported
-from cachefs.core.specs import ClientSpec, Started
+from cachefs.core.specs import HEARTBEATS, ClientSpec, Started
 from cachefs.fuse import mounting
 from cachefs.fuse.attributes import Defaults
+from cachefs.fuse.own_record import OwnRecord
 from cachefs.fuse.runs import Runs
-from cachefs.fuse.server_watch import HEARTBEATS, ServerWatch
+from cachefs.fuse.server_watch import ServerWatch
 from cachefs.fuse.supervisor import wire
 from cachefs.fuse.supervisor.link import Link
 from cachefs.fuse.vfs import Vfs
@@ -57,6 +58,7 @@ class Client:
         self.ready = ready
         self.link = link
         self.home = StateHome(spec.home)
+        self.record = OwnRecord(self.home, self._record)
         self.stopping = trio.Event()
         self.runs = _runs(spec)
         self._conn: Connection
@@ -65,7 +67,7 @@ class Client:
         """Until the mount is gone. Raises the typed error of a start that failed."""
         async with trio.open_nursery() as nursery:
             if self.link is not None:
-                self.link.on_supervisor = self.write_record
+                self.link.on_supervisor = self.record.keep
                 nursery.start_soon(self.link.guard)
             self._conn = conn = await self._connect()
             conn.on_event = self._early_event
@@ -126,10 +128,10 @@ class Client:
         nursery.start_soon(vfs.read_names_ahead)
         nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
 
-    def write_record(self) -> None:
-        """Writes who serves the mount, or is about to, and who supervises."""
+    def _record(self) -> MountRecord:
+        """Who serves the mount, or is about to, and who supervises."""
         supervisor = self.link.supervisor if self.link is not None else 0
-        self.home.write_mount(MountRecord.of(self.spec, os.getpid(), supervisor))
+        return MountRecord.of(self.spec, os.getpid(), supervisor)
 
     # ---- what ends it ----
 
@@ -151,7 +153,7 @@ class Client:
     def leave(self) -> None:
         """The mount is gone: nobody need wait for a successor."""
         self._conn.post(m.Leaving())
-        self.home.remove_mount(self.spec.mountpoint, os.getpid())
+        self.record.remove()
         if self.link is not None:
             self.link.say(wire.Ending())
 
@@ -185,9 +187,7 @@ class Client:
             return
         log.info("this mount uses the worker at %s now", socket_path)
         self.spec = msgspec.structs.replace(self.spec, socket=socket_path)
-        record = self.home.find_mount(self.spec.mountpoint)
-        if record is not None and record.pid == os.getpid():
-            self.home.write_mount(msgspec.structs.replace(record, socket=socket_path))
+        self.record.update()
 
 
 def server_limit_s(spec: ClientSpec) -> float:

@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Final
 
+import msgspec
+
 from cachefs.client.connection import ConnectionLost
 from cachefs.client.sockets import close_fd
 from cachefs.client.waits import Waits
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 MAX_USES: Final = 64  # reported at once: the server follows who reads files in order
 
+SEVERAL: Final = -1  # nonces of one ino were adopted: whatever file has it now, it is another's too
+
 Bytes = bytes | memoryview
 
 
@@ -37,6 +41,7 @@ class Files:
         self._published = Published()
         self._uses: list[str] = []
         self._hit_bytes = self._passthrough_bytes = 0
+        self._adopted: dict[int, int] = {}  # ino -> nonce, until the ino is met
 
     # ---- opening ----
 
@@ -77,6 +82,15 @@ class Files:
         handle = FileHandle(ino, size, 0, nonce)
         handle.namespace = self.namespace
         self.table.add(handle, fh)
+        if nonce:
+            known = self._adopted.get(ino, nonce)
+            self._adopted[ino] = nonce if known == nonce else SEVERAL
+
+    def take_adopted(self, inode: Inode) -> Inode | None:
+        """What a predecessor had open by the number of this inode, which has not been met here so
+        far: the nonce alone is right. None: nothing."""
+        nonce = self._adopted.pop(inode.ino, 0)
+        return msgspec.structs.replace(inode, nonce=nonce) if nonce else None
 
     def release(self, fh: int) -> None:
         """Raises NotFound for what is not open."""

@@ -54,7 +54,10 @@ class Served:
         )
         device = mounting.device_at(client.spec.mountpoint)
         link.on_retire = self._retire
-        client.write_record()
+        if client.spec.successor:
+            client.record.keep()
+        else:
+            client.record.write()
         async with trio.open_nursery() as nursery:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
@@ -79,10 +82,12 @@ class Served:
         self._session.retire()
 
     async def _report(self) -> None:
-        """Tells the server what `status` shows, when it has changed."""
+        """Tells the server what `status` shows, when it has changed; writes a record that is
+        owed."""
         while True:
             await trio.sleep(REPORT_S)
             self._tell_facts()
+            self._client.record.settle()
 
     def _tell_facts(self) -> None:
         session = self._session

@@ -66,6 +66,8 @@ def check(options: Iterable[str], *, is_root: bool | None = None) -> None:
             raise BadConfig(f"-o {name}: SELinux is not enabled on this machine", remedy=_REMEDY)
         if not is_root:
             raise BadConfig(f"-o {name}: only root can set the SELinux context", remedy=_REMEDY)
+        if '"' in _unquoted(option):
+            raise BadConfig(f"-o {name}: a double quote in the value", remedy=_REMEDY)
 
 
 _REMEDY: Final = "leave the option out"
@@ -80,5 +82,18 @@ def flags_of(options: Iterable[str]) -> int:
 
 
 def data_of(options: Iterable[str]) -> list[str]:
-    """The options that mount(2) takes as data."""
-    return [option for option in options if option not in FLAGS]
+    """The options that mount(2) takes as data. A value with a comma is put in double quotes, as
+    the kernel takes a comma outside of quotes for the end of the option."""
+    return [
+        _quoted(option) if "," in option else option for option in options if option not in FLAGS
+    ]
+
+
+def _unquoted(option: str) -> str:
+    """The value of an option without the double quotes around it."""
+    value = option.partition("=")[2]
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+def _quoted(option: str) -> str:
+    return f'{option.partition("=")[0]}="{_unquoted(option)}"'

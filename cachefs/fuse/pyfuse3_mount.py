@@ -17,7 +17,6 @@ from cachefs.core.specs import Started
 from cachefs.fuse import mounting
 from cachefs.fuse.vfs import Vfs
 from cachefs.fuse.workers import Workers
-from cachefs.launcher.state import MountRecord
 
 if TYPE_CHECKING:
     from cachefs.client.connection import Connection
@@ -65,7 +64,7 @@ async def _announce(client: Client, answering: trio.Event, device: str, warning:
         raise CannotMount("the kernel did not start the session", path=spec.mountpoint)
     mounting.raise_read_ahead(device)
     mounting.raise_background(device)
-    client.home.write_mount(MountRecord.of(spec, os.getpid()))
+    client.record.write()
     log.info("%s is ready at %s", spec.source.url, spec.mountpoint)
     client.ready.say(Started(os.getpid(), warning=warning))
 

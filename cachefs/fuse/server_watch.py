@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 PING_S: Final = 2.0  # of silence
-HEARTBEATS: Final = 3  # a server gets three times a client's time: it may be busy for all mounts
 
 
 class Act(enum.Enum):
@@ -71,26 +70,34 @@ class ServerWatch:
         self._limit_s = limit_s
         self._epoch = 0  # of the connection that is watched
         self._server: Watch | None = None  # where this client may end it
+        self._silence: Silence  # of the connection that is watched
 
     async def run(self) -> None:
         """Until cancelled."""
-        silence = Silence(self._limit_s, trio.current_time())
         try:
             while True:
                 await trio.sleep(LOOK_S)
-                if self._conn.is_connected and self._conn.epoch != self._epoch:
-                    await self._meet()
-                match silence.look(self._conn.heard, trio.current_time()):
-                    case Act.PING:
-                        self._conn.ping()
-                    case Act.END:
-                        await self._end()
+                await self._look()
         finally:
             self._forget()
+
+    async def _look(self) -> None:
+        """Acts on the silence of the connection that there is. A question that no server was sent
+        counts for none: each connection has a silence of its own."""
+        if not self._conn.is_connected:
+            return
+        if self._conn.epoch != self._epoch:
+            await self._meet()
+        match self._silence.look(self._conn.heard, trio.current_time()):
+            case Act.PING:
+                self._conn.ping()
+            case Act.END:
+                await self._end()
 
     async def _meet(self) -> None:
         """Remembers the process of a new connection, while it is sure which one that is."""
         self._forget()
+        self._silence = Silence(self._limit_s, trio.current_time())
         self._epoch, pid = self._conn.epoch, self._conn.server_pid
         self._server = await trio.to_thread.run_sync(
             hanging.find_server, self._socket_path(), pid, abandon_on_cancel=True

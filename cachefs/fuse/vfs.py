@@ -154,8 +154,7 @@ class Vfs:
         return m.Found(inode, valid_for_s)
 
     def getattr_former(self, nodeid: int) -> m.Found:
-        """The attributes of an open file whose ino is another file's now. Raises Stale where they
-        are not known."""
+        """The attributes of an open file whose ino is another's now. Raises Stale if not known."""
         inode = self._former.get(nodeid & MAX_INO)
         if inode is None:
             raise Stale("the file is gone")
@@ -472,7 +471,7 @@ class Vfs:
     def _meet(self, inode: Inode) -> None:
         """Notes an ino that was another file's: the server's store is an earlier one. A directory
         keeps its nodeid, with another generation."""
-        known = self._cache.inode(inode.ino)
+        known = self._cache.inode(inode.ino) or self._files.take_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:
                 log.warning("inode %d is another file now: the store was set back", inode.ino)

@@ -215,7 +215,8 @@ def _not_ours(path: Path, cause: str) -> AccessDenied:
 @contextlib.contextmanager
 def launch_lock(directory: Path) -> Iterator[int]:
     """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`: its descriptor. A
-    child that inherits this holds the lock too. Raises InUse."""
+    child that inherits this holds the lock too, until this process lets go of the lock or ends: a
+    server of an earlier version never closes the descriptor. Raises InUse."""
     path = directory / state.LOCK_NAME
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -225,6 +226,8 @@ def launch_lock(directory: Path) -> Iterator[int]:
     try:
         _flock(fd, directory)
         yield fd
+        # After a failure the lock stays with a child that may still be starting.
+        fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
 

@@ -345,9 +345,13 @@ def _write(directory: Path, name: str, value: Any) -> None:
             os.unlink(temporary, dir_fd=dir_fd)  # of a dead process that had this pid
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600, dir_fd=dir_fd)
-        with open(fd, "w", encoding="ascii") as file:
-            json.dump(value, file)
-        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        try:
+            with open(fd, "w", encoding="ascii") as file:
+                json.dump(value, file)
+            os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        except BaseException:
+            os.unlink(temporary, dir_fd=dir_fd)
+            raise
 
 
 def _remove(directory: Path, name: str, pid: int | None) -> bool:

@@ -158,7 +158,10 @@ def test_a_mount_that_another_namespace_has_is_named(node: Node, tmp_path: Path)
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == b"there\n"
-        line = node.fails("umount", mounted)
+        done = node.run("umount", mounted)
+        assert done.returncode == 0, "unmounted here, which is what was asked for"
+        line = done.stderr.strip()
+        assert line.startswith("cachefs: warning: ")
         assert not is_mounted(mounted)
         assert f"another mount namespace still has the mount: sh (pid {other.pid})" in line
         assert all(map(is_running, pids))

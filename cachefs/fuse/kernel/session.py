@@ -222,7 +222,10 @@ class KernelSession:
         return self._attributes.attr_reply(unique, found)
 
     async def _got_attr(self, unique: int, nodeid: int) -> bytes:
-        return self._attributes.attr_reply(unique, await self._vfs.getattr(nodeid))
+        found = await self._vfs.getattr(nodeid)
+        if self.opens.nodes.is_former(nodeid):  # as that answer says
+            found = self._vfs.getattr_former(nodeid)
+        return self._attributes.attr_reply(unique, found)
 
     def _readlink(self, unique: int, nodeid: int, pid: int, length: int) -> bytes | None:
         target = self._vfs.readlink_nowait(nodeid)

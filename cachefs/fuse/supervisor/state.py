@@ -16,9 +16,11 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.messages import Failure
+from cachefs.core.specs import HEARTBEATS
 from cachefs.fuse.supervisor.wire import BEAT_S
 
-START_LIMIT_S: Final = 90.0  # from its start to Ready: it may have to start a server
+START_LIMIT_S: Final = 90.0  # from its start to Ready, at least: it may have to start a server
+SERVER_START_S: Final = 60.0  # in which it starts a server once it has killed one that hangs
 SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving, from Retire to Retired, and to its end then
 STOP_LIMIT_S: Final = 30.0  # from the first signal to the end
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
@@ -229,6 +231,8 @@ class Supervision:
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self.can_take_over = True
         self._timeout_s = heartbeat_timeout_s
+        server_limit_s = HEARTBEATS * heartbeat_timeout_s
+        self._start_limit_s = max(START_LIMIT_S, server_limit_s + SERVER_START_S)
         self._clients: dict[int, Client] = {}
         self._mounted = False
         self._announced = False
@@ -445,7 +449,7 @@ class Supervision:
         """Does it hang? One that serves beats; the other phases have a time to be over by."""
         if client.phase is Phase.SERVING:
             return now - client.beat_at >= self._timeout_s
-        limit_s = START_LIMIT_S if client.phase is Phase.STARTING else SERVE_LIMIT_S
+        limit_s = self._start_limit_s if client.phase is Phase.STARTING else SERVE_LIMIT_S
         return now - client.since >= limit_s
 
     def _reader(self) -> Client | None:

@@ -63,6 +63,22 @@ def test_a_context_without_selinux_is_refused(
         mount_flags.check([option], is_root=False)
 
 
+def test_a_context_reaches_the_kernel_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its categories are between commas, which mount(2) wants between double quotes."""
+    monkeypatch.setattr(mount_flags, "_SELINUX", tmp_path)
+    quoted = 'context="u:r:t:s0:c1,c2"'
+    for said in (quoted, r"context=u:r:t:s0:c1\,c2"):
+        options = kernel_options(f"{said},noexec")
+        mount_flags.check(options, is_root=True)
+        assert mount_flags.data_of(options) == [quoted]
+    assert mount_flags.data_of(["context=u:r:t:s0"]) == ["context=u:r:t:s0"]
+    for wrong in ('context=a"b', 'context="a"b"', 'context="', 'context=a,suid="1'):
+        with pytest.raises(BadConfig, match="-o context: a double quote in the value"):
+            mount_flags.check([wrong], is_root=True)
+
+
 def test_switches() -> None:
     assert flags("allow_other,anonymous=no,ro") == {
         "allow_other": True,

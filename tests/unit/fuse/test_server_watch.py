@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cachefs.fuse.server_watch import LOOK_S, PING_S, Act, Silence
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.client.connection import Connection
+from cachefs.fuse import server_watch
+from cachefs.fuse.server_watch import LOOK_S, PING_S, Act, ServerWatch, Silence
 
 LIMIT_S = 30.0
 
@@ -66,3 +75,95 @@ def test_time_in_which_the_client_did_not_run_does_not_count() -> None:
     client.look()
     assert client.looks(4, 3600.0) == [Act.PING]
     assert client.looks(int(LIMIT_S / (2 * LOOK_S)) - 3, 3600.0) == []
+
+
+class Conn:
+    """A connection whose server answers each question, unless it hangs."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.heard = 0
+        self.server_pid = 4711
+        self.is_connected = True
+        self.hangs = False
+        self.pings = 0
+
+    def ping(self) -> None:
+        if self.is_connected:
+            self.pings += 1
+            self.heard += not self.hangs
+
+    def lose(self) -> None:
+        self.is_connected = False
+        self.epoch += 1
+
+
+class Server:
+    """Counts how often it is killed."""
+
+    pid = 4711
+    kills = 0
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server()
+
+    def end(_server: Server) -> bool:
+        server.kills += 1
+        return True
+
+    monkeypatch.setattr(server_watch.hanging, "find_server", lambda _path, _pid: server)
+
+    async def inline(call: Callable[..., object], *args: object, abandon_on_cancel: bool) -> object:
+        return call(*args)  # the clock would go on meanwhile
+
+    monkeypatch.setattr(server_watch.hanging, "end", end)
+    monkeypatch.setattr(trio.to_thread, "run_sync", inline)
+    return server
+
+
+async def watched(conn: Conn, nursery: trio.Nursery) -> None:
+    watch = ServerWatch(cast(Connection, conn), lambda: "/nowhere/server.sock", LIMIT_S)
+    nursery.start_soon(watch.run)
+    await trio.sleep(LOOK_S / 2)  # between two looks from now on
+
+
+@pytest.mark.parametrize("down_s", [PING_S - LOOK_S, PING_S, PING_S + LOOK_S, 2 * LIMIT_S])
+def test_the_next_server_is_not_killed_for_the_silence_of_a_reconnect(
+    server: Server, down_s: float
+) -> None:
+    """The mount is idle, so nothing but the watch makes the server say anything."""
+
+    async def scenario() -> None:
+        conn = Conn()
+        async with trio.open_nursery() as nursery:
+            await watched(conn, nursery)
+            await trio.sleep(10 * LOOK_S)
+            for _ in range(4):
+                conn.lose()
+                await trio.sleep(down_s)
+                conn.is_connected = True
+                await trio.sleep(3 * LIMIT_S)
+            nursery.cancel_scope.cancel()
+        assert server.kills == 0
+        assert conn.pings > 4 * LIMIT_S / PING_S / 2
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_server_that_hangs_from_its_start_is_killed(server: Server) -> None:
+    async def scenario() -> None:
+        conn = Conn()
+        async with trio.open_nursery() as nursery:
+            await watched(conn, nursery)
+            conn.lose()
+            await trio.sleep(PING_S)
+            conn.is_connected, conn.hangs = True, True
+            await trio.sleep(PING_S + LIMIT_S + 4 * LOOK_S)
+            nursery.cancel_scope.cancel()
+        assert server.kills == 1
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -835,6 +835,53 @@ def test_who_keeps_nodeids_hears_of_an_ino_that_is_given_again(
     run(test)
 
 
+@pytest.mark.parametrize("how", ["lookup", "getattr", "listing", "open"])
+def test_a_successor_knows_what_it_adopted_from_what_has_its_ino_now(
+    node: FakeNode, run: Callable[[Test], None], how: str
+) -> None:
+    """It has met no inode, but the nonces of open files."""
+
+    async def test(vfs: Vfs) -> None:
+        given: list[int] = []
+        vfs.on_given_again = given.append
+        big, same = node.find("d/big"), node.find("d/cold")
+        vfs.adopt(1 << 40, big, len(BIG), node.inodes[big].nonce)
+        vfs.adopt(2 << 40, same, 1, node.inodes[same].nonce)
+        node.give_again(big, b"short")
+        if how == "lookup":
+            await look(vfs, "d/big")
+            await look(vfs, "d/cold")
+        elif how == "listing":
+            await vfs._page(node.find("d"), FIRST)
+        elif how == "getattr":
+            await vfs.getattr(big)
+            await vfs.getattr(same)
+        else:
+            vfs.release(await vfs.open(big, os.O_RDONLY))
+            vfs.release(await vfs.open(same, os.O_RDONLY))
+        assert given == [big], "the same file keeps its nodeid"
+        with pytest.raises(Stale):
+            vfs.getattr_former(big)
+
+    run(test)
+
+
+def test_of_two_files_that_had_an_ino_before_a_takeover_neither_is_taken_for_the_other(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    async def test(vfs: Vfs) -> None:
+        given: list[int] = []
+        vfs.on_given_again = given.append
+        big = node.find("d/big")
+        nonce = node.inodes[big].nonce
+        vfs.adopt(1 << 40, big, len(BIG), nonce - 1)
+        vfs.adopt(2 << 40, big, len(BIG), nonce)
+        await vfs.getattr(big)
+        assert given == [big]
+
+    run(test)
+
+
 def test_a_request_under_way_when_the_server_dies_is_made_again(
     node: FakeNode, run: Callable[[Test], None]
 ) -> None:

@@ -1,7 +1,7 @@
 """A server process for tests of the launcher: `fake_cachefs_server.py MODE`, spec on stdin.
 
-Modes: serve (until told to stop), slow (after a gate), fail (a typed failure), die (no
-answer), junk, hang.
+Modes: serve (until told to stop), slow (after a gate), old (keeps the locks, as an earlier
+version does), fail (a typed failure), die (no answer), junk, hang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def say(started: Started, *held: int) -> None:
         os.close(fd)
 
 
-def serve(spec: ServerSpec) -> None:
+def serve(spec: ServerSpec, *, keeps_locks: bool = False) -> None:
     directory = StateHome(spec.home).source_dir(spec.source)
     socket_path = directory / "server.sock"
     socket_path.unlink(missing_ok=True)
@@ -39,8 +39,9 @@ def serve(spec: ServerSpec) -> None:
         for place in (directory, Path(spec.cache_dir)):
             write_pointer(place, Pointer(str(socket_path), os.getpid()))
         facts = {"spec": msgspec.to_builtins(spec), "open": sorted(os.listdir("/proc/self/fd"))}
+        held = () if keeps_locks else spec.launch_fds
         (directory / "seen.json").write_bytes(msgspec.json.encode(facts))
-        say(Started(os.getpid(), warning="served by a fake"), *spec.launch_fds)
+        say(Started(os.getpid(), warning="served by a fake"), *held)
         node.stopped.wait()
 
 
@@ -50,6 +51,8 @@ def main() -> int:
     Path(spec.home, f"pid-{mode}").write_text(str(os.getpid()))
     if mode == "serve":
         serve(spec)
+    elif mode == "old":
+        serve(spec, keeps_locks=True)
     elif mode == "slow":  # until the test lets it
         Path(spec.home, "gate").read_text()
         serve(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -202,6 +204,28 @@ def test_a_held_launch_lock_is_waited_for_only_so_long(
     monkeypatch.setattr(processes, "LAUNCH_LOCK_WAIT_S", 0.0)
     with processes.launch_lock(launcher.source_dir()), pytest.raises(errors.InUse):
         launcher.start()
+
+
+def test_a_server_that_keeps_what_it_inherits_holds_no_lock(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version that was installed under a running mount does not know the locks."""
+    monkeypatch.setattr(processes, "LAUNCH_LOCK_WAIT_S", 0.0)
+    first = launcher.start("old")
+    assert first.started
+    assert launcher.start() == processes.Server(first.socket, False, "")
+
+
+def test_a_child_that_is_still_there_after_a_failure_keeps_the_lock(launcher: Launcher) -> None:
+    directory = launcher.source_dir()
+    with contextlib.suppress(KeyboardInterrupt), processes.launch_lock(directory) as fd:
+        duplicate = os.dup(fd)
+        raise KeyboardInterrupt
+    with open(directory / state.LOCK_NAME) as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(duplicate)
+    with processes.launch_lock(directory):
+        pass
 
 
 def test_a_starter_that_is_killed_leaves_one_server(launcher: Launcher) -> None:

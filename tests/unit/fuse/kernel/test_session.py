@@ -222,6 +222,22 @@ def test_a_big_file_is_read_in_parts(run: Run) -> None:
     run(test)
 
 
+def test_attributes_of_a_former_file_are_not_those_of_the_one_that_has_its_ino(
+    run: Run, node: FakeNode
+) -> None:
+    """The answer of the server is what tells that the file is another one."""
+
+    async def test(served: Served) -> None:
+        where, fh = await served.kernel.open("d/big")
+        node.give_again(node.find("d/big"), b"short")
+        served.session._vfs.invalidate_everything()
+        reply = await served.kernel.ask(Op.GETATTR, bytes(16), at=where)
+        assert int.from_bytes(reply[24:32], "little") == len(BIG), "attr_out, ino, size"
+        await served.kernel.ask(Op.RELEASE, release_body(fh), at=where)
+
+    run(test)
+
+
 def test_other_requests(run: Run) -> None:
     async def test(served: Served) -> None:
         kernel = served.kernel

@@ -190,6 +190,16 @@ def test_the_server_that_is_away_is_not_a_death_of_the_mount() -> None:
     assert world.on(s.Ready(2)) == [s.Serve(2, takeover=True)]
 
 
+def test_a_successor_has_the_time_after_which_a_server_is_killed() -> None:
+    """With a long heartbeat, that is more than the time of a start."""
+    limit_s = 3 * 60.0 + s.SERVER_START_S
+    assert limit_s > s.START_LIMIT_S
+    world = World(s.Supervision(60.0))
+    world.on(s.Begin())
+    assert world.waits(limit_s - 1) == []
+    assert world.waits(1) == [s.DumpStacks(1)]
+
+
 def deaths(world: World, *, killed: bool, served_s: float = 0.0) -> int:
     """How many clients die, each as soon as it serves, before the mount is given up."""
     for count in range(1, 1000):
