@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import time
 
+from cachefs.cli.output import INCOMPLETE
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, expected, images
 from tests.services.cluster import Cluster, Machine
@@ -32,7 +33,7 @@ def wait_for_places(cluster: Cluster, machine: Machine) -> None:
     """Until both owners have all of each block."""
 
     def there() -> bool:
-        for row in machine.json("location", cluster.path("/data")):
+        for row in machine.json("location", cluster.path("/data"), codes=(0, INCOMPLETE)):
             whole = {one["worker"] for one in row["cached"] if one["pages"] == row["pages"]}
             assert len(row["owners"]) == 2
             if not {*row["owners"]} <= whole:

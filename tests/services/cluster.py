@@ -52,8 +52,14 @@ class Machine:
         keep = {"PATH": os.environ["PATH"], "HOME": str(self.root), "LC_ALL": "C.UTF-8"}
         self.environment = {**keep, **self.environment}
 
-    def run(self, *arguments: str | Path, limit_s: float = COMMAND_LIMIT_S) -> str:
-        """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed."""
+    def run(
+        self,
+        *arguments: str | Path,
+        limit_s: float = COMMAND_LIMIT_S,
+        codes: tuple[int, ...] = (0,),
+    ) -> str:
+        """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed for an exit code that is not
+        among `codes`."""
         done = subprocess.run(
             [CACHEFS, *map(str, arguments)],
             env=self.environment,
@@ -62,13 +68,13 @@ class Machine:
             text=True,
             timeout=limit_s,
         )
-        if done.returncode:
+        if done.returncode not in codes:
             said = (done.stderr or done.stdout).strip()
             raise ClusterFailed(f"{self.name}: cachefs {arguments[0]}: {said}{self.log_tail()}")
         return done.stdout
 
-    def json(self, *arguments: str | Path) -> Any:
-        return json.loads(self.run(*arguments, "--json"))
+    def json(self, *arguments: str | Path, codes: tuple[int, ...] = (0,)) -> Any:
+        return json.loads(self.run(*arguments, "--json", codes=codes))
 
     def start(self) -> None:
         """Starts its process (again), and waits until that answers."""
