@@ -104,16 +104,19 @@ class GuardedServer(web.Server):
     def __init__(self, handler: Any, guard: Guard, **options: Any) -> None:
         super().__init__(handler, access_log=None, **options)
         self._guard = guard
+        self._count = 0  # `connections` copies them all
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        self._count += 1
         self._guard.strangers.came(handler, transport)
-        if len(self.connections) > self._guard.most:
+        if self._count > self._guard.most:
             self._guard.strangers.close_oldest()
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
+        self._count -= 1
         self._guard.ended(handler)
         super().connection_lost(handler, exc)
 
