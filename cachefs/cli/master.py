@@ -15,7 +15,7 @@ from cachefs.core.addresses import address_of
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
-from cachefs.core.specs import MasterSpec, Security
+from cachefs.core.specs import MasterSpec
 from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master
 from cachefs.launcher.state import StateHome, private_dir
@@ -66,30 +66,21 @@ def _tell_token(spec: MasterSpec, url: str) -> None:
 def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
     """Raises BadConfig."""
     directory = home.master_dir()
-    security, token_home = _security(chosen, home)
+    makes_token, security = clusters.makes_token(chosen), clusters.server_files(chosen)
+    is_open = not makes_token and not security.token_file
     log = private_dir(directory / state.LOG_NAME)
     return MasterSpec(
         listen=chosen.text("master_listen"),
         store_dir=_store_dir(chosen.text("store")) or str(directory / state.NAMESPACE_NAME),
         security=security,
-        token_home=token_home,
+        token_home=str(home.path) if makes_token else "",
+        open_home=str(home.path) if is_open else "",
         origin_deadline_s=chosen.seconds("origin_deadline"),
         lost_after_s=chosen.seconds("lost_after"),
         log_file=str(log / "master.log"),
         log_level=chosen.text("log_level"),
         log_to_stderr=not background,
     )
-
-
-def _security(chosen: Config, home: StateHome) -> tuple[Security, str]:
-    """What the settings say, and the state home in which the master is to make its token ("": it
-    makes none). Raises BadConfig."""
-    found = clusters.server_files(chosen)
-    if clusters.makes_token(chosen):
-        return found, str(home.path)
-    if not found.token_file:
-        tokens.remove(home, parse_address(chosen.text("master_listen"), DEFAULT_PORT)[1])
-    return found, ""
 
 
 def _store_dir(text: str) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from cachefs.core.access import Access, Token, parse_tokens
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.specs import Security
+from cachefs.doors.outgoing import Judge, any_process
 from cachefs.doors.owners import check_listener
 
 _MAX_BYTES: Final = 1 << 20
@@ -56,13 +56,10 @@ def presented_token(security: Security) -> str:
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
 
 
-def presents_to(security: Security) -> Callable[[Any], None]:
-    """Raises ForeignListener for an address at which this process must not present its token."""
-    return check_listener if security.own_token else _any_address
-
-
-def _any_address(address: Any) -> None:
-    """A token that a user gave is presented to whomever the user names."""
+def presents_to(security: Security) -> Judge:
+    """Returns what raises ForeignListener for an address at which this process must not present its
+    token. A token that a user gave is presented at each address that the user names."""
+    return check_listener if security.own_token else any_process
 
 
 def client_context(security: Security, url: str) -> ssl.SSLContext | None:

@@ -29,6 +29,7 @@ from cachefs.core.errors import (
 from cachefs.core.messages import Failure, Message, error_of
 from cachefs.core.model import ContentId
 from cachefs.core.specs import Security
+from cachefs.doors.outgoing import Judge, connect
 from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
@@ -158,17 +159,13 @@ class HttpClient:
             timeout_s = min(CONNECT_TIMEOUT_S, _rest_s(deadline))
             self._connection = self._new_connection(timeout_s)
             self._connection.connect()
-            if not self.url.startswith(UNIX):
-                self._presents_to(self._connection.sock.getpeername())
         return self._connection
 
     def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self.url.startswith(UNIX):
             return _UnixConnection(self.url.removeprefix(UNIX), timeout_s)
         host, port = parse_address(address_of(self.url), c.DEFAULT_PORT)
-        if self._context is None:
-            return http.client.HTTPConnection(host, port, timeout=timeout_s)
-        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._context)
+        return _TcpConnection(host, port, timeout_s, self._context, self._presents_to)
 
     def _classified(self, err: BaseException) -> BaseException:
         if isinstance(err, CacheFSError):
@@ -193,6 +190,29 @@ class _Question(NamedTuple):
     path: str
     body: bytes | None
     headers: dict[str, str]
+
+
+class _TcpConnection(http.client.HTTPConnection):
+    """HTTP over TCP, with TLS where there is a context."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        timeout_s: float,
+        context: ssl.SSLContext | None,
+        judge: Judge,
+    ) -> None:
+        super().__init__(host, port, timeout=timeout_s)
+        self._limit_s = timeout_s
+        self._context = context
+        self._judge = judge
+
+    def connect(self) -> None:
+        """Raises OSError."""
+        self.sock = connect(self.host, self.port, self._limit_s, self._judge)
+        if self._context is not None:
+            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -56,6 +56,7 @@ class MasterSpec(msgspec.Struct, frozen=True):
     store_dir: str
     security: Security = Security()
     token_home: str = ""  # the state home in which it makes a token; "": it makes none
+    open_home: str = ""  # without tokens: the state home in which the token of its port is removed
     origin_deadline_s: float = 30.0
     lost_after_s: float = 10.0  # a worker that is silent for so long is lost
     log_file: str = ""

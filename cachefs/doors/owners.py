@@ -67,28 +67,52 @@ class ForeignListener(PermissionError):
     """A process of another user listens where this user's master or worker is expected."""
 
 
-def check_listener(address: Any) -> None:
-    """Raises ForeignListener where a process of another user (root excepted) listens at an address
-    of loopback, ConnectionRefusedError where none does. Other addresses are not judged."""
-    host, port = address[0], address[1]
-    if not _is_loopback(host):
+class UnknownListener(ForeignListener):
+    """The kernel does not tell whose process listens there."""
+
+
+def check_listener(peer: Any, local: Any = None) -> None:
+    """Raises ForeignListener where a process of another user (root excepted) serves the address
+    `peer` of this machine, and UnknownListener where the kernel does not tell. `local` is the own
+    end of the connection; None: there is no connection yet, and an address without a known listener
+    passes. Addresses of other machines are not judged."""
+    if not _is_of_this_machine(peer, local):
         return
-    owner = _find((host, port), (host, _NO_PORT))
-    if owner is None or owner.state != _LISTENING:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens there")
-    if not may_serve_me(owner.uid):
+    uid = _server_uid(peer, local)
+    where = f"{peer[0]}:{peer[1]}"
+    if uid is not None and not may_serve_me(uid):
         raise ForeignListener(
             errno.EACCES,
-            f"a process of user {owner.uid} listens at {host}:{port}: it does not get the token"
+            f"a process of user {uid} listens at {where}: it does not get the token"
             " of this user's cluster; give --token-file where that user's cluster is meant",
+        )
+    if uid is None and local is not None:
+        raise UnknownListener(
+            errno.EACCES,
+            f"the kernel does not tell whose process listens at {where} (sock_diag is missing or"
+            " not allowed): the process does not get the token of this user's cluster;"
+            " start the cluster with a --token-file, and give that",
         )
 
 
-def _is_loopback(host: str) -> bool:
+def _is_of_this_machine(peer: Any, local: Any) -> bool:
+    """Tells whether an address is one of loopback, or the address of the connection's own end."""
     try:
-        return _address(host).is_loopback
+        there = _address(peer[0])
+        return there.is_loopback or (local is not None and there == _address(local[0]))
     except ValueError:
         return False
+
+
+def _server_uid(peer: Any, local: Any) -> int | None:
+    """Returns the user of the process that has accepted the connection, or, as long as none has,
+    that listens; None where the kernel knows neither."""
+    if local is not None:
+        accepted = _find(peer, local)
+        if accepted is not None and accepted.state != _LISTENING and accepted.inode:
+            return accepted.uid
+    listener = _find(peer, (peer[0], _NO_PORT))
+    return listener.uid if listener is not None and listener.state == _LISTENING else None
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

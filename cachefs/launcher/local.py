@@ -142,14 +142,13 @@ class Up:
         directory = private_dir(self._directory / "master")
         log = private_dir(directory / state.LOG_NAME)
         port = _free_port(known.url)
-        if not self._has_token:
-            tokens.remove(self._home, port)
-        makes_token = self._has_token and not self._token_file
+        home, makes_token = str(self._home.path), self._has_token and not self._token_file
         spec = MasterSpec(
             listen=f"{_HOST}:{port}",
             store_dir=str(directory / state.NAMESPACE_NAME),
             security=Security(self._token_file),
-            token_home=str(self._home.path) if makes_token else "",
+            token_home=home if makes_token else "",
+            open_home="" if self._has_token else home,
             log_file=str(log / "master.log"),
             log_level=self._log_level,
         )

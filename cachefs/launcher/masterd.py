@@ -55,13 +55,17 @@ class _OwnToken:
         """Raises as `tokens.make`."""
         self.security = spec.security
         self._home = StateHome(spec.token_home)
+        self._open_home = spec.open_home
         self._drawn = ""
         if spec.token_home:
             file = tokens.make(self._home, port) if port else tokens.draw(self._home)
             self._drawn = "" if port else file
             self.security = msgspec.structs.replace(spec.security, token_file=file, own_token=True)
 
-    def keep(self, port: int) -> None:
+    def listens(self, port: int) -> None:
+        """Records that this master has the port: only now is the token of the last one void."""
+        if self._open_home:
+            tokens.remove(StateHome(self._open_home), port)
         if self._drawn:
             tokens.keep(self._home, self._drawn, port)
             self._drawn = ""
@@ -122,7 +126,7 @@ class Process:
             await self._attach(master)
             port = await server.start()
             try:
-                own.keep(port)
+                own.listens(port)
                 url = self._url(port, is_plain=context is None)
                 log.info("serving %s at %s", spec.store_dir, url)
                 collecting.settle()

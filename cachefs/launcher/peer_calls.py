@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
 from cachefs.core import cluster as c
 from cachefs.core.access import HEADER, header_of
 from cachefs.core.errors import ProtocolError, Unreachable
+from cachefs.doors.connector import JudgingConnector
+from cachefs.doors.outgoing import Judge, any_process
 
 CONNECTIONS_OF_ONE: Final = 4
 CONNECT_S: Final = 2.0
@@ -25,29 +25,21 @@ class PeerCalls:
         self,
         token: str,
         ssl_context: ssl.SSLContext | None,
-        presents_to: Callable[[Any], None] = lambda address: None,
+        presents_to: Judge = any_process,
     ) -> None:
-        """`presents_to` raises OSError for an address at which the token is not to be presented."""
         headers = {"Content-Type": "application/msgpack"}
         if token:
             headers[HEADER] = header_of(token)
-        self._presents_to = presents_to
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
+            connector=JudgingConnector(
+                presents_to,
                 limit_per_host=CONNECTIONS_OF_ONE,
                 ssl=ssl_context if ssl_context is not None else True,
-                socket_factory=self._new_socket,
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-
-    def _new_socket(self, address: Any) -> socket.socket:
-        """For one connection. Raises OSError."""
-        family, kind, protocol = address[:3]
-        self._presents_to(address[4])
-        return socket.socket(family, kind, protocol)
 
     async def ask(self, url: str, call: c.Have | c.Offer | c.Drop) -> c.Answer:
         """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""

@@ -58,6 +58,10 @@ def make(home: StateHome, port: int) -> str:
     try:
         with contextlib.suppress(FileExistsError):
             os.link(new, path, follow_symlinks=False)
+    except OSError as err:
+        cause = f"the token cannot be kept: {err.strerror}"
+        remedy = "make room, or give --home on a file system with hard links"
+        raise CacheFSError(cause, path=str(path), remedy=remedy) from err
     finally:
         os.unlink(new)
     return str(path)

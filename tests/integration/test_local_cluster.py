@@ -133,6 +133,25 @@ def test_down_without_up(machine: Machine) -> None:
 # ---- access --------------------------------------------------------------------------------------
 
 
+def test_a_master_that_does_not_start_leaves_the_token_of_the_one_that_runs(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.command = ["master", "--listen", "127.0.0.1:0"]
+    machine.start()
+    address = machine.url.removeprefix("http://")
+    (token,) = (machine.root / ".cache" / "cachefs" / "tokens").iterdir()
+    open_ = ["master", "--no-token", "--background", "--store", f"lmdb:{tmp_path / 'other'}"]
+    with pytest.raises(ClusterFailed, match="ddress already in use"):
+        machine.run(*open_, "--listen", address)
+    with pytest.raises(ClusterFailed, match="without a token"):
+        machine.run(*open_, "--listen", f"0.0.0.0:{token.name}")
+    machine.run("workers", "--master", address)
+    machine.stop()
+    machine.command = [*open_[:2], "--listen", address]
+    machine.start()
+    assert not token.exists(), "a master without tokens is asked without one"
+
+
 @pytest.fixture
 def secured(machine: Machine, tmp_path: Path, origin: Path) -> Iterator[Machine]:
     """A master on every address, with tokens and TLS, a worker, and two sources."""

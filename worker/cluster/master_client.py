@@ -16,7 +16,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 from aiohttp import hdrs
@@ -26,6 +26,8 @@ from cachefs.core.access import HEADER, header_of
 from cachefs.core.addresses import master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
+from cachefs.doors.connector import JudgingConnector
+from cachefs.doors.outgoing import Judge, any_process
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +77,11 @@ class MasterClient:
         *,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
-        presents_to: Callable[[Any], None] = lambda address: None,
+        presents_to: Judge = any_process,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`url`: as `master_url` takes it. `presents_to` raises OSError for an address at
-        which no token is to be presented. `jitter` is uniform in [0, 1). Raises BadConfig."""
+        """`url`: as `master_url` takes it. `jitter` is uniform in [0, 1). Raises BadConfig."""
         self.url = master_url(url, tls=ssl_context is not None)
         self._headers: dict[str, str] = {hdrs.CONTENT_TYPE: "application/msgpack"}
         if token:
@@ -236,10 +237,8 @@ class MasterClient:
             raise self._unreachable("this node is ending")
         session = self._sessions.get(connections)
         if session is None:
-            connector = aiohttp.TCPConnector(
-                limit=CONNECTIONS[connections],
-                ssl=self._ssl,
-                socket_factory=self._new_socket,
+            connector = JudgingConnector(
+                self._presents_to, _KEEPALIVE, limit=CONNECTIONS[connections], ssl=self._ssl
             )
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
             session = self._sessions[connections] = aiohttp.ClientSession(
@@ -249,15 +248,6 @@ class MasterClient:
                 auto_decompress=False,
             )
         return session
-
-    def _new_socket(self, address: Any) -> socket.socket:
-        """For one connection. Raises OSError."""
-        family, kind, protocol = address[:3]
-        self._presents_to(address[4])
-        sock = socket.socket(family, kind, protocol)
-        for level, option, value in _KEEPALIVE:
-            sock.setsockopt(level, option, value)
-        return sock
 
 
 def _connections_of(body: c.Call) -> str:

@@ -15,8 +15,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
+
+from cachefs.doors.outgoing import Judge, any_process, connect
 
 CONNECT_S: Final = 1.0
 KEPT_PER_PEER: Final = 32
@@ -164,9 +166,8 @@ class Connections:
         timeout_s: float,
         ssl_context: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
-        presents_to: Callable[[Any], None] = lambda address: None,
+        presents_to: Judge = any_process,
     ) -> None:
-        """`presents_to` raises OSError for an address at which no token is to be presented."""
         self._presents_to = presents_to
         self._timeout_s = timeout_s
         self._ssl_context = ssl_context
@@ -194,10 +195,8 @@ class Connections:
     def _connect(self, url: str) -> Connection:
         parts = urlsplit(url)
         host, tls = parts.hostname or "", parts.scheme == "https"
-        sock = socket.create_connection((host, parts.port or (443 if tls else 80)), CONNECT_S)
+        sock = connect(host, parts.port or (443 if tls else 80), CONNECT_S, self._presents_to)
         try:
-            self._presents_to(sock.getpeername())
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls:
                 context = self._ssl_context or ssl.create_default_context()
                 sock = context.wrap_socket(sock, server_hostname=host)

@@ -18,6 +18,7 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.placement import Member, View, block_of, everyone
+from cachefs.doors.outgoing import Judge, any_process
 from connectors.base import Ask
 from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
@@ -84,7 +85,7 @@ class ClusterSource:
         refresh: Callable[[], object] = lambda: None,
         headers: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        presents_to: Callable[[Any], None] = lambda address: None,
+        presents_to: Judge = any_process,
         times: Times = TIMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from cachefs.core.errors import AccessDenied
-from cachefs.doors.owners import check_caller, check_listener
+from cachefs.doors import owners
+from cachefs.doors.owners import UnknownListener, check_caller, check_listener
 
 WAIT_S = 10.0
 FAMILIES = pytest.mark.parametrize(
@@ -62,5 +65,39 @@ def test_no_connection_is_nobodys(listener: socket.socket) -> None:
 
 
 def test_addresses_of_other_machines_are_not_judged() -> None:
-    check_listener(("192.0.2.1", 1))
-    check_listener(("name.example", 1))
+    for local in (None, ("192.0.2.2", 5)):
+        check_listener(("192.0.2.1", 1), local)
+        check_listener(("name.example", 1), local)
+
+
+def test_an_address_of_the_network_that_is_this_machines_is_judged() -> None:
+    """Another user may listen at it in place of a worker that ended."""
+    for peer, local in [("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1")]:
+        with pytest.raises(UnknownListener):
+            check_listener((peer, 1), (local, 5))
+
+
+def test_a_listener_that_has_accepted_or_not(listener: socket.socket) -> None:
+    with socket.create_connection(listener.getsockname()) as client:
+        check_listener(client.getpeername(), client.getsockname())
+        accepted, _ = listener.accept()
+        listener.close()
+        with accepted:
+            check_listener(client.getpeername(), client.getsockname())
+
+
+def test_a_kernel_that_does_not_tell(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said that nobody listens, and what helps is named."""
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+
+    monkeypatch.setattr(owners, "_ask", refuse)
+    check_listener(listener.getsockname())
+    with (
+        socket.create_connection(listener.getsockname()) as client,
+        pytest.raises(UnknownListener, match=r"does not tell whose .* --token-file"),
+    ):
+        check_listener(client.getpeername(), client.getsockname())

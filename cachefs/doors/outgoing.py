@@ -1,0 +1,49 @@
+"""Makes connections at which a process may present its token. No event loop.
+
+`localhost` stands for 127.0.0.1: any user may listen at [::1] beside a server at 127.0.0.1, so a
+client that tried both addresses would present its token to whichever process it reaches first.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from cachefs.doors.owners import ForeignListener
+
+# Raises OSError where the process at an address must not get the token. Called with the address,
+# and with the own end of the connection, or None before there is a connection.
+Judge = Callable[[Any, Any], None]
+
+_LOCALHOST: Final = "127.0.0.1"
+
+
+def any_process(peer: Any, local: Any) -> None:
+    """Judges nobody."""
+
+
+def literal_of(host: str) -> str:
+    """Returns the address that a name of loopback stands for; any other name as it is."""
+    return _LOCALHOST if host.lower() == "localhost" else host
+
+
+def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> socket.socket:
+    """Returns a connection to the first address of a name that answers and passes `judge`. Raises
+    ForeignListener where an address did not pass, else the OSError of the last address."""
+    failed = OSError(f"{host} has no address")
+    found = socket.getaddrinfo(literal_of(host), port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(address)
+            judge(sock.getpeername(), sock.getsockname())
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        except BaseException as err:
+            sock.close()
+            if not isinstance(err, OSError):
+                raise
+            failed = failed if isinstance(failed, ForeignListener) else err
+    raise failed
