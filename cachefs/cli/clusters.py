@@ -120,7 +120,7 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
         home=str(home.path),
         master=master,
         name=MOUNTS_NODE,
-        tiers=(tier_of(cache_dir, chosen.integer("cache_size")),),
+        tiers=(tier_of(cache_dir, chosen.integer("cache_size"), trust=trusts(chosen)),),
         weight=0.0,
         stays=False,
         security=security(chosen, master),
@@ -138,6 +138,11 @@ def check_master(node: WorkerSpec) -> None:
             master.call(c.Greeting(cachefs.__version__), c.Greeted, MASTER_S)
 
 
+def trusts(chosen: Config) -> bool:
+    """Tells whether directories that other users may write are used."""
+    return chosen.switch("trust_directories")
+
+
 def cache_settings(chosen: Config) -> dict[str, Any]:
     """Fields of a `WorkerSpec` that are settings of the same name."""
     return {
@@ -147,5 +152,6 @@ def cache_settings(chosen: Config) -> dict[str, Any]:
         "idle_after_s": chosen.seconds("idle_after"),
         "files_ahead": chosen.integer("files_ahead"),
         "origin_deadline_s": chosen.seconds("origin_deadline"),
+        "trust_directories": trusts(chosen),
         "log_level": chosen.text("log_level"),
     }

@@ -80,6 +80,7 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
         log_file=str(log / "master.log"),
         log_level=chosen.text("log_level"),
         log_to_stderr=not background,
+        trust_directories=clusters.trusts(chosen),
     )
 
 

@@ -182,6 +182,7 @@ def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> S
         origin_deadline_s=chosen.seconds("origin_deadline"),
         log_level=chosen.text("log_level"),
         log_to_stderr=foreground,
+        trust_directories=clusters.trusts(chosen),
     )
 
 

@@ -45,6 +45,7 @@ def command(
         log_level=chosen.text("log_level"),
         token_file=chosen.text("token_file"),
         no_token=not clusters.makes_token(chosen) and not chosen.text("token_file"),
+        trust_directories=clusters.trusts(chosen),
     )
     cluster, warnings = up.run(workers or 0)
     for warning in warnings:

@@ -52,7 +52,7 @@ def command(
 def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
     """Raises BadConfig, and what a default tier's directory raises."""
     master = clusters.master_of(chosen, home)
-    tiers = chosen.items("tier") or (_default_tier(master, home),)
+    tiers = chosen.items("tier") or (_default_tier(master, home, clusters.trusts(chosen)),)
     first, *_ = parse_tiers(tiers)
     weight, advertise = weight_of(chosen.text("weight")), _advertised(chosen)
     if weight != 0:
@@ -72,8 +72,8 @@ def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
     )
 
 
-def _default_tier(master: str, home: StateHome) -> str:
-    return tier_of(home.cluster_dir(address_of(master)) / CACHE_NAME, 0)
+def _default_tier(master: str, home: StateHome, trust: bool) -> str:
+    return tier_of(home.cluster_dir(address_of(master)) / CACHE_NAME, 0, trust=trust)
 
 
 def check_reach(master: str, listen: str, advertise: str) -> None:

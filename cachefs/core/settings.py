@@ -138,6 +138,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "under the state home, one per source",
     ),
     Setting(
+        "trust_directories",
+        Type.SWITCH,
+        False,
+        "Use directories of caches and stores although other users can write them; warn of them.",
+        commands=("mount", "worker", "master", "up"),
+    ),
+    Setting(
         "cache_size",
         Type.SIZE,
         0,

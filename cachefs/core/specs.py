@@ -33,6 +33,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     origin_deadline_s: float = 30.0
     log_level: str = "info"
     log_to_stderr: bool = False
+    trust_directories: bool = False  # warn of those that others may write, and use them
     launch_fds: tuple[int, ...] = ()  # of launch locks, inherited: closed once it has said Started
 
 
@@ -59,6 +60,7 @@ class MasterSpec(msgspec.Struct, frozen=True):
     open_home: str = ""  # without tokens: the state home in which the token of its port is removed
     origin_deadline_s: float = 30.0
     lost_after_s: float = 10.0  # a worker that is silent for so long is lost
+    trust_directories: bool = False
     log_file: str = ""
     log_level: str = "info"
     log_to_stderr: bool = False
@@ -85,6 +87,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     migration_bytes_s: int = 200 << 20
     log_level: str = "info"
     log_to_stderr: bool = False
+    trust_directories: bool = False
     launch_fds: tuple[int, ...] = ()  # as of `ServerSpec`
 
 

@@ -137,10 +137,10 @@ def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
     return None
 
 
-def tier_of(directory: str | Path, asked_bytes: int) -> str:
-    """A directory as a tier, of the size asked for or (0) the default one. Raises AccessDenied,
-    NoSpace."""
-    path = usable_cache_dir(directory)
+def tier_of(directory: str | Path, asked_bytes: int, *, trust: bool = False) -> str:
+    """A directory as a tier, of the size asked for or (0) the default one. `trust`: as of
+    `check_own`. Raises AccessDenied, NoSpace."""
+    path = usable_cache_dir(directory, trust=trust)
     return f"{_kind(path)}:{path}:{cache_size(path, asked_bytes)}"
 
 

@@ -11,21 +11,46 @@ in it what is ours.
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import pwd
 import stat
 from pathlib import Path
+from typing import Final
 
 from cachefs.core.errors import AccessDenied
 
-_REMEDY = "give a directory that you alone may write, below ones that others cannot write"
+log = logging.getLogger(__name__)
+
+MOST_LINKS: Final = 40  # as the kernel follows
+_REMEDY: Final = "give a directory that you alone may write, below ones that others cannot write"
 
 
-def check_own(path: str | Path) -> None:
+def check_own(path: str | Path, *, trust: bool = False) -> None:
     """Raises AccessDenied where users other than this one and root can change or replace the
-    directory, which need not be there yet. Links are followed."""
-    for one in {os.path.abspath(path), os.path.realpath(path)}:
-        _check_one(Path(one))
+    directory, which need not be there yet. Links are followed. A directory of this user that others
+    may write is closed to them (0700), as the root of a new tmpfs is; it is refused if they have
+    put something in it. `trust`: logs a warning instead."""
+    try:
+        for one in _followed(Path(os.path.abspath(path))):
+            _check_one(one)
+    except AccessDenied as err:
+        if not trust:
+            raise
+        log.warning("%s: %s; it is used all the same", err.path, err.cause)
+
+
+def _followed(path: Path) -> list[Path]:
+    """Returns the path, the paths that it stands for after each link in it, and its real path."""
+    found, real = [path], Path(os.path.realpath(path))
+    for _ in range(MOST_LINKS):
+        link = next((one for one in (*reversed(path.parents), path) if os.path.islink(one)), None)
+        if link is None:
+            break
+        target = link.parent / os.readlink(link) / path.relative_to(link)
+        path = Path(os.path.normpath(target))
+        found.append(path)
+    return found if real in found else [*found, real]
 
 
 def _check_one(path: Path) -> None:
@@ -36,14 +61,30 @@ def _check_one(path: Path) -> None:
             continue  # it will be made, and be ours
         except OSError as err:
             raise AccessDenied(f"{err.strerror}", path=str(directory), remedy=_REMEDY) from err
-        why = _fault(info, is_leaf=directory == path)
+        is_leaf = directory == path
+        if is_leaf and info.st_uid == os.geteuid():
+            why = _closed(directory, info)
+        else:
+            why = _fault(info, is_leaf=is_leaf)
         if why:
             shown = f"the directory {why}"
             raise AccessDenied(
                 f"{shown}, who could change what is kept in {path}",
                 path=str(directory),
-                remedy=f"{_REMEDY}, or: chmod go-w {directory}",
+                remedy=f"{_REMEDY}, or: chmod go-w {directory}, or, where these users are trusted:"
+                " --trust-directories",
             )
+
+
+def _closed(directory: Path, info: os.stat_result) -> str:
+    """Closes a directory of this user to all others. Returns what they have put in it, or ""."""
+    if not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return ""
+    os.chmod(directory, 0o700)
+    with os.scandir(directory) as entries:
+        owners = {one.name: one.stat(follow_symlinks=False).st_uid for one in entries}
+    foreign = next((name for name, owner in owners.items() if owner != info.st_uid), "")
+    return f"could be written by others and has {foreign!r} of another user" if foreign else ""
 
 
 def _fault(info: os.stat_result, *, is_leaf: bool) -> str:

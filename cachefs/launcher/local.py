@@ -91,6 +91,7 @@ class Up:
         log_level: str = "info",
         token_file: str = "",
         no_token: bool = False,
+        trust_directories: bool = False,
     ) -> None:
         private_dir(home.path)
         self._home = home
@@ -99,6 +100,7 @@ class Up:
         self._log_level = log_level
         self._token_file = token_file
         self._has_token = not no_token
+        self._trusts = trust_directories
         self._warnings: list[str] = []
 
     def run(self, workers: int = 0) -> tuple[LocalCluster, list[str]]:
@@ -151,19 +153,22 @@ class Up:
             open_home="" if self._has_token else home,
             log_file=str(log / "master.log"),
             log_level=self._log_level,
+            trust_directories=self._trusts,
         )
         started = start_master(spec, log / "master.err")
         self._warnings += [started.warning] if started.warning else []
         return LocalProcess(known.name, started.url, started.pid)
 
     def _start_worker(self, known: LocalProcess, done: list[LocalProcess]) -> LocalProcess:
+        directory = self._directory / known.name
         spec = WorkerSpec(
             home=str(self._home.path),
             master=done[0].url,
             name=known.name,
-            tiers=(tier_of(self._directory / known.name, self._cache_bytes),),
+            tiers=(tier_of(directory, self._cache_bytes, trust=self._trusts),),
             security=self._security(done[0].url),
             log_level=self._log_level,
+            trust_directories=self._trusts,
         )
         started = start_worker(spec, background=True)
         self._warnings += [started.warning] if started.warning else []

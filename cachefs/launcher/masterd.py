@@ -90,7 +90,7 @@ class Process:
         try:
             access = access_of(own.security)
             check_listen(host, has_tokens=not access.is_open)
-            check_own(self._spec.store_dir)
+            check_own(self._spec.store_dir, trust=self._spec.trust_directories)
             master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
             try:
                 master.limit_waits(self._spec.origin_deadline_s)

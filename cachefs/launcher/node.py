@@ -91,8 +91,10 @@ class Node:
         """Reads the files of its security. Raises BadConfig, AccessDenied."""
         self._spec = spec
         self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
+        # The command `mount` has judged the directory of the worker that clients start again.
+        trust = spec.trust_directories or not spec.stays
         for tier in self._tiers:
-            check_own(tier.path)
+            check_own(tier.path, trust=trust)
         self._directory = node_dir(spec)
         self._access = access_of(spec.security)
         self._token = presented_token(spec.security)

@@ -89,7 +89,7 @@ def ensure_server(
     full = Reserve(spec.home).give_up_if_short()
     source_dir = home.source_dir(spec.source)
     own_cache_dir = source_dir / state.CACHE_NAME
-    cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir)
+    cache_dir = usable_cache_dir(spec.cache_dir or own_cache_dir, trust=spec.trust_directories)
     with launch_lock(source_dir) as source_lock, launch_lock(cache_dir) as cache_lock:
         for directory in (source_dir, cache_dir):
             pointer = running(directory, hang_limit_s)
@@ -184,18 +184,19 @@ def held_bytes(directory: Path) -> int:
     return total_bytes
 
 
-def usable_cache_dir(path: str | Path) -> Path:
-    """The real path of a directory that is ours to fill, created (0700) when missing."""
+def usable_cache_dir(path: str | Path, *, trust: bool = False) -> Path:
+    """The real path of a directory that is ours to fill, created (0700) when missing. `trust`: as
+    of `check_own`."""
     real = Path(os.path.realpath(path))
     if not real.exists():
-        check_own(path)
+        check_own(path, trust=trust)
         return state.private_dir(real)
     info = real.stat()
     if not stat.S_ISDIR(info.st_mode):
         return state.private_dir(real)  # says what it is instead
     if info.st_uid != os.geteuid():
         raise _not_ours(real, f"the cache directory belongs to user {info.st_uid}")
-    check_own(path)
+    check_own(path, trust=trust)
     if not os.access(real, os.R_OK | os.W_OK | os.X_OK) or _is_read_only(real):
         raise _not_ours(real, "the cache directory cannot be written")
     return real

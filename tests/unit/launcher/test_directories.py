@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cachefs.core.errors import AccessDenied
+from cachefs.core.specs import WorkerSpec
 from cachefs.launcher.directories import check_own
+from cachefs.launcher.node import Node
 
 
 @pytest.fixture
@@ -23,6 +28,7 @@ def refused(path: Path, cause: str) -> None:
     with pytest.raises(AccessDenied, match=cause) as caught:
         check_own(path)
     assert "chmod go-w" in caught.value.remedy
+    assert "--trust-directories" in caught.value.remedy
 
 
 def test_a_directory_of_ones_own_below_a_sticky_one(above: Path) -> None:
@@ -33,10 +39,17 @@ def test_a_directory_of_ones_own_below_a_sticky_one(above: Path) -> None:
     check_own(above / "new")
 
 
-@pytest.mark.parametrize("mode", [0o757, 0o777, 0o1777])
-def test_a_directory_that_everybody_may_write(above: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o757, 0o777, 0o1777, 0o770])
+def test_a_directory_that_others_may_write_is_closed_to_them(above: Path, mode: int) -> None:
+    """As the root of a new tmpfs is. What others have put into it before is not taken over."""
+    (above / "tier" / "mine").mkdir()
     (above / "tier").chmod(mode)
-    refused(above / "tier", "by everybody")
+    check_own(above / "tier")
+    assert stat.S_IMODE((above / "tier").stat().st_mode) == 0o700
+    (above / "tier").chmod(mode)
+    (above / "tier" / "planted").write_bytes(b"TIER")
+    os.chown(above / "tier" / "planted", 65534, 65534)
+    refused(above / "tier", "'planted' of another user")
 
 
 def test_a_directory_below_one_that_others_may_write(above: Path) -> None:
@@ -69,3 +82,31 @@ def test_a_link_in_a_directory_that_others_may_write(above: Path) -> None:
     refused(shared / "link", "by everybody")
     (above / "into").symlink_to(shared)
     refused(above / "into" / "tier", "by everybody")
+
+
+def test_each_link_of_a_chain_is_judged(above: Path) -> None:
+    """The one in the middle can be pointed elsewhere, too."""
+    shared = above / "shared"
+    shared.mkdir()
+    (shared / "second").symlink_to("../tier")
+    (above / "first").symlink_to(shared / "second")
+    check_own(above / "first")
+    shared.chmod(0o777)
+    refused(above / "first", "by everybody")
+    (above / "loop").symlink_to("loop")
+    with pytest.raises(AccessDenied, match="symbolic links"):
+        check_own(above / "loop" / "x")
+
+
+def test_directories_that_an_operator_trusts(above: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a pod has them, whose user cannot change them. Clients judge none that are in use."""
+    above.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        check_own(above / "tier", trust=True)
+    assert f"{above}: the directory can be written by everybody" in caplog.text
+    tiers = (f"ssd:{above / 'tier'}:64MiB",)
+    spec = WorkerSpec(str(above / "home"), "http://127.0.0.1:1", "node", tiers)
+    with pytest.raises(AccessDenied, match="by everybody"):
+        Node(spec)
+    Node(msgspec.structs.replace(spec, trust_directories=True))
+    Node(msgspec.structs.replace(spec, stays=False))

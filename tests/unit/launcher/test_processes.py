@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from cachefs.core import errors
 from cachefs.core import messages as m
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import ClientSpec, ServerSpec
+from cachefs.fuse import client
 from cachefs.launcher import hanging, processes, state
 from cachefs.launcher.processes import Watch, ensure_server
 from tests.services.processes import wait_until
@@ -350,10 +352,29 @@ def test_unusable_cache_directories(launcher: Launcher, tmp_path: Path) -> None:
         theirs = tmp_path / "theirs"
         theirs.mkdir()
         os.chown(theirs, 12345, 12345)
-    cases = {public: "written by everybody", theirs: "belongs to user"}
+    inside = public / "cache"
+    cases = {inside: "written by everybody", theirs: "belongs to user"}
     for path, expected in cases.items():
         with pytest.raises(errors.AccessDenied, match=expected):
             launcher.start(cache_dir=str(path))
     with pytest.raises(errors.NotADirectory):
         launcher.start(cache_dir=str(tmp_path / "file"))
     assert list(launcher.home.glob("pid-*")) == []
+    assert launcher.start(cache_dir=str(inside), trust_directories=True).started
+
+
+def test_a_client_starts_its_server_again_whatever_this_version_says_of_its_directory(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade with a stricter rule ends no mount."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    spec = launcher.spec(cache_dir=str(shared / "cache"))
+    with pytest.raises(errors.AccessDenied, match="by everybody"):
+        ensure_server(spec)
+    command = (sys.executable, SCRIPT, "serve")
+    started = functools.partial(ensure_server, command=command)
+    monkeypatch.setattr(client, "ensure_server", started)
+    it = ClientSpec(str(launcher.home), "", spec.source, str(tmp_path / "mnt"), server=spec)
+    assert client._find_server(it).started
