@@ -35,7 +35,7 @@ def command(
     \b
     cachefs workers
     cachefs workers drain node3 --wait     # hand its data over, before it is taken away
-    cachefs workers remove 3f2a            # forget one that is lost or drained
+    cachefs workers remove 3f2a            # forget one whose process has ended
     """
     if ctx.invoked_subcommand is not None:
         if any(value is not None for value in (config_file, *flags.values())):
