@@ -402,7 +402,12 @@ def _no_room(*, in_memory: bool) -> NoSpace:
 
 
 def memory_file(size_bytes: int) -> int:
-    """A file in memory of that size, in place of a scratch file."""
-    fd = os.memfd_create("segment", os.MFD_CLOEXEC)
-    os.ftruncate(fd, size_bytes)
-    return fd
+    """Returns a descriptor of a new file in memory of that size, in place of a scratch file. Raises
+    OSError. The descriptor is opened a second time: the kernel grants no lease on the one that
+    `memfd_create` returns, so `is_unused` would say of a lent file for ever that it is in use."""
+    made = os.memfd_create("segment", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(made, size_bytes)
+        return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(made)
