@@ -376,6 +376,7 @@ class Filler:
             wait_s=wait_s,
             whole=piece.whole,
             in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
+            is_needed=lambda: bool(piece.unsettled),
         )
         try:
             await self._fill_segment(piece, segment)
@@ -397,6 +398,7 @@ class Filler:
             self._parts.wake.call(self._segment_page, piece, segment, page, checksum)
 
         def run(transfer: Transfer) -> None:
+            transfer.raise_if_aborted()
             transfer.at_disk += 1
             self._make_segment_file(entry, segment)
             transfer.at_disk += 1

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,7 +53,7 @@ class Area:
 @dataclass(frozen=True, slots=True)
 class _Want:
     """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
-    others wait for or have not read yet."""
+    others wait for or have not read yet. `is_needed` says whether anybody still waits for it."""
 
     key: bytes
     file_bytes: int
@@ -61,6 +61,7 @@ class _Want:
     area: Area
     since_s: float
     gentle: bool
+    is_needed: Callable[[], bool]
 
 
 class Segment:
@@ -68,7 +69,7 @@ class Segment:
 
     __slots__ = (
         "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
-        "filling", "first", "granted", "key", "lent", "made_at_s", "ready_end",
+        "filling", "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end",
         "wanted_until_s",
     )  # fmt: skip
 
@@ -85,6 +86,7 @@ class Segment:
         self.fd = -1
         self.filling = True
         self.demanded = False  # somebody waits for it: it stays until that reader got it
+        self.has_place = False  # among the `MOST_FILLING`
         self.granted = False
         self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
         self.lent = False  # others than the worker were given a descriptor
@@ -191,9 +193,11 @@ class Segments:
         return parts.memory.segments_limit_bytes
 
     def leave_tier(self) -> None:
-        """Its disk hangs: nobody is to find what lies there."""
+        """Its disk hangs: nobody is to find what lies there. Fills that hang with the disk leave
+        their places to those that go past it."""
         for segment in [*self._orders[False].values()]:
             self.drop(segment)
+            self._give_place_back(segment)
 
     async def make(
         self,
@@ -204,20 +208,22 @@ class Segments:
         wait_s: float,
         whole: bool = False,
         in_memory: bool = False,
+        is_needed: Callable[[], bool] = lambda: True,
     ) -> Segment:
         """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
         not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
         that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
-        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then)."""
+        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then). Also
+        raises NoSpace at its turn when it is not needed any more."""
         area = Area(in_memory=in_memory, whole=whole)
         now, gentle = self._parts.clocks.monotonic(), wait_s == 0
-        want = _Want(key, size_bytes, pages, area, now, gentle)
+        want = _Want(key, size_bytes, pages, area, now, gentle, is_needed)
         turn = self._whole_turn if whole else self._turn
         if not gentle:
             async with turn:
                 segment = await self._in_turn(want, wait_s)
-                segment.demanded = True
-                self._filling += not whole
+                segment.demanded, segment.has_place = True, not whole
+                self._filling += segment.has_place
                 return segment
         found = None if turn.locked() else self._try(want, area)
         if found is None:
@@ -227,7 +233,7 @@ class Segments:
     async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
         parts = self._parts
         until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
-        while True:
+        while want.is_needed():
             now = parts.clocks.monotonic()
             is_next = want.area.whole or self._filling < MOST_FILLING
             for area in self._areas(want, now) if is_next else ():
@@ -237,8 +243,9 @@ class Segments:
             if not is_next:
                 until = now + wait_s  # other fills end by deadlines of their own
             elif now >= until:
-                raise _no_room(in_memory=want.area.in_memory)
+                break
             await parts.room_changed.wait(POLL_S)
+        raise _no_room(in_memory=want.area.in_memory)
 
     @staticmethod
     def _areas(want: _Want, now: float) -> Iterator[Area]:
@@ -333,7 +340,7 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
-        self._filling -= segment.demanded and not segment.area.whole
+        self._give_place_back(segment)
         for page in range(segment.ready_end, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
@@ -342,6 +349,11 @@ class Segments:
         elif segment.ready_end == segment.first:
             self.drop(segment)
         self._parts.room_changed.notify()
+
+    def _give_place_back(self, segment: Segment) -> None:
+        """Lets another fill take the segment's place among the `MOST_FILLING`. Idempotent."""
+        self._filling -= segment.has_place
+        segment.has_place = False
 
     def drop_content(self, keys: Iterable[bytes]) -> None:
         wanted = set(keys)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.worker.rig import MIB, Rig, read, run
+from tests.unit.worker.rig import MIB, Rig, read, run, until
 from worker import segments
 from worker.segments import memory_file
+from worker.space import Space
 from worker.store.filesystem import is_unused, reopen
+from worker.store.tier import Tier
 from worker.worker import Worker
 
 FULL_S = 3600.0
@@ -23,6 +29,39 @@ def fill_disk(worker: Worker) -> None:
     parts = worker.inside.parts
     full = OSError(errno.ENOSPC, "No space left on device")
     parts.health.fault(full, parts.clocks.monotonic() + FULL_S)
+
+
+class HangingScratch:
+    """The disk, which hangs when a scratch file is made, until `answer` is set."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+        self.calls = 0  # but for probes
+        self._real = Tier.scratch_file
+
+    def scratch_file(self, tier: Tier, size_bytes: int) -> int:
+        self.calls += size_bytes >= MIB
+        assert self.answer.wait(60)
+        return self._real(tier, size_bytes)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingScratch]:
+    made = HangingScratch()
+    monkeypatch.setattr(Tier, "scratch_file", lambda tier, size: made.scratch_file(tier, size))
+    yield made
+    made.answer.set()
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache takes nothing: everything goes into segments."""
+
+    async def reserve(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(Space, "reserve", reserve)
+    monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
 
 
 def test_the_kernel_tells_whether_a_lent_file_in_memory_is_in_use() -> None:
@@ -50,5 +89,31 @@ def test_lent_segments_in_memory_come_back(tmp_path: Path, monkeypatch: pytest.M
                 assert await read(worker, ino) == rig.data[ino]
             assert worker.status()["tiers"][0]["segments"] <= 8
             assert worker.inside.parts.memory.segments_bytes <= 8 * MIB
+
+    run(script())
+
+
+@pytest.mark.usefixtures("refusing")
+def test_fills_that_hang_with_the_disk_keep_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: HangingScratch
+) -> None:
+    """[S-hanging-disk] Two fills hang, and two wait for their places; the disk is left then."""
+    monkeypatch.setattr(segments, "MOST_FILLING", 2)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 256 * MIB)
+        async with rig.worker() as worker:
+            inos = [rig.put(ino, 9 * MIB) for ino in range(1, 5)]
+            reads = [asyncio.create_task(read(worker, ino)) for ino in inos]
+            await until(lambda: worker._segments._filling == 2 <= hanging.calls)
+            await until(worker._segments._turn.locked)
+            worker.inside.watch.withdraw()
+            calls = hanging.calls
+            async with asyncio.timeout(20):
+                assert await asyncio.gather(*reads) == [rig.data[ino] for ino in inos]
+            assert hanging.calls == calls, "those that waited for a place leave the disk alone"
+            hanging.answer.set()
+            await until(lambda: not worker._filler._running)
+            assert worker._segments._filling == 0
 
     run(script())
