@@ -59,6 +59,7 @@ class Client:
         self.home = StateHome(spec.home)
         self.stopping = trio.Event()
         self.runs = _runs(spec)
+        self._early: list[m.TierState] = []  # what the server said before there was a file system
         self._conn: Connection
 
     async def run(self) -> None:
@@ -104,6 +105,8 @@ class Client:
         vfs = Vfs(conn, attached, _defaults(spec), waits=self.runs, attach=attach)
         conn.on_reconnected = vfs.on_reconnected
         conn.on_event = lambda event: self._event(vfs, event)
+        for event in self._early:
+            vfs.on_event(event)
         try:
             if self.link is not None:
                 from cachefs.fuse import kernel_mount
@@ -158,6 +161,8 @@ class Client:
     def _early_event(self, event: m.Message) -> None:
         if isinstance(event, m.Detach):
             self.stopping.set()
+        elif isinstance(event, m.TierState):
+            self._early.append(event)
 
     def _event(self, vfs: Vfs, event: m.Message) -> None:
         if isinstance(event, m.Detach):

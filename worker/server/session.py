@@ -274,7 +274,8 @@ class Session:
         first = self.server.worker.tiers()[0]
         has_dir = first.pub_fd >= 0
         welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=has_dir)
-        self._told = {0: first._replace(in_service=True)}
+        # Losses of before this session are told: its mount may have been another session's then.
+        self._told = {0: first._replace(in_service=True, losses=0)}
         return welcome, os.dup(first.pub_fd) if has_dir else None
 
     async def _attach(self, body: m.Attach) -> Answer:

@@ -19,6 +19,7 @@ from cachefs.fuse.kernel.device import Device
 from cachefs.fuse.kernel.nodes import Nodes
 from cachefs.fuse.kernel.table import Mode, Slot, TakeoverTable
 from cachefs.fuse.node import MUST_WAIT, MustWait
+from cachefs.fuse.published import ANY_TIER
 from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
@@ -185,11 +186,14 @@ class Opens:
 
     def adopt(self) -> int:
         """Takes over what the table says is open; backing ids that it does not know are given
-        back. Returns the number of handles."""
+        back. What a predecessor opened is doubtful where a tier has lost bytes: the predecessor may
+        have opened it before. Returns the number of handles."""
         ids: set[int] = set()
         for slot in self._table.slots():
             self._adopt(slot)
             ids.add(slot.backing_id)
+        if not self._vfs.keeps_pages:
+            self.nodes.doubt(ANY_TIER)
         last = self._table.last_backing_id
         unknown = [*self._table.take_closing(), *range(last + 1, last + 1 + _UNKNOWN_IDS)]
         for backing_id in unknown:
