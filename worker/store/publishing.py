@@ -1,8 +1,8 @@
-"""Publishing a file that was published, or may be, before: not once its record is distrusted. Blocking.
+"""Publishing a file again: not once its record is distrusted. Blocking.
 
-A withdrawal (`Tier.distrust`) changes the header first and looks for links after that. A thread that
-read the record before may make a link after that look, so it reads the header again once the link
-is made: one of the two removes the link.
+A withdrawal (`Tier.distrust`) changes the header first and looks for links after that. A thread
+that read the record before may make a link after that look, so it reads the header again once the
+link is made: one of the two removes the link.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_lent_segments_in_memory_come_back(tmp_path: Path, monkeypatch: pytest.M
 def test_fills_that_hang_with_the_disk_keep_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: HangingScratch
 ) -> None:
-    """[S-hanging-disk] Two fills hang, and two wait for their places; the disk is left then."""
+    """Two fills hang, and two wait for their places; the disk is left then."""
     monkeypatch.setattr(segments, "MOST_FILLING", 2)
 
     async def script() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, run, until
 from worker.store import filesystem, removal
 from worker.store.look import look
 from worker.store.removal import evict
@@ -114,5 +115,71 @@ def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(tmp_pat
             assert not worker.inside.catalog.is_live(key)
             assert rig.published() == {rig.name(1)}
             assert worker.inside.parts.tier.index.get(key) is not None
+
+    run(script())
+
+
+def test_a_file_that_was_dropped_while_it_was_open_is_not_read_from_the_tier_that_lost_bytes(
+    tmp_path: Path,
+) -> None:
+    """[S-lost-writes] Its reader has no descriptor of the file."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 200 * MIB)
+        rig.put(1, 40 * MIB)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, 1)
+            assert await reader.at(0, MIB) == rig.data[1][:MIB]
+            entry = worker.inside.catalog.live(rig.content(1).key)
+            assert entry is not None
+            await worker.free([rig.content(1)])
+            handle = worker._handles[reader.grant.handle]
+            handle.has_file = False
+            os.pwrite(entry.fd, bytes(MIB), 0)  # the disk has zeros there
+            worker.inside.watch.withdraw()
+            await worker.inside.catalog.forsake()
+            worker.inside.watch.restore()
+            await until(lambda: worker.inside.parts.health.in_service)
+            assert await reader.at(0, MIB) == rig.data[1][:MIB]
+            reader.close()
+
+    run(script())
+
+
+def test_the_end_of_a_withdrawal_that_is_cancelled_leaves_fences_alone(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with Rig(tmp_path, 100 * MIB).worker() as worker:
+            catalog = worker.inside.catalog
+            with catalog.removing([b"k" * 36]):
+                forsaking = asyncio.create_task(catalog.forsake())
+                await asyncio.sleep(0)
+                forsaking.cancel()
+                await asyncio.wait([forsaking])
+            assert forsaking.cancelled()
+
+    run(script())
+
+
+def test_files_that_cannot_be_dropped_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, SMALL)
+        async with rig.worker() as worker:
+            ledger = worker.inside.parts.ledger
+            await worker.fetch(NAMESPACE, 1)
+            entry = await worker.inside.catalog.open(rig.space.origins[1], rig.content(1).key)
+            cached_bytes = ledger.cached_bytes
+            with monkeypatch.context() as patch:
+                patch.setattr(Writer, "write", _fails)
+                with pytest.raises(OSError, match="Input/output"):
+                    await worker.inside.catalog.forsake()
+            worker.inside.catalog.leave(entry)
+            await until(lambda: not ledger.unlinked_bytes)
+            assert ledger.cached_bytes == cached_bytes
+            await worker.free([rig.content(1)])
+            assert (ledger.cached_bytes, ledger.unlinked_bytes) == (0, 0)
+            ledger.check_invariants()
 
     run(script())
