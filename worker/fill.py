@@ -21,7 +21,7 @@ from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
-from worker.segments import Segment, Segments, memory_file
+from worker.segments import Segment, Segments, make_file
 from worker.small.reads import Small
 from worker.small.wire import Got
 from worker.source import NotHere, Purpose
@@ -90,7 +90,6 @@ class Filler:
         piece.purpose = purpose
         piece.ended = ended
         self._pieces.add(piece)
-        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
         entry.claim(first, end, self._loop, epoch)
         entry.busy_pieces += 1
         self._background += background
@@ -105,7 +104,7 @@ class Filler:
             return False
         transfer = self._cache_transfer(piece, piece.first)
         transfer.until_s = piece.started_s + self._parts.config.origin_deadline_s
-        self._running[transfer] = piece
+        self._runs(piece, transfer)
         done = functools.partial(self._begun, piece, transfer, piece.started_s)
         if not self._starts_small(piece, transfer, done):
             self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
@@ -179,7 +178,6 @@ class Filler:
         for page in [*piece.unsettled]:
             piece.settle(page, error)
         self._background -= piece.background
-        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
         counters = self._parts.counters
         counters.fills_in_flight -= 1
         if error is None:
@@ -400,7 +398,7 @@ class Filler:
         def run(transfer: Transfer) -> None:
             transfer.raise_if_aborted()
             transfer.at_disk += 1
-            self._make_segment_file(entry, segment)
+            make_file(segment, self._parts.tier)
             transfer.at_disk += 1
             transfer.run(self._parts.source, segment.fd, piece.purpose)
 
@@ -411,17 +409,6 @@ class Filler:
             lambda first: Transfer(entry.origin, first, segment.end, segment.base, on_page),
             run,
         )
-
-    def _make_segment_file(self, entry: Entry, segment: Segment) -> None:
-        """In a thread, before the first byte."""
-        if segment.fd >= 0:
-            return
-        size_bytes = range_bytes(entry.size, segment.first, segment.end)
-        make = memory_file if segment.in_memory else self._parts.tier.scratch_file
-        try:
-            segment.fd = make(size_bytes)
-        except OSError as err:
-            raise DiskFault(err) from err
 
     def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
         segment.checksums.append(checksum)
@@ -471,7 +458,7 @@ class Filler:
         self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
     ) -> CacheFSError | None:
         """One request. Its error is returned when it is the source's."""
-        self._running[transfer] = piece
+        self._runs(piece, transfer)
         try:
             await self._threads(piece).run(run, transfer)
         except CacheFSError as err:
@@ -480,9 +467,15 @@ class Filler:
             self._transferred(piece, transfer)
         return None
 
+    def _runs(self, piece: Piece, transfer: Transfer) -> None:
+        """One request begins. A piece that waits for room holds no bytes, and counts for none."""
+        self._running[transfer] = piece
+        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
+
     def _transferred(self, piece: Piece, transfer: Transfer) -> None:
         """One request has ended."""
         del self._running[transfer]
+        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
         counters = self._parts.counters
         moved = transfer.peer_bytes or transfer.tier_bytes
         counters.origin_requests += transfer.origin_bytes > 0 or not moved

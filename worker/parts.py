@@ -178,6 +178,7 @@ class Parts:
     loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
     small: SmallReads
     disk: Threads
+    closers: Threads  # close files in memory: behind no disk and no source
     metadata: Callable[[NamespaceId], MetadataService]
     source: Source
     memory: MemoryBudget
@@ -280,13 +281,13 @@ class Parts:
         self.closing.append(fd)
 
     def close_memory(self, fd: int) -> None:
-        """Closes the last descriptor of a file in memory, in a thread that waits for no disk."""
+        """Closes the last descriptor of a file in memory, in a thread that does nothing else."""
 
         def done(_: object, error: BaseException | None) -> None:
             if isinstance(error, Interrupted):  # the threads have ended
                 os.close(fd)
 
-        self.fetchers.submit(os.close, fd, done=done)
+        self.closers.submit(os.close, fd, done=done)
 
     def _close_all(self) -> None:
         fds, self.closing = self.closing, []
@@ -349,6 +350,7 @@ def make_parts(
         loaders=Threads("load", config.load_threads, wake),
         small=SmallReads(source, fetchers, None if tier.in_memory else disk),
         disk=disk,
+        closers=Threads("close", 1, wake),
         metadata=metadata,
         source=source,
         memory=shared.memory,

@@ -28,7 +28,8 @@ from worker.state.accounting import allocation
 from worker.state.pages import PageRange, range_bytes
 from worker.state.shares import ActiveReaders, piece_bytes, segments_kept
 from worker.store.filesystem import is_unused
-from worker.transfer import PIECE_PAGES
+from worker.store.tier import Tier
+from worker.transfer import PIECE_PAGES, DiskFault
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
 MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
@@ -70,7 +71,7 @@ class Segment:
     __slots__ = (
         "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
         "filling", "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end",
-        "wanted_until_s",
+        "used_at_s", "wanted_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +83,7 @@ class Segment:
         self.ready_end = self.first
         self.allocated_bytes = allocation(range_bytes(file_bytes, *pages))
         self.checksums: list[int] = []  # of the pages that are written
-        self.made_at_s = now
+        self.made_at_s = self.used_at_s = now
         self.fd = -1
         self.filling = True
         self.demanded = False  # somebody waits for it: it stays until that reader got it
@@ -154,8 +155,9 @@ class Segments:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
         `goes_on`: the reader will come for what follows. Raises OSError."""
         segment.granted = True
+        segment.used_at_s = self._parts.clocks.monotonic()
         if goes_on and end < segment.ready_end * PAGE_BYTES:
-            segment.wanted_until_s = self._parts.clocks.monotonic() + READER_WAIT_S
+            segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.base)
 
     def reads(self, reader: Hashable) -> None:
@@ -325,6 +327,14 @@ class Segments:
             if self._has_room(need_bytes, area):
                 return
 
+    def drop_idle(self) -> None:
+        """Drops what lies in memory, was lent to nobody, and was not used lately: other tiers of
+        this process have the same memory to go to."""
+        before_s = self._parts.clocks.monotonic() - FRESH_S
+        for segment in [*self._orders[True].values()]:
+            if not segment.lent and not segment.filling and segment.used_at_s < before_s:
+                self.drop(segment)
+
     def drop(self, segment: Segment) -> None:
         """Nobody finds it any more. Idempotent."""
         if segment.dropped:
@@ -411,6 +421,18 @@ def _no_room(*, in_memory: bool) -> NoSpace:
         "the scratch area of the cache is full",
         remedy="give a larger --cache-size, or read fewer large files at a time",
     )
+
+
+def make_file(segment: Segment, tier: Tier) -> None:
+    """In a thread, before the first byte. Raises DiskFault."""
+    if segment.fd >= 0:
+        return
+    size_bytes = range_bytes(segment.file_bytes, segment.first, segment.end)
+    make = memory_file if segment.in_memory else tier.scratch_file
+    try:
+        segment.fd = make(size_bytes)
+    except OSError as err:
+        raise DiskFault(err) from err
 
 
 def memory_file(size_bytes: int) -> int:

@@ -117,3 +117,68 @@ def test_fills_that_hang_with_the_disk_keep_no_place(
             assert worker._segments._filling == 0
 
     run(script())
+
+
+@pytest.mark.usefixtures("refusing")
+def test_fills_that_wait_for_their_turn_hold_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: HangingScratch
+) -> None:
+    monkeypatch.setattr(segments, "MOST_FILLING", 2)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 256 * MIB)
+        async with rig.worker() as worker:
+            memory, running = worker.inside.parts.memory, worker._filler._running
+            reads = [asyncio.create_task(read(worker, rig.put(ino, 9 * MIB))) for ino in range(6)]
+            await until(lambda: worker._segments._filling == 2 and len(worker._filler._pieces) >= 6)
+            in_flight = sum(min(piece.size_bytes, 2 * MIB) for piece in running.values())
+            assert memory.buffers_bytes + memory.windows_bytes == in_flight
+            assert len(running) < len(worker._filler._pieces)
+            hanging.answer.set()
+            await asyncio.gather(*reads)
+            await until(lambda: not worker._filler._pieces)
+            assert memory.buffers_bytes == memory.windows_bytes == 0
+
+    run(script())
+
+
+def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> None:
+    """Other tiers of the process share it."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB)
+        async with rig.worker() as worker:
+            fill_disk(worker)
+            parts, held = worker.inside.parts, worker._segments
+            made = [
+                await held.make(bytes([n]) * 36, MIB, (0, 1), wait_s=1.0, in_memory=True)
+                for n in range(3)
+            ]
+            idle, fresh, filling = made
+            for segment in (idle, fresh):
+                segment.fd, segment.ready_end = memory_file(MIB), 1
+                held.filled(segment)
+            for segment in (idle, filling):
+                segment.used_at_s -= 2 * segments.FRESH_S
+            worker.inside.watch.look()
+            assert [segment.dropped for segment in made] == [True, False, False]
+            assert parts.memory.segments_bytes == 2 * MIB
+            held.filled(filling)
+
+    run(script())
+
+
+def test_files_in_memory_are_closed_behind_no_fetch(tmp_path: Path) -> None:
+    async def script() -> None:
+        async with Rig(tmp_path, 64 * MIB).worker(fetch_threads=1) as worker:
+            parts, busy = worker.inside.parts, threading.Event()
+            fetch = parts.fetchers.run(busy.wait, 60)
+            fd = memory_file(MIB)
+            parts.close_memory(fd)
+            try:
+                await until(lambda: not os.path.exists(f"/proc/self/fd/{fd}"))
+            finally:
+                busy.set()
+            await fetch
+
+    run(script())
