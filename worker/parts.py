@@ -61,6 +61,7 @@ class Counters:
     bad_pages: int = 0
     scrubbed_bytes: int = 0
     fills_in_flight: int = 0
+    scratch_fills: int = 0  # that wrote to the scratch area
     fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 

@@ -350,6 +350,7 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
+        self._parts.counters.scratch_fills += not segment.in_memory
         self._give_place_back(segment)
         for page in range(segment.ready_end, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
