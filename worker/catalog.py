@@ -226,13 +226,14 @@ class Catalog:
         are served past the tier. Raises OSError when the index cannot be written; the files are
         left then, without their entries."""
         looking = [entry.looking for entry in self._live.values() if entry.looking is not None]
-        await asyncio.gather(*looking, *self._fences.values(), return_exceptions=True)
+        if waits := [*looking, *self._fences.values()]:
+            await asyncio.wait(waits)  # not `gather`, which would cancel them when it is cancelled
         entries = [entry for entry in self._live.values() if entry.fd >= 0 or entry.recorded]
         keys = [entry.key for entry in entries]
         fence = contextlib.ExitStack()
         fence.enter_context(self.removing(keys))
         result = await self._drop_fenced(keys, fence)
-        for entry in entries:
+        for entry in (*entries, *self._detached):  # also what was dropped before, and is open
             entry.pages = PageMap(entry.size)
         if isinstance(result, OSError):
             raise result
@@ -245,12 +246,14 @@ class Catalog:
             with fence:
                 detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
                 held = {e.name: e.allocated_bytes for e in detached if not e.detached}
+                kept_bytes = sum(held[e.name] for e in detached if e.name in held and e.recorded)
                 for entry in detached:
                     await self._detach_safely(entry)
                 busy = {entry.name for entry in detached if entry.users}
                 dropped = await self._remove(keys)
             return self._count(dropped, held, busy)
         except OSError as err:
+            self._parts.ledger.cached_bytes += kept_bytes  # the files and their records stay
             return err
         finally:
             for entry in detached:
@@ -341,7 +344,7 @@ class Catalog:
 
     async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
         """The origin has another version, or none: tells the master, drops what is cached. Returns
-        the error that every reader of a missing page gets from now on."""
+        the error for every reader of a missing page."""
         stale = Stale(
             "the file changed at its origin" if isinstance(error, Stale) else error.cause,
             path=entry.origin.path.decode(errors="replace"),
@@ -459,8 +462,7 @@ class Catalog:
         self.retire_if_unused(entry)
 
     def disk_fault(self, error: OSError) -> None:
-        """The tier's disk failed: it rests for a while, which is logged once. A file under a lease
-        that somebody asks for is no fault of the disk."""
+        """The tier's disk failed: it rests for a while, logged once. A lease is no fault of it."""
         if isinstance(error, BlockingIOError):
             return log.debug("a cache file is under a lease")
         parts = self._parts

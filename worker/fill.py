@@ -29,7 +29,6 @@ from worker.source import NotHere, Purpose
 from worker.space import Space
 from worker.stalls import SourceStuck, Stalls
 from worker.state.accounting import allocation
-from worker.state.memory import buffer_bytes
 from worker.state.pages import range_bytes
 from worker.state.retry import pause_s
 from worker.store.filesystem import allocated_bytes
@@ -92,7 +91,6 @@ class Filler:
         piece.purpose = purpose
         piece.ended = ended
         self._pieces.add(piece)
-        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
         entry.claim(first, end, self._loop, epoch)
         entry.busy_pieces += 1
         self._background += background
@@ -108,7 +106,7 @@ class Filler:
             return False
         transfer = self._cache_transfer(piece, piece.first)
         transfer.limit_s = self._parts.config.origin_deadline_s
-        self._running[transfer] = piece
+        self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
         if not self._starts_small(piece, transfer, done):
             self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
@@ -197,7 +195,6 @@ class Filler:
         if piece.is_counted:
             piece.is_counted = False
             self._background -= piece.background
-            self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
             self._parts.counters.fills_in_flight -= 1
 
     def _count_time(self, piece: Piece) -> None:
@@ -205,12 +202,6 @@ class Filler:
         took_s = now - piece.started_s
         parts.counters.fill_s.observe(took_s)
         parts.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
-
-    def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
-        if piece.background:
-            self._parts.memory.windows_bytes += size_bytes
-        else:
-            self._parts.memory.buffers_bytes += size_bytes
 
     def is_here(self, entry: Entry, page: int, *, past: bool = False) -> bool:
         """Can the page be read, from the cache file (unless `past`) or from a segment?"""
@@ -390,6 +381,7 @@ class Filler:
             wait_s=wait_s,
             whole=piece.whole,
             in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
+            is_needed=lambda: bool(piece.unsettled),
         )
         piece.segment = segment
         try:
@@ -414,6 +406,7 @@ class Filler:
 
         def run(transfer: Transfer) -> None:
             self._stalls.check(entry.origin)
+            transfer.raise_if_aborted()
             transfer.at_disk += 1
             make_file(segment, self._parts.tier)
             transfer.at_disk += 1
@@ -478,7 +471,7 @@ class Filler:
         self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
     ) -> CacheFSError | None:
         """One request. Its error is returned when it is the source's."""
-        self._running[transfer] = piece
+        self._stalls.began(transfer, piece)
         try:
             await self._threads(piece).run(run, transfer)
         except CacheFSError as err:

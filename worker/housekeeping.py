@@ -56,6 +56,7 @@ class Housekeeping:
         self._released: list[bytes] = []  # held until they were read, and read by now
         self._commits_at_sync = -1 if parts.tier.has_unsynced else 0
         self._failed_commits_at_sync = 0
+        self._scratch_fills_at_sync = 0
         self._synced_at_s = parts.clocks.monotonic()
 
     def read(self, key: bytes) -> None:
@@ -210,11 +211,15 @@ class Housekeeping:
 
     async def sync(self) -> None:
         """Forces everything recorded so far to the disk, and says so in the header: it needs no
-        verification after a crash of the machine."""
+        verification after a crash of the machine. Also what the scratch area has is forced to the
+        disk, as nothing else tells of bytes that are lost there."""
         parts = self._parts
         commits = parts.writer.commits, parts.writer.failed_commits
-        if parts.health.lost or commits == (self._commits_at_sync, self._failed_commits_at_sync):
+        fills, fills_before = parts.counters.scratch_fills, self._scratch_fills_at_sync
+        nothing_recorded = commits == (self._commits_at_sync, self._failed_commits_at_sync)
+        if parts.health.lost or (nothing_recorded and fills == fills_before):
             return
+        self._scratch_fills_at_sync = fills
         epoch = parts.tier.header.epoch
         parts.epoch = epoch + 1  # see `records.next_start` and `records.failed`
         await self._commit_queued()

@@ -62,6 +62,7 @@ class Counters:
     bad_pages: int = 0
     scrubbed_bytes: int = 0
     fills_in_flight: int = 0
+    scratch_fills: int = 0  # that wrote to the scratch area
     fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
@@ -180,6 +181,7 @@ class Parts:
     loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
     small: SmallReads
     disk: Threads
+    closers: Threads  # close files in memory: behind no disk and no source
     metadata: Callable[[NamespaceId], MetadataService]
     source: Source
     memory: MemoryBudget
@@ -283,13 +285,13 @@ class Parts:
         self.closing.append(fd)
 
     def close_memory(self, fd: int) -> None:
-        """Closes the last descriptor of a file in memory, in a thread that waits for no disk."""
+        """Closes the last descriptor of a file in memory, in a thread that does nothing else."""
 
         def done(_: object, error: BaseException | None) -> None:
             if isinstance(error, Interrupted):  # the threads have ended
                 os.close(fd)
 
-        self.fetchers.submit(os.close, fd, done=done)
+        self.closers.submit(os.close, fd, done=done)
 
     def _close_all(self) -> None:
         fds, self.closing = self.closing, []
@@ -352,6 +354,7 @@ def make_parts(
         loaders=Threads("load", config.load_threads, wake),
         small=SmallReads(source, fetchers, None if tier.in_memory else disk),
         disk=disk,
+        closers=Threads("close", 1, wake),
         metadata=metadata,
         source=source,
         memory=shared.memory,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,7 +54,7 @@ class Area:
 @dataclass(frozen=True, slots=True)
 class _Want:
     """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
-    others wait for or have not read yet."""
+    others wait for or have not read yet. `is_needed` says whether anybody still waits for it."""
 
     key: bytes
     file_bytes: int
@@ -62,6 +62,7 @@ class _Want:
     area: Area
     since_s: float
     gentle: bool
+    is_needed: Callable[[], bool]
 
 
 class Segment:
@@ -69,8 +70,8 @@ class Segment:
 
     __slots__ = (
         "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
-        "filling", "first", "granted", "key", "lent", "made_at_s", "ready_end",
-        "wanted_until_s",
+        "filling", "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end",
+        "used_at_s", "wanted_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -82,10 +83,11 @@ class Segment:
         self.ready_end = self.first
         self.allocated_bytes = allocation(range_bytes(file_bytes, *pages))
         self.checksums: list[int] = []  # of the pages that are written
-        self.made_at_s = now
+        self.made_at_s = self.used_at_s = now
         self.fd = -1
         self.filling = True
         self.demanded = False  # somebody waits for it: it stays until that reader got it
+        self.has_place = False  # among the `MOST_FILLING`
         self.granted = False
         self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
         self.lent = False  # others than the worker were given a descriptor
@@ -153,8 +155,9 @@ class Segments:
         """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
         `goes_on`: the reader will come for what follows. Raises OSError."""
         segment.granted = True
+        segment.used_at_s = self._parts.clocks.monotonic()
         if goes_on and end < segment.ready_end * PAGE_BYTES:
-            segment.wanted_until_s = self._parts.clocks.monotonic() + READER_WAIT_S
+            segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
         return os.pread(segment.fd, end - offset, offset - segment.base)
 
     def reads(self, reader: Hashable) -> None:
@@ -192,9 +195,11 @@ class Segments:
         return parts.memory.segments_limit_bytes
 
     def leave_tier(self) -> None:
-        """Its disk hangs: nobody is to find what lies there."""
+        """Its disk hangs: nobody is to find what lies there. Fills that hang with the disk leave
+        their places to those that go past it."""
         for segment in [*self._orders[False].values()]:
             self.drop(segment)
+            self._give_place_back(segment)
 
     async def make(
         self,
@@ -205,20 +210,22 @@ class Segments:
         wait_s: float,
         whole: bool = False,
         in_memory: bool = False,
+        is_needed: Callable[[], bool] = lambda: True,
     ) -> Segment:
         """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
         not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
         that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
-        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then)."""
+        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then). Also
+        raises NoSpace at its turn when it is not needed any more."""
         area = Area(in_memory=in_memory, whole=whole)
         now, gentle = self._parts.clocks.monotonic(), wait_s == 0
-        want = _Want(key, size_bytes, pages, area, now, gentle)
+        want = _Want(key, size_bytes, pages, area, now, gentle, is_needed)
         turn = self._whole_turn if whole else self._turn
         if not gentle:
             async with turn:
                 segment = await self._in_turn(want, wait_s)
-                segment.demanded = True
-                self._filling += not whole
+                segment.demanded, segment.has_place = True, not whole
+                self._filling += segment.has_place
                 return segment
         found = None if turn.locked() else self._try(want, area)
         if found is None:
@@ -228,7 +235,7 @@ class Segments:
     async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
         parts = self._parts
         until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
-        while True:
+        while want.is_needed():
             now = parts.clocks.monotonic()
             is_next = want.area.whole or self._filling < MOST_FILLING
             for area in self._areas(want, now) if is_next else ():
@@ -238,8 +245,9 @@ class Segments:
             if not is_next:
                 until = now + wait_s  # other fills end by deadlines of their own
             elif now >= until:
-                raise _no_room(in_memory=want.area.in_memory)
+                break
             await parts.room_changed.wait(POLL_S)
+        raise _no_room(in_memory=want.area.in_memory)
 
     @staticmethod
     def _areas(want: _Want, now: float) -> Iterator[Area]:
@@ -319,6 +327,14 @@ class Segments:
             if self._has_room(need_bytes, area):
                 return
 
+    def drop_idle(self) -> None:
+        """Drops what lies in memory, was lent to nobody, and was not used lately: other tiers of
+        this process have the same memory to go to."""
+        before_s = self._parts.clocks.monotonic() - FRESH_S
+        for segment in [*self._orders[True].values()]:
+            if not segment.lent and not segment.filling and segment.used_at_s < before_s:
+                self.drop(segment)
+
     def drop(self, segment: Segment) -> None:
         """Nobody finds it any more. Idempotent."""
         if segment.dropped:
@@ -335,7 +351,7 @@ class Segments:
         """Its transfer hangs: others get its place among the segments that are filled, and may
         bring its pages. Its room and descriptor stay its own until `filled`, since the thread of
         the transfer may still write."""
-        self._filling -= segment.demanded and not segment.area.whole
+        self._give_place_back(segment)
         segment.demanded = False
         self._forget_rest(segment)
         self._parts.room_changed.notify()
@@ -348,13 +364,19 @@ class Segments:
     def filled(self, segment: Segment) -> None:
         """Its transfer ended. What it did not get is nobody's; an empty one goes."""
         segment.filling = False
-        self._filling -= segment.demanded and not segment.area.whole
+        self._parts.counters.scratch_fills += not segment.in_memory
+        self._give_place_back(segment)
         self._forget_rest(segment)
         if segment.dropped:
             self._let_go(segment)
         elif segment.ready_end == segment.first:
             self.drop(segment)
         self._parts.room_changed.notify()
+
+    def _give_place_back(self, segment: Segment) -> None:
+        """Lets another fill take the segment's place among the `MOST_FILLING`. Idempotent."""
+        self._filling -= segment.has_place
+        segment.has_place = False
 
     def drop_content(self, keys: Iterable[bytes]) -> None:
         wanted = set(keys)
@@ -427,7 +449,12 @@ def make_file(segment: Segment, tier: Tier) -> None:
 
 
 def memory_file(size_bytes: int) -> int:
-    """A file in memory of that size, in place of a scratch file."""
-    fd = os.memfd_create("segment", os.MFD_CLOEXEC)
-    os.ftruncate(fd, size_bytes)
-    return fd
+    """Returns a descriptor of a new file in memory of that size, in place of a scratch file. Raises
+    OSError. The descriptor is opened a second time: the kernel grants no lease on the one that
+    `memfd_create` returns, so `is_unused` would say of a lent file for ever that it is in use."""
+    made = os.memfd_create("segment", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(made, size_bytes)
+        return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(made)

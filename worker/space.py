@@ -95,7 +95,8 @@ class Space:
         if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
             return self._refuse()
         async with self._one_at_a_time:
-            return await self._reserve_by_evicting(size_bytes, entry)
+            writable = self._parts.health.writable(self._parts.clocks.monotonic())
+            return writable and await self._reserve_by_evicting(size_bytes, entry)
 
     def reserve_nowait(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """As `reserve` where there is room; False where somebody has to decide or to make some."""
@@ -110,15 +111,19 @@ class Space:
         """As `reserve`, whatever admission says: everything may go for it that nobody protects,
         holds or uses. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the
         master does not say what may go. Cancelled: nothing is reserved."""
-        if not self._parts.health.writable(self._parts.clocks.monotonic()):
-            raise Unavailable("the cache disk takes nothing for now")
+        self._check_writable()
         full = self.full_quota(size_bytes, entry)
         if full is not None:
             raise OverQuota(full)
         if self._take(size_bytes, entry):
             return
         async with self._one_at_a_time:
+            self._check_writable()
             await self._reserve_for_load(size_bytes, entry)
+
+    def _check_writable(self) -> None:
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            raise Unavailable("the cache disk takes nothing for now")
 
     async def _reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
         ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
@@ -316,7 +321,7 @@ class Space:
         self._release_held()
         for _ in range(MOST_ROUNDS):
             short_bytes = need_bytes - parts.ledger.free_for_files
-            if short_bytes <= 0:
+            if short_bytes <= 0 or not parts.health.in_service:
                 return
             if only_copies:
                 keys = parts.order.copies(BATCH_FILES)
@@ -334,7 +339,7 @@ class Space:
         most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
         while most_looks > 0 and parts.clocks.monotonic() < until_s:
             short_bytes = need_bytes - parts.ledger.free_for_files
-            if short_bytes <= 0:
+            if short_bytes <= 0 or not parts.health.in_service:
                 return
             keys = self._candidates(NEVER_S, batch)
             most_looks -= len(keys) or MOST_SKIPPED
@@ -441,10 +446,11 @@ class Space:
         return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
 
     async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
-        """Cancelled: it goes on, and what went is accounted for."""
-        if not keys:
-            return
+        """Evicts nothing of a tier that is out of service: what is published there may be withdrawn
+        just now. Cancelled: it goes on, and what went is accounted for."""
         parts = self._parts
+        if not keys or not parts.health.in_service:
+            return
         monotonic = parts.clocks.monotonic
         names = [key.hex() for key in keys]
         call = functools.partial(

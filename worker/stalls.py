@@ -23,6 +23,7 @@ from connectors.until import LEAST_BYTES_PER_S
 from worker.parts import Parts
 from worker.piece import Piece, path_of
 from worker.state.bypath import url_of
+from worker.state.memory import buffer_bytes
 from worker.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,11 @@ class Stalls:
         self.running: dict[Transfer, Piece] = {}
         self._cut: dict[Transfer, Key] = {}
         self._stuck: collections.Counter[Key] = collections.Counter()
+
+    def began(self, transfer: Transfer, piece: Piece) -> None:
+        """Notes a request that begins. Until then its piece holds no bytes, and counts for none."""
+        self.running[transfer] = piece
+        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
 
     def check(self, origin: Origin) -> None:
         """From any thread. Raises SourceStuck where no more requests may go to that source."""
@@ -90,7 +96,9 @@ class Stalls:
 
     def ended(self, transfer: Transfer) -> None:
         """The thread of a transfer returned: counts what it brought."""
-        self._count(transfer, self.running.pop(transfer))
+        piece = self.running.pop(transfer)
+        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
+        self._count(transfer, piece)
         key = self._cut.pop(transfer, None)
         if key is not None:
             self._stuck[key] -= 1
@@ -106,6 +114,12 @@ class Stalls:
         piece.origin_bytes += transfer.origin_bytes
         counters.peer_bytes += transfer.peer_bytes
         self._parts.paths.brought(piece.entry.origin, transfer.origin_bytes, transfer.peer_bytes)
+
+    def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
+        if piece.background:
+            self._parts.memory.windows_bytes += size_bytes
+        else:
+            self._parts.memory.buffers_bytes += size_bytes
 
     def _count_out(self) -> None:
         parts = self._parts

@@ -73,6 +73,7 @@ class TierWatch:
         parts = self._parts
         parts.small.look()
         self._filler.give_up_stalled()
+        self._segments.drop_idle()
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
         writes = self._filler.disk_writes()
         now = parts.clocks.monotonic()

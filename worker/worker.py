@@ -469,7 +469,7 @@ class Worker:
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
         until_s = time.monotonic() + wait_s  # all of them end at the same time
         ended = parts.small.close(wait_s)  # before the threads that it leaves things to
-        for threads in (parts.fetchers, parts.askers, parts.loaders):
+        for threads in (parts.fetchers, parts.askers, parts.loaders, parts.closers):
             ended &= threads.close(until_s - time.monotonic())
         ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
         committed = parts.writer.close(None if answers else wait_s)

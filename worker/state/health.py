@@ -20,6 +20,7 @@ from typing import Final
 FULL_PAUSE_S: Final = 10.0
 ERROR_PAUSE_S: Final = 30.0
 MOST_TRIAL_PAUSE_S: Final = 3600.0
+TRIAL_DUE: Final = "bytes that were written to the disk are lost; a trial write is due"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 SUSPECT_S: Final = 1.0  # a call that takes longer calls for a probe
@@ -64,6 +65,7 @@ class Health:
         """Notes the end of a trial. After one that failed the next one is due twice as late."""
         if reached_disk:
             self._trial_at_s = 0.0
+            self.cause = "" if self.cause == TRIAL_DUE else self.cause
         else:
             self._put_trial_off(now_s)
 
@@ -93,7 +95,8 @@ class Health:
 
     def well(self) -> bool:
         """A write went well. True when it is news."""
-        news, self._degraded, self.cause = self._degraded, False, ""
+        news, self._degraded = self._degraded, False
+        self.cause = TRIAL_DUE if self._trial_at_s else ""
         self.is_full = False
         return news
 

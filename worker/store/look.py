@@ -17,6 +17,7 @@ from worker.state.holds import Hold
 from worker.state.pages import page_count
 from worker.store import filesystem, on_disk
 from worker.store.changes import DropFile, PutFile
+from worker.store.publishing import publish_trusted
 from worker.store.records import HELD_READ, FileRecord
 from worker.store.tier import Tier
 from worker.store.writer import Writer
@@ -43,7 +44,8 @@ class Looked:
 
 
 def look(tier: Tier, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
-    """Raises OSError. A complete file is published when this returns. The caller closes `fd`."""
+    """Raises OSError. A complete file is published when this returns, unless its record came to be
+    distrusted meanwhile. The caller closes `fd`."""
     name = key.hex()
     record = tier.index.get(key)
     if record is None:
@@ -69,15 +71,16 @@ def _fill_in(
     looked.allocated_bytes = filesystem.allocated_bytes(looked.fd)
     looked.grown_bytes = looked.allocated_bytes - record.allocated_bytes
     complete = looked.bits.bit_count() == page_count(record.size)
-    if not tier.header.trusts(record.epoch):
+    used_epoch = record.epoch
+    if not tier.header.trusts(used_epoch):
         bad = _verify(looked, tier, key, record)
         complete = complete and not bad
+        used_epoch = epoch
         _put(looked, writer, key, record, bad, complete, epoch)
     elif looked.grown_bytes or complete != record.complete:
         _put(looked, writer, key, record, {}, complete, record.epoch)
     if complete:
-        tier.publish(key.hex())
-        looked.published = True
+        looked.published = publish_trusted(tier, key.hex(), used_epoch)
 
 
 def _verify(looked: Looked, tier: Tier, key: bytes, record: FileRecord) -> dict[int, int | None]:

@@ -17,6 +17,7 @@ from typing import Final
 
 from worker.store import filesystem
 from worker.store.changes import DropFile
+from worker.store.publishing import publish_again
 from worker.store.tier import Tier
 from worker.store.writer import Writer
 
@@ -52,7 +53,8 @@ def evict(
     may_go_on: Callable[[], bool],
 ) -> Evicted:
     """Evicts of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
-    permission) ends. Raises OSError: what was not yet unlinked is published again."""
+    permission) ends. Raises OSError: what was not yet unlinked is published again, unless its
+    record is distrusted by now."""
     result = Evicted()
     victims: dict[str, tuple[int, bool]] = {}
     for name in names:
@@ -62,7 +64,7 @@ def evict(
         if is_busy(tier, name):
             result.busy.append(name)
             if published:
-                tier.publish(name)
+                publish_again(tier, name)
             continue
         record = tier.index.get(bytes.fromhex(name))
         size_bytes = record.allocated_bytes if record is not None else 0
@@ -73,7 +75,7 @@ def evict(
     except OSError:
         for name, (_, published) in victims.items():
             if published:
-                tier.publish(name)
+                publish_again(tier, name)
         raise
     for name, (size_bytes, _) in victims.items():
         tier.unlink(name)

@@ -14,7 +14,15 @@ import pytest
 
 from cachefs.core.model import PAGE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
-from worker.state.health import ERROR_PAUSE_S, MOST_TRIAL_PAUSE_S, Act, Health, Watch
+from worker.space import Space
+from worker.state.health import (
+    ERROR_PAUSE_S,
+    MOST_TRIAL_PAUSE_S,
+    TRIAL_DUE,
+    Act,
+    Health,
+    Watch,
+)
 from worker.store import filesystem
 from worker.store.index import Index
 from worker.store.tier import Tier
@@ -147,7 +155,8 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
             await back(worker)
             assert await read(worker, 2) == rig.data[2]
             assert not rig.published(), "it was read past the cache"
-            assert worker.status()["tiers"][0]["state"] == "degraded"
+            tier = worker.status()["tiers"][0]
+            assert (tier["state"], tier["cause"]) == ("degraded", TRIAL_DUE)
             health = worker.inside.parts.health
             health._trial_at_s = 1e-9  # it is due
             monkeypatch.setattr(Tier, "try_to_write", _fails)
@@ -156,8 +165,36 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
             health._trial_at_s = 1e-9
             monkeypatch.undo()
             await worker.housekeeping.tick()
+            assert worker.status()["tiers"][0]["cause"] == ""
             await worker.fetch(NAMESPACE, 2)
             assert rig.published() == {rig.name(2)}
+
+    run(script())
+
+
+def test_a_loss_in_the_scratch_area_alone_is_noticed(
+    tmp_path: Path, fail_syncs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[S-lost-writes] The cache takes nothing, so nothing is committed."""
+
+    async def refuse(*_: Any) -> bool:
+        return False
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 100 * MIB)
+        rig.put(1, 9 * MIB)
+        async with rig.worker() as worker:
+            monkeypatch.setattr(Space, "reserve", refuse)
+            monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
+            await worker.housekeeping.sync()
+            assert await read(worker, 1) == rig.data[1]
+            await until(lambda: not worker._filler._pieces)
+            fail_syncs(1)
+            await worker.housekeeping.sync()
+            assert worker.status()["errors"]["sync"] == 1
+            await back(worker)
+            await worker.housekeeping.sync()
+            assert worker.status()["errors"]["sync"] == 1, "nothing new"
 
     run(script())
 

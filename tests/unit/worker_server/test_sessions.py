@@ -281,6 +281,12 @@ def test_clients_hear_of_every_tier_that_comes_goes_or_hangs(tmp_path: Path) -> 
         doubted = [m.TierState(False, 0, doubtful=True), m.TierState(True, 0)]
         assert await hear(old, 2) == doubted, "bytes that it wrote are lost"
         assert await hear(peer, 2) == doubted
+        successor = Peer(path)
+        await successor.call(1, m.Hello("fuse", 2))
+        assert isinstance(await successor.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
+        again = [m.TierState(True, 0, doubtful=True)]
+        assert await hear(successor, 1) == again, "its mount may be older than the loss"
+        successor.sock.close()
         worker.views = [TierView(0, -1, False), *worker.views[1:]]
         late = Peer(path)
         assert not (await late.call(1, m.Hello("fuse", 1, many_tiers=True))).published_dir

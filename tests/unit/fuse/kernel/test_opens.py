@@ -176,6 +176,23 @@ def test_an_open_file_of_which_bytes_may_be_lost_is_not_joined(
     client.open(nodeid(INO, 1))
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_file_that_a_predecessor_had_open_is_not_joined_where_bytes_may_be_lost(
+    client: Client, complete: bool
+) -> None:
+    """[S-lost-writes] The server has told the successor of the loss before it took over."""
+    if complete:
+        client.vfs.complete.add(INO)
+    client.open(INO)
+    before = client.opens.nodes.current(INO)
+    client.vfs.keeps_pages = False
+    client.die()
+    with pytest.raises(Stale):
+        client.answer(100, INO)
+    assert client.opens.nodes.current(INO) != before
+    client.open(client.opens.nodes.current(INO))
+
+
 @pytest.mark.parametrize("by_a_predecessor", [False, True])
 def test_an_open_file_of_another_tier_than_the_one_that_hangs_stays_as_it_is(
     client: Client, by_a_predecessor: bool
