@@ -28,7 +28,7 @@ from cachefs.core import messages as m
 from cachefs.core.model import Origin
 from tests.integration.conftest import Bucket
 from tests.integration.dataset import body, digest, digests, expected, images
-from tests.services.cluster import CACHEFS, COMMAND_LIMIT_S, Cluster, ClusterFailed, Machine
+from tests.services.cluster import CACHEFS, Cluster, Machine
 from tests.services.networks import Networks
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
@@ -72,19 +72,9 @@ class NetMachine(Machine):
 
     enter: tuple[str, ...] = ()
 
-    def run(self, *arguments: str | Path, limit_s: float = COMMAND_LIMIT_S) -> str:
-        done = subprocess.run(
-            [*self.enter, CACHEFS, *map(str, arguments)],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
-        if done.returncode:
-            said = (done.stderr or done.stdout).strip()
-            raise ClusterFailed(f"{self.name}: cachefs {arguments[0]}: {said}{self.log_tail()}")
-        return done.stdout
+    @property
+    def program(self) -> list[str | Path]:
+        return [*self.enter, CACHEFS]
 
 
 class NetCluster(Cluster):

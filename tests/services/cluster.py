@@ -52,6 +52,11 @@ class Machine:
         keep = {"PATH": os.environ["PATH"], "HOME": str(self.root), "LC_ALL": "C.UTF-8"}
         self.environment = {**keep, **self.environment}
 
+    @property
+    def program(self) -> list[str | Path]:
+        """The words that start its command line."""
+        return [CACHEFS]
+
     def run(
         self,
         *arguments: str | Path,
@@ -61,7 +66,7 @@ class Machine:
         """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed for an exit code that is not
         among `codes`."""
         done = subprocess.run(
-            [CACHEFS, *map(str, arguments)],
+            [*self.program, *map(str, arguments)],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
