@@ -159,7 +159,7 @@ def test_descriptors_are_given_back(root: Path) -> None:
         source.read(b"d/1/f", 0, 1, Fingerprint(Kind.FILE, 1))
     with pytest.raises(NotFound):
         source.stat(b"d/nothing/f")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_is_not_surely_published_is_not_opened(pub: int, name: str) -> None
     before = len(os.listdir("/proc/self/fd"))
     assert Published().open([PublishedDir(0, pub)], name, len(DATA)) is None
     assert Published().open([PublishedDir(0, pub)], "published", len(DATA) + 1) is None
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile
 
 
 def test_a_tier_out_of_service_is_not_touched(pub: int) -> None:

@@ -337,7 +337,7 @@ def test_an_open_that_ends_after_its_session_is_released(tmp_path: Path) -> None
 
     before = len(os.listdir("/proc/self/fd"))
     serve(tmp_path, script)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile
 
 
 def test_errors_keep_their_type(tmp_path: Path) -> None:
