@@ -65,7 +65,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf(tmp_path / "tier")
     yield shelf
     shelf.close()
-    assert len(os.listdir("/proc/self/fd")) <= before  # what earlier tests left may go meanwhile, "descriptors were left open"
+    assert len(os.listdir("/proc/self/fd")) <= before, "descriptors were left open"
 
 
 def test_everything_is_private(shelf: Shelf, tmp_path: Path) -> None:
