@@ -12,7 +12,13 @@ from cachefs.cli.settings import state_home
 from cachefs.client.admin import AdminClient
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
-from cachefs.core.addresses import DEFAULT_MASTER, address_of, master_url, parse_cluster
+from cachefs.core.addresses import (
+    DEFAULT_MASTER,
+    address_of,
+    is_cluster,
+    master_url,
+    parse_cluster,
+)
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
@@ -73,6 +79,17 @@ def master_of(chosen: Config, home: StateHome) -> str:
         return master_url(given, tls=speaks_tls(chosen))
     cluster = local.read(home)
     return cluster.master if cluster is not None else DEFAULT_MASTER
+
+
+def has_cluster(chosen: Config, home: StateHome) -> bool:
+    """Returns True if the settings name a master, or the cluster of `cachefs up` runs here."""
+    up = local.read(home)
+    return bool(chosen.text("master")) or (up is not None and up.processes[0].runs)
+
+
+def is_master(where: str) -> bool:
+    """Returns True for the URL of a cluster as a whole, without a path."""
+    return is_cluster(where) and not parse_cluster(where).path
 
 
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:

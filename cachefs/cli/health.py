@@ -14,7 +14,7 @@ from cachefs.cli.mounts import is_dead, read_mounts
 from cachefs.cli.session import attached, checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.addresses import is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import (
     CacheFSError,
@@ -23,8 +23,7 @@ from cachefs.core.errors import (
     ProtocolError,
     Unreachable,
 )
-from cachefs.core.health import CODES, Problem, facts_of, health, problem_lines, verdict
-from cachefs.launcher import local
+from cachefs.core.health import Problem, facts_of, health, problem, problem_lines, verdict
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -98,7 +97,7 @@ def of_master(master: AdminClient) -> list[Problem]:
 
 
 def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Problem]:
-    if where is not None and is_cluster(where) and not parse_cluster(where).path:
+    if where is not None and clusters.is_master(where):
         url = master_url(where, tls=clusters.speaks_tls(chosen))
         with AdminClient(url, clusters.security(chosen, url)) as master:
             yield from of_master(master)
@@ -115,8 +114,7 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
             yield from of_mount(record, chosen)
         elif is_dead(mount.mountpoint):
             yield from of_tree({"mountpoint": mount.mountpoint, "mount_is_dead": True})
-    up = local.read(home)
-    if chosen.text("master") or (up is not None and up.processes[0].runs):
+    if clusters.has_cluster(chosen, home):
         with clusters.connect_admin(chosen, home) as master:
             yield from of_master(master)
 
@@ -144,12 +142,11 @@ def _with_quotas(tree: dict[str, Any], found: m.PoliciesAt) -> dict[str, Any]:
 
 
 def _no_answer(record: MountRecord, err: CacheFSError) -> Problem:
-    severity = CODES["MOUNT_DEAD"].value
     cause = f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
-    return Problem("MOUNT_DEAD", severity, 0.0, record.mountpoint, cause, remedy)
+    return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
 
 
 def _away(url: str, err: CacheFSError) -> Problem:
     remedy = err.remedy or "start it: cachefs master"
-    return Problem("MASTER_AWAY", CODES["MASTER_AWAY"].value, 0.0, url, err.cause, remedy)
+    return problem("MASTER_AWAY", url, err.cause, remedy)

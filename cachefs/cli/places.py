@@ -22,7 +22,6 @@ from cachefs.core.addresses import SCHEME, address_of, is_cluster, master_url, p
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import NamespaceId
-from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 PATIENCE_S: Final = 60.0  # with who gives no answer: it may be just starting again
@@ -170,8 +169,7 @@ class Finder:
     def _candidates(self) -> list[Place]:
         mounts = (self._home.find_mount(mount.mountpoint) for mount in self._mounts.ours())
         places: list[Place] = [MountPlace(record) for record in mounts if record is not None]
-        up = local.read(self._home)
-        if self._chosen.text("master") or (up is not None and up.processes[0].runs):
+        if clusters.has_cluster(self._chosen, self._home):
             places.append(self._master(""))
         return [self._places.setdefault(id(place), place) for place in places]
 

@@ -14,11 +14,10 @@ from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
 from cachefs.core.health import Problem, problem_lines
-from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -43,10 +42,10 @@ def command(
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     if where is not None:
-        tree = _of_cluster(where, chosen) if _is_master(where) else ask_of(where, home)
+        tree = _of_cluster(where, chosen) if clusters.is_master(where) else ask_of(where, home)
         return _print([tree], as_json, tree, chosen)
     trees = [_try(mount, home) for mount in read_mounts().ours()]
-    if chosen.text("master") or _is_up(home):
+    if clusters.has_cluster(chosen, home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
     _print(trees, as_json, trees, chosen)
 
@@ -57,15 +56,6 @@ def ask_of(where: str, home: StateHome) -> dict[str, Any]:
 
 
 # ---- clusters ------------------------------------------------------------------------------------
-
-
-def _is_master(where: str) -> bool:
-    return is_cluster(where) and not parse_cluster(where).path
-
-
-def _is_up(home: StateHome) -> bool:
-    cluster = local.read(home)
-    return cluster is not None and cluster.processes[0].runs
 
 
 def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
 from cachefs.core.health import Problem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
-from cachefs.launcher import local
 from cachefs.launcher.state import MountRecord, StateHome
 
 JOBS: Final = 50  # the newest, of which those that have not ended are shown
@@ -130,7 +129,7 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
         yield lambda: _look_at_mounts([record])
-    elif where is not None or chosen.text("master") or _is_up(home):
+    elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
             yield lambda: _look_at_cluster(master)
     else:
@@ -143,11 +142,6 @@ def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
         return clusters.connect_admin(chosen, home)
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     return AdminClient(url, clusters.security(chosen, url))
-
-
-def _is_up(home: StateHome) -> bool:
-    cluster = local.read(home)
-    return cluster is not None and cluster.processes[0].runs
 
 
 def _mounted(home: StateHome) -> list[MountRecord]:

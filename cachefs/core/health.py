@@ -204,14 +204,15 @@ def verdict(problems: Sequence[Problem]) -> int:
     return 2 if any(one.severity == Severity.ERROR for one in problems) else 1
 
 
-def _problem(code: str, subject: str, cause: str, remedy: str, since_s: float = 0.0) -> Problem:
+def problem(code: str, subject: str, cause: str, remedy: str, since_s: float = 0.0) -> Problem:
+    """Returns a problem with the severity of its code."""
     return Problem(code, CODES[code].value, since_s, subject, cause, remedy)
 
 
 def _mount(facts: Facts) -> Iterator[Problem]:
     if facts.mount_is_dead:
         cause, where = "no process serves this mount", facts.mountpoint
-        yield _problem(
+        yield problem(
             "MOUNT_DEAD", where, cause, "clear it: cachefs doctor --fix, then mount again"
         )
 
@@ -221,7 +222,7 @@ def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
     if source.master_down:
         cause = "the master does not answer; what this node knows is still served"
         remedy = f"see to it: cachefs status cachefs://{source.master.partition('://')[2]}"
-        yield _problem("MASTER_AWAY", source.master, cause, remedy)
+        yield problem("MASTER_AWAY", source.master, cause, remedy)
     if source.origin_down or source.origin_refuses:
         yield _origin(source)
     for one in source.sources:
@@ -236,7 +237,7 @@ def _origin(source: SourceFacts) -> Problem:
     elif source.origin_refuses:
         code, usual = "ORIGIN_REFUSES", "check that the source is there, and who may read it"
     cause = source.down_cause or "it does not answer"
-    return _problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
+    return problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
 
 
 def _master(facts: Facts | SourceFacts, now: float) -> Iterator[Problem]:
@@ -245,19 +246,19 @@ def _master(facts: Facts | SourceFacts, now: float) -> Iterator[Problem]:
     for job in facts.failed_jobs:
         if now - job.ended_at_s < FAILED_FOR_S:
             remedy = f"see why: cachefs jobs show {job.job}; then cachefs jobs retry {job.job}"
-            yield _problem("JOB_FAILED", f"job {job.job}", job.message, remedy, job.ended_at_s)
+            yield problem("JOB_FAILED", f"job {job.job}", job.message, remedy, job.ended_at_s)
     for job in facts.waiting_jobs:
         remedy = f"see to that, or stop it: cachefs jobs stop {job.job}"
-        yield _problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
+        yield problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
 
 
 def _store(store: StoreFacts) -> Iterator[Problem]:
     if store.cause:
         remedy = f"free space, or repair the disk of {store.path}"
-        yield _problem("STORE_DISK", store.path, store.cause, remedy)
+        yield problem("STORE_DISK", store.path, store.cause, remedy)
     elif 0 <= store.free_bytes < STORE_FREE_BYTES:
         cause = f"{format_size(store.free_bytes)} are left for names and policies"
-        yield _problem("STORE_DISK", store.path, cause, f"free space on the disk of {store.path}")
+        yield problem("STORE_DISK", store.path, cause, f"free space on the disk of {store.path}")
 
 
 def _tier(tier: TierFacts, worker: str) -> Iterator[Problem]:
@@ -268,11 +269,11 @@ def _tier(tier: TierFacts, worker: str) -> Iterator[Problem]:
     if tier.is_full:
         cause = f"{tier.cause}: its disk has no room, {used}"
         remedy = "free space on that disk, or give a smaller --cache-size"
-        yield _problem("TIER_FULL", subject, cause, remedy, tier.since_s)
+        yield problem("TIER_FULL", subject, cause, remedy, tier.since_s)
     else:
         cause = f"{tier.state}: {tier.cause}; reads go past it"
         remedy = "see to that disk (dmesg), or use another directory"
-        yield _problem("TIER_DEGRADED", subject, cause, remedy, tier.since_s)
+        yield problem("TIER_DEGRADED", subject, cause, remedy, tier.since_s)
 
 
 def _cache(cache: CacheFacts) -> Iterator[Problem]:
@@ -281,11 +282,11 @@ def _cache(cache: CacheFacts) -> Iterator[Problem]:
             "1 cached page was" if cache.bad_pages == 1 else f"{cache.bad_pages} cached pages were"
         )
         cause = f"{pages} wrong since the start, and dropped"
-        yield _problem("DAMAGED", "the cache", cause, "check the disk and the memory (dmesg)")
+        yield problem("DAMAGED", "the cache", cause, "check the disk and the memory (dmesg)")
     memory = cache.memory
     if memory.limit_bytes and memory.used_bytes > memory.limit_bytes:
         cause = f"{format_size(memory.used_bytes)} of {format_size(memory.limit_bytes)} are used"
-        yield _problem("MEMORY", "the server", cause, "give a larger --memory-limit")
+        yield problem("MEMORY", "the server", cause, "give a larger --memory-limit")
 
 
 def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
@@ -295,11 +296,11 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
     if member.state == "lost":
         remedy = f"start it again, or give it up: cachefs workers remove {member.id[:8]}"
         cause = "it sends no heartbeat; its blocks come from others or the origin"
-        yield _problem("WORKER_LOST", name, cause, remedy, now - member.seen_s)
+        yield problem("WORKER_LOST", name, cause, remedy, now - member.seen_s)
         return
     if member.version and version and member.version != version:
         cause = f"it runs {member.version}, the master {version}"
-        yield _problem("VERSION_SKEW", name, cause, "install one version on all machines")
+        yield problem("VERSION_SKEW", name, cause, "install one version on all machines")
     for tier in member.tiers:
         yield from _tier(tier, name)
 
@@ -307,11 +308,11 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
 def _quota(quota: QuotaFacts) -> Problem:
     sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
     remedy = f"give a larger one: cachefs quota {quota.path} SIZE"
-    return _problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
+    return problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
 
 
 def _settling(facts: Facts, now: float) -> Iterator[Problem]:
     since_s = facts.unsettled_since_s
     if since_s and now - since_s > UNSETTLED_AFTER_S:
         cause = "blocks have been moving to their new owners for long"
-        yield _problem("NOT_SETTLED", "the cluster", cause, "see who: cachefs workers", since_s)
+        yield problem("NOT_SETTLED", "the cluster", cause, "see who: cachefs workers", since_s)
