@@ -90,7 +90,7 @@ class Exchange:
         """One of 1xx may come before it, and over a tunnel that of the proxy."""
         starts = [at for at, line in enumerate(self._lines) if line.startswith(b"HTTP/")]
         heads = [
-            parse_head(b"".join(self._lines[start:end]))
+            parse_head(self._lines[start:end])
             for start, end in zip(starts, [*starts[1:], len(self._lines)], strict=True)
         ]
         if self._tunnels:  # up to its first success they are the proxy's

@@ -11,6 +11,10 @@ AT_ONCE: Final = 256  # small files that are on their way together, of all sourc
 NOT_SENT: Final = "not-sent"
 # A head that says one of these twice says nothing.
 _ONCE: Final = frozenset({"content-length", "content-range", "etag", "transfer-encoding"})
+_NAMES: Final = {
+    name.encode(): name
+    for name in (*_ONCE, "last-modified", "x-amz-bucket-region", "x-amz-request-id")
+}
 
 
 class Get(NamedTuple):
@@ -71,21 +75,22 @@ class Head:
         return self.headers.get("transfer-encoding", "chunked").lower() == "chunked"
 
 
-def parse_head(data: bytes) -> Head:
-    """Returns the head that these lines are; the first one is the status line. Raises nothing."""
-    first, *lines = data.decode("latin-1").split("\n")
-    version, _, rest = first.strip().partition(" ")
-    status = rest.partition(" ")[0]
-    is_status = len(status) == 3 and status.isascii() and status.isdecimal()
-    if not version.startswith("HTTP/1.") or not is_status:
+def parse_head(lines: Sequence[bytes]) -> Head:
+    """Returns the head that these lines are; the first one is the status line. Of the headers only
+    those are kept that somebody looks at. Raises nothing."""
+    version, _, rest = lines[0].strip().partition(b" ")
+    status = rest.partition(b" ")[0]
+    if not version.startswith(b"HTTP/1.") or not (len(status) == 3 and status.isdigit()):
         return Head(0, {})
     headers: dict[str, str] = {}
     for line in lines:
-        name, _, value = line.partition(":")
-        name = name.lower()
-        if name in headers and name in _ONCE:
+        name, _, value = line.partition(b":")
+        known = _NAMES.get(name.lower())
+        if known is None:
+            continue
+        if known in headers and known in _ONCE:
             return Head(0, {})
-        headers[name] = value.strip()
+        headers[known] = value.decode("latin-1").strip()
     return Head(int(status), headers)
 
 
