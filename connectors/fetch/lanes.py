@@ -211,3 +211,6 @@ class Lanes:
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.popleft()[0].close()
+
+    def __del__(self) -> None:
+        self.close()
