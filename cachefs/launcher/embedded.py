@@ -30,7 +30,7 @@ from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
+from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector

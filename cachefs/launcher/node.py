@@ -44,7 +44,7 @@ from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
+from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,

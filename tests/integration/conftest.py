@@ -10,8 +10,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from cachefs.cli.status import ask_of
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
 from tests.services.cluster import Cluster, Machine
+from tests.services.commands import run_cachefs
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
 
-CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
 LOG_SHOWN = 12_000  # characters
 _buckets = itertools.count(1)
@@ -59,27 +58,22 @@ class Node:
     def state(self) -> Path:
         return self.home / ".cache" / "cachefs"
 
-    def run(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        """`cachefs ARGUMENTS`, not checked."""
-        return subprocess.run(
-            [CACHEFS, *map(str, arguments)],
-            env={**self.environment, **options.pop("env", {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=options.pop("timeout_s", COMMAND_LIMIT_S),
-            **options,
-        )
+    def run(
+        self, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`cachefs ARGUMENTS`, not checked, with `env` added to the environment."""
+        environment = {**self.environment, **(env or {})}
+        return run_cachefs([*map(str, arguments)], environment, COMMAND_LIMIT_S)
 
-    def ok(self, *arguments: str | Path, **options: Any) -> str:
+    def ok(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Standard output of a command that must succeed."""
-        done = self.run(*arguments, **options)
+        done = self.run(*arguments, env=env)
         assert done.returncode == 0, f"cachefs {arguments}: {done.stdout}{done.stderr}{self.logs()}"
         return done.stdout
 
-    def fails(self, *arguments: str | Path, **options: Any) -> str:
+    def fails(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
         """The one line on standard error of a command that must fail."""
-        done = self.run(*arguments, **options)
+        done = self.run(*arguments, env=env)
         assert done.returncode != 0, f"cachefs {arguments} succeeded: {done.stdout}"
         assert "Traceback" not in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr

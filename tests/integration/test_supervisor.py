@@ -23,8 +23,9 @@ import pytest
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher.state import MountRecord, StateHome
-from tests.integration.conftest import CACHEFS, Node, is_mounted
+from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
+from tests.services.commands import CACHEFS
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
