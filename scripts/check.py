@@ -24,7 +24,7 @@ LINT: dict[str, list[str]] = {
     "docs": [PYTHON, "scripts/check_docs.py"],
 }
 PYTEST = ["-m", "pytest"]
-# Most tests wait more than they work: one process more than there are CPUs keeps those busy.
+# Some tests wait more than they work: one process more than there are CPUs keeps those busy.
 SIDE_BY_SIDE = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
 # Measuring doubles the CPU time of the tests' own processes, so it is a run of its own.
 COVERAGE = ["--cov", "--cov-report="]
