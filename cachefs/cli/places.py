@@ -13,6 +13,7 @@ import click
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate, read_mounts
+from cachefs.cli.owners import all_records
 from cachefs.cli.session import Target, attached, base_of, find_target, seen_through
 from cachefs.cli.ufs import namespace_path
 from cachefs.client.admin import AdminClient
@@ -167,8 +168,8 @@ class Finder:
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:
-        mounts = (self._home.find_mount(mount.mountpoint) for mount in self._mounts.ours())
-        places: list[Place] = [MountPlace(record) for record in mounts if record is not None]
+        records = all_records(self._mounts.ours(), self._home)
+        places: list[Place] = [MountPlace(record) for record in records]
         if clusters.has_cluster(self._chosen, self._home):
             places.append(self._master(""))
         return [self._places.setdefault(id(place), place) for place in places]

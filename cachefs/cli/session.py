@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from cachefs.cli import output
-from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
@@ -69,15 +70,21 @@ def find_target(path: str, home: StateHome, mounts: MountTable | None = None) ->
         raise NotFound(
             "not under a CacheFS mount", path=path, remedy="`cachefs status` lists the mounts"
         )
-    mountpoint = mounts.original(place.mount).mountpoint
-    record = home.find_mount(mountpoint)
+    mount = mounts.original(place.mount)
+    record = find_record(mount, home)
     if record is None:
         raise NotFound(
-            f"no record of the mount {mountpoint} under {home.path}",
+            f"no record of {_whose(mount)} under {home.path}",
             path=path,
             remedy="ask as the user who mounted it, or give the --home of the mount",
         )
     return Target(record, os.fsencode(place.inside))
+
+
+def _whose(mount: Mount) -> str:
+    if mount.owner_uid in (-1, os.geteuid()):
+        return f"the mount {mount.mountpoint}"
+    return f"the mount {mount.mountpoint} of user {shown_user(mount.owner_uid)}"
 
 
 def _target_of_url(url: str, home: StateHome) -> Target:

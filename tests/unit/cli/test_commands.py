@@ -226,6 +226,7 @@ def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode
 
 def test_logs_of_a_mount(node: FakeNode, run: Run, home: StateHome) -> None:
     files = json.loads(ok(run("logs", "/mnt/data", "--json")))
+    home.log_dir(UfsSpec("s3://bucket/p"))
     Path(files["server"]).write_text("".join(f"line {n}\n" for n in range(100)))
     Path(files["client"]).write_text("only one\n")
     said = ok(run("logs", "-n", "2", "/mnt/data")).splitlines()
