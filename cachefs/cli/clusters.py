@@ -98,6 +98,12 @@ def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     return AdminClient(url, security(chosen, url))
 
 
+def admin_at(url: str, chosen: Config) -> AdminClient:
+    """A client of the admin API of the master at a URL. Raises BadConfig, AccessDenied; asks
+    nothing yet."""
+    return AdminClient(url, security(chosen, url))
+
+
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
     """A client of the master of a path `cachefs://…` (or of --master, where it is given), and the
     path below the root of its namespace. Else as `connect_admin`."""

@@ -33,7 +33,7 @@ WELL: Final = "OK, nothing is wrong"
 
 @click.command("health")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
-@settings.setting_flags("status")
+@settings.setting_flags("health")
 @output.json_flag
 @output.debug_flag
 def command(

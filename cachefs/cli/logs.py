@@ -25,7 +25,7 @@ LOOK_S: Final = 0.5
 @click.argument("where", metavar="MOUNTPOINT")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option("-n", "--lines", default=LINES, show_default=True, help="Lines of each log.")
-@settings.setting_flags("status")
+@settings.setting_flags("logs")
 @output.json_flag
 @output.debug_flag
 def command(

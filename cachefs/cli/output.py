@@ -47,6 +47,11 @@ def live() -> Live:
     )
 
 
+def warn(text: str) -> None:
+    """Prints a warning for people."""
+    click.echo(f"cachefs: warning: {text}", err=True)
+
+
 def warn_of_silent(lines: Sequence[str]) -> int:
     """Prints who did not answer, as the last of a command's output, and returns its exit code.
 

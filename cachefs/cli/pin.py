@@ -19,7 +19,7 @@ from cachefs.core.policies import Policy
 @click.argument("path")
 @click.option("--wait", is_flag=True, help="Wait until all of it is cached; exit code 1 if not.")
 @click.option("--no-load", is_flag=True, help="Load nothing: what is read stays.")
-@settings.setting_flags("location")
+@settings.setting_flags("pin")
 @output.json_flag
 @output.debug_flag
 def command(

@@ -14,12 +14,12 @@ import click
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate, read_mounts
 from cachefs.cli.owners import all_records
-from cachefs.cli.session import Target, attached, base_of, find_target, seen_through
-from cachefs.cli.ufs import namespace_path
+from cachefs.cli.paths import InCluster, find
+from cachefs.cli.session import Target, attached, base_of, seen_through
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.addresses import SCHEME, address_of, is_cluster, master_url, parse_cluster
+from cachefs.core.addresses import SCHEME, address_of, is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import NamespaceId
@@ -141,16 +141,14 @@ class Finder:
 
     def find(self, path: str) -> tuple[Place, bytes]:
         """Who is asked about a path, and the path in the namespace: below a mount point, the URL of
-        a mounted source, `cachefs://…`, or a path of the namespace of --master. Raises NotFound,
+        a mounted source, `cachefs://…`, or a path of the configured cluster. Raises NotFound,
         BadConfig."""
-        if is_cluster(path):
-            return self._master(path), os.fsencode(parse_cluster(path).path)
         if self._last is not None and (inside := _inside(path, self._last.record)) is not None:
             return self._last, inside
-        if self._chosen.text("master") and self._is_outside(path):
-            return self._master(""), namespace_path(path).strip(b"/")
-        target = find_target(path, self._home, self._mounts)
-        return self._mount(target), target.in_namespace
+        place = find(path, self._chosen, self._home, self._mounts)
+        if isinstance(place, InCluster):
+            return self._master(place.url), place.path
+        return self._mount(place), place.in_namespace
 
     def is_local(self, path: str) -> bool:
         """Does the path lead through the file system?"""
@@ -171,7 +169,7 @@ class Finder:
         records = all_records(self._mounts.ours(), self._home)
         places: list[Place] = [MountPlace(record) for record in records]
         if clusters.has_cluster(self._chosen, self._home):
-            places.append(self._master(""))
+            places.append(self._master(clusters.master_of(self._chosen, self._home)))
         return [self._places.setdefault(id(place), place) for place in places]
 
     def _mount(self, target: Target) -> Place:
@@ -183,13 +181,7 @@ class Finder:
         return place
 
     def _master(self, url: str) -> Place:
-        """Of a URL, "": of the settings. What the settings say of the way there goes for both."""
-        given = self._chosen.text("master") or url
-        tls = clusters.speaks_tls(self._chosen)
-        found = (
-            master_url(given, tls=tls) if given else clusters.master_of(self._chosen, self._home)
-        )
-        return self._places.setdefault(found, MasterPlace(found, self._chosen))
+        return self._places.setdefault(url, MasterPlace(url, self._chosen))
 
     def _is_outside(self, path: str) -> bool:
         return "://" not in path and locate(path, self._mounts).mount is None

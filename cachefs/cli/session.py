@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -115,6 +115,19 @@ class Session:
         if found.inode is None:
             raise NotFound("no such file or directory", path=target.shown())
         return found.inode
+
+    def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
+        """Returns how much of each file this node has cached."""
+        found: list[int] = []
+        for first in range(0, len(files), m.LIST_LIMIT):
+            inos = [inode.ino for inode in files[first : first + m.LIST_LIMIT]]
+            reply = self.call(m.CacheState(self.namespace, inos), m.CacheStateReply)
+            found += reply.cached_bytes
+        return found
+
+    def warn_of_silent(self) -> int:
+        """Returns 0: no other process is asked."""
+        return 0
 
 
 def checked(reply: m.Message, answer: type[_T]) -> _T:

@@ -11,7 +11,7 @@ import click
 from cachefs.core import config
 from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
+from cachefs.core.settings import BY_NAME, KNOWN, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]
@@ -19,6 +19,8 @@ Command = Callable[..., Any]
 
 def setting_flags(command: str) -> Callable[[Command], Command]:
     """Adds --config and a flag for every setting that `command` takes."""
+
+    assert command in KNOWN, command
 
     def decorate(function: Command) -> Command:
         for setting in reversed(SETTINGS):
@@ -60,12 +62,29 @@ _METAVARS: Mapping[Type, str] = {
 def load_settings(
     flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] = os.environ
 ) -> Config:
-    """Merge everything. Relative paths in flags are taken from here. Raises BadConfig."""
+    """Merge everything, with flags that stand before the command of a group. Relative paths in
+    flags are taken from here. Raises BadConfig."""
+    flags, config_file = _with_groups(flags, config_file)
     paths = config.config_paths(config_file, environ, os.path.expanduser("~"))
     named = bool(config_file or environ.get(config.CONFIG_ENV))
     files = [file for path in paths if (file := _read(path, named)) is not None]
     absolute = {name: _absolute(name, value) for name, value in flags.items()}
     return config.load(flags=absolute, environ=environ, files=files)
+
+
+def _with_groups(
+    flags: Mapping[str, Any], config_file: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the flags with those of the groups that the command is in, the nearest first."""
+    merged = dict(flags)
+    context = click.get_current_context(silent=True)
+    while context is not None:
+        config_file = config_file or context.params.get("config_file")
+        for name, value in context.params.items():
+            if name in BY_NAME and merged.get(name) in (None, ()):
+                merged[name] = value
+        context = context.parent
+    return merged, config_file
 
 
 def _absolute(name: str, value: Scalar | tuple[str, ...]) -> Scalar:

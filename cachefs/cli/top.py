@@ -39,7 +39,7 @@ Looker = Callable[[], Look]
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER|http://WORKER]", required=False)
 @click.option("--interval", default="2s", show_default=True, help="Between two looks.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many.")
-@settings.setting_flags("status")
+@settings.setting_flags("top")
 @output.json_flag
 @output.debug_flag
 def command(
