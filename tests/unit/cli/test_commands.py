@@ -31,6 +31,7 @@ CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
 GROUPS = {
     "ufs": ["add", "ls", "rm"],
+    "cache": ["ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],
     "jobs": ["ls", "show", "stop", "resume", "retry", "forget"],
