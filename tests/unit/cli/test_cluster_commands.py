@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import xxhash
 
-from cachefs.cli import clusters, fsck, master, settings, worker
+from cachefs.cli import clusters, fsck, master, output, settings, worker
 from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
 from cachefs.cli.session import Target
 from cachefs.core import cluster as c
@@ -462,6 +462,17 @@ def test_ls_says_which_worker_did_not_answer(cluster: Cluster, run: Run) -> None
     assert "38%" not in out
     assert f"worker {ALICE[:8]}" in err
     assert run("ls", "/imagenet")[0] == 0, "no worker is asked"
+
+
+def test_workers_that_fail_alike_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    alike = [f"{n:032x}: no answer within 10 s" for n in range(1 << 124, (1 << 124) + 7)]
+    assert output.warn_of_silent([*alike, f"{BOB}: this token is not known"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [
+        f"cachefs: warning: 7 workers ({', '.join(['10000000'] * 5)}, …): no answer within 10 s",
+        "cachefs: warning: worker bbbbbbbb: this token is not known",
+    ]
+    assert len(lines) == 3
 
 
 def test_ls_with_a_token_that_may_not_ask_workers(cluster: Cluster, run: Run) -> None:

@@ -106,9 +106,10 @@ def test_a_job_that_failed_names_what_failed_and_how_to_go_on(node: FakeNode, ru
     node.jobs[7] = [shown(JobState.FAILED, 1, 50, files_found=51, message="50 files failed")]
     code, out, err = run("load", "--wait", "/mnt/data")
     assert code == 1
-    lines = err.splitlines()
-    assert lines[:20] == [f"cachefs: /mnt/data/d/f{n}: denied" for n in range(20)]
-    assert lines[20:] == ["cachefs: and 30 more: cachefs jobs show 7 /mnt/data --failures"]
+    assert err.splitlines() == [
+        "cachefs: 50 files: denied; the first is /mnt/data/d/f0",
+        "cachefs: each of the 50 files: cachefs jobs show 7 /mnt/data --failures",
+    ]
     assert out.startswith("FAILED: loaded 1 of 51 files")
     assert out.endswith("; `cachefs jobs retry 7 /mnt/data` tries them again\n")
     listed = ok(run("jobs", "show", "7", "--failures")).splitlines()
@@ -124,6 +125,21 @@ def test_a_job_that_failed_names_what_failed_and_how_to_go_on(node: FakeNode, ru
         "cause": "denied",
         "attempts": 1,
     }
+
+
+def test_each_cause_of_failures_has_one_line(node: FakeNode, run: Run) -> None:
+    gone = JobFailure(b"d/a", "not-found", "/d/a: gone")
+    denied = [JobFailure(b"d/b%d" % n, "access-denied", f"d/b{n}: denied") for n in range(3)]
+    node.failed = [gone, *denied]
+    node.jobs[7] = [shown(JobState.FAILED, 1, 4, files_found=5, message="4 files failed")]
+    lines = run("load", "--wait", "/mnt/data")[2].splitlines()
+    assert lines[:2] == [
+        "cachefs: 3 files: denied; the first is /mnt/data/d/b0",
+        "cachefs: /mnt/data/d/a: gone",
+    ]
+    node.failed = [gone]
+    node.jobs[7] = [shown(JobState.FAILED, 1, 1, files_found=2, message="1 file failed")]
+    assert run("load", "--wait", "/mnt/data")[2] == "cachefs: /mnt/data/d/a: gone\n"
 
 
 def test_partial_is_not_success(node: FakeNode, run: Run) -> None:
