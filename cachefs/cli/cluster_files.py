@@ -13,13 +13,15 @@ from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, NotFound, Unsupported
+from cachefs.core.errors import CacheFSError, NotFound, Unreachable, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
+from cachefs.core.units import format_duration
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+LOST: Final = "lost"
 
 
 class File(NamedTuple):
@@ -70,7 +72,8 @@ class Cluster:
         self.view: View = table.view
         self.rows = {row.id: row for row in table.rows}
         self.placement = Placement(table.view.members)
-        self.silent: dict[str, CacheFSError] = {}  # workers that did not answer, by id
+        # Workers that did not answer, by id; a lost one is not asked.
+        self.silent = {row.id: _lost(row) for row in table.rows if row.state == LOST}
 
     def __enter__(self) -> Cluster:
         return self
@@ -169,6 +172,12 @@ class Cluster:
             client = clusters.connect_worker(self.rows[id].url, self._chosen, self.master.url)
             self._workers[id] = self._stack.enter_context(client)
         return self._workers[id]
+
+
+def _lost(row: c.WorkerRow) -> CacheFSError:
+    remedy = "`cachefs workers remove` forgets one whose process has ended"
+    seen = format_duration(round(row.seen_s, 1))
+    return Unreachable(f"it is lost, last seen {seen} ago", remedy=remedy)
 
 
 def open_cluster(

@@ -200,14 +200,17 @@ def _inside(path: str, record: MountRecord) -> bytes | None:
 
 
 def insist(ask: Callable[[], _R], on_silence: Callable[[CacheFSError], None]) -> _R:
-    """The answer of who may be just starting again. What is asked may be asked again. Raises what
-    asking does: when nobody can be reached, after `PATIENCE_S`."""
-    until = time.monotonic() + PATIENCE_S
+    """The answer of a process that may be just starting again. What is asked may be asked again.
+    `on_silence` hears of each cause once in a row. Raises what asking does: when no process can be
+    reached, after `PATIENCE_S`."""
+    until, heard = time.monotonic() + PATIENCE_S, ""
     while True:
         try:
             return ask()
         except (Unreachable, DeadlineExceeded) as err:
             if time.monotonic() >= until:
                 raise
-            on_silence(err)
+            if err.cause != heard:
+                on_silence(err)
+            heard = err.cause
         time.sleep(PAUSE_S)

@@ -21,7 +21,7 @@ from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.specs import Security
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.state import MountRecord, StateHome, private_dir, write_document
 from tests.unit.cli.fake_master import FakeMaster
 from tests.unit.cli.test_commands import Run, ok, refused
 
@@ -464,6 +464,21 @@ def test_ls_says_which_worker_did_not_answer(cluster: Cluster, run: Run) -> None
     assert run("ls", "/imagenet")[0] == 0, "no worker is asked"
 
 
+@pytest.mark.parametrize(
+    "words", [("fsck", "/imagenet", "--no-verify"), ("location", "/imagenet"), ("du", "/imagenet"),
+              ("free", "/imagenet"), ("ls", "-l", "/imagenet"), ("stat", "/imagenet/small")],
+)  # fmt: skip
+def test_a_lost_worker_is_one_that_does_not_answer(
+    cluster: Cluster, run: Run, words: tuple[str, ...]
+) -> None:
+    """It owned data, and nobody says what it has of it."""
+    cluster.states[ALICE] = "lost"
+    code, _, err = run(*words)
+    assert code == 3
+    assert f"worker {ALICE[:8]}: it is lost" in err
+    assert err.splitlines()[-1] == "cachefs: the result lacks what this worker has"
+
+
 def test_workers_that_fail_alike_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     alike = [f"{n:032x}: no answer within 10 s" for n in range(1 << 124, (1 << 124) + 7)]
     assert output.warn_of_silent([*alike, f"{BOB}: this token is not known"]) == 3
@@ -534,3 +549,19 @@ def test_flags_of_a_group_stand_before_or_after_its_command(
     assert "not an address" in refused(run("jobs", "--master", ":", "show", "1"))
     wrong, right = ("--master", "http://127.0.0.1:1"), flag
     assert run("ufs", *wrong, "ls", *right)[0] == 0, "the flag next to the command counts"
+
+
+def test_a_cluster_whose_master_died_is_the_configured_one(
+    home: StateHome, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare path is then one of a master that does not answer, not one outside of mounts."""
+    directory = private_dir(home.path / "local")
+    processes = [{"name": "master", "url": "http://127.0.0.1:1", "pid": 101}]
+    processes += [{"name": "worker-1", "url": "http://127.0.0.1:2", "pid": 102}]
+    record = {"directory": str(directory), "home": str(home.path), "processes": processes}
+    write_document(directory, "cluster.json", record)
+    write_document(home.path, "local.json", {"directory": str(directory)})
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: pid == 102)
+    assert "127.0.0.1:1: the master does not answer" in refused(run("ls", "/p"))
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: False)
+    assert "not under a CacheFS mount" in refused(run("ls", "/p"))

@@ -15,7 +15,7 @@ from cachefs.cli import job_views, load, places, sync
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig
+from cachefs.core.errors import BadConfig, Unreachable
 from cachefs.core.jobs import JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
@@ -203,6 +203,20 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
     assert (max(map(len, parts)), sum(map(len, parts))) == (10, 2500)
     with pytest.raises(BadConfig):
         list(load.batches([b"x" * 200], 100))
+
+
+def test_a_silence_is_said_once_for_each_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PAUSE_S", 0.0)
+    causes = ["refused", "refused", "refused", "reset", "refused"]
+    heard: list[str] = []
+
+    def ask() -> str:
+        if causes:
+            raise Unreachable(causes.pop(0))
+        return "an answer"
+
+    assert places.insist(ask, lambda err: heard.append(err.cause)) == "an answer"
+    assert heard == ["refused", "reset", "refused"]
 
 
 def test_a_server_that_dies_is_asked_again(node: FakeNode, run: Run) -> None:
