@@ -49,8 +49,8 @@ def to_its_end(place: Place, job: int, as_json: bool) -> int:
 
 def goes_on(place: Place, job: int) -> str:
     return (
-        f"job {job} goes on: `cachefs jobs show {job} {place.where}` shows it,"
-        f" `cachefs jobs stop {job} {place.where}` stops it"
+        f"job {job} goes on: `cachefs jobs show {job} {place.named}` shows it,"
+        f" `cachefs jobs stop {job} {place.named}` stops it"
     )
 
 
@@ -88,7 +88,7 @@ def _what_failed(place: Place, job: JobShown) -> list[str]:
     """Returns a line for each cause of failures, and where the files are listed."""
     known = list(itertools.islice(failures(place, job.job), LOOKED_FAILURES))
     lines = failure_lines(place, known)
-    hint = f"cachefs jobs show {job.job} {place.where} --failures"
+    hint = f"cachefs jobs show {job.job} {place.named} --failures"
     if len(lines) > SHOWN_FAILURES or job.files_failed > len(known):
         lines = [*lines[:SHOWN_FAILURES], f"these are not all of them; all: {hint}"]
     elif len(lines) < len(known):
@@ -99,12 +99,12 @@ def _what_failed(place: Place, job: JobShown) -> list[str]:
 def _how_on(place: Place, job: JobShown) -> list[str]:
     """What can be done about it."""
     if job.state is JobState.STOPPED:
-        return [f"`cachefs jobs resume {job.job} {place.where}` goes on"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` goes on"]
     if job.state is not JobState.FAILED:
         return []
     if not job.listing_done or job.files_done + job.files_failed < job.files_found:
-        return [f"`cachefs jobs resume {job.job} {place.where}` goes on, once there is room"]
-    return [f"`cachefs jobs retry {job.job} {place.where}` tries them again"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` goes on, once there is room"]
+    return [f"`cachefs jobs retry {job.job} {place.named}` tries them again"]
 
 
 def failures(place: Place, job: int) -> Iterator[JobFailure]:

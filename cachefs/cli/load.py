@@ -204,4 +204,4 @@ def say_started(place: Place, submitted: m.JobSubmitted, as_json: bool) -> None:
         facts = {"job": job, "where": place.where, "updated": submitted.updated}
         return output.print_json_line(facts)
     what = "was there, with these settings from now on" if submitted.updated else "is started"
-    click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.where}` shows it")
+    click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.named}` shows it")

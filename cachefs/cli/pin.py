@@ -66,6 +66,6 @@ def _say_pinned(place: Place, path: bytes, job: int | None, as_json: bool) -> in
     elif job is None:
         click.echo(f"OK, {shown} is pinned: what is cached of it stays")
     else:
-        hint = f"`cachefs jobs show {job} {place.where}` shows it"
+        hint = f"`cachefs jobs show {job} {place.named}` shows it"
         click.echo(f"OK, {shown} is pinned; job {job} brings in what is missing: {hint}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -39,12 +40,12 @@ class Link(Protocol):
 
 
 class Place:
-    """One namespace and who answers for it. `where` names it in commands. Close it (a context
-    manager)."""
+    """One namespace and who answers for it. `where` names it. Close it (a context manager)."""
 
     where: str
 
     def __init__(self) -> None:
+        self.flags: list[str] = []  # of the connection, as they were given
         self._stack = contextlib.ExitStack()
         self._link: Link | None = None
         self._namespace = NamespaceId(b"")
@@ -59,6 +60,11 @@ class Place:
         """Ends the connection; the next question makes another one."""
         self._link = None
         self._stack.close()
+
+    @property
+    def named(self) -> str:
+        """The place as a command that is suggested names it, with the flags that it needs."""
+        return " ".join([shlex.quote(self.where), *self.flags])
 
     @property
     def namespace(self) -> NamespaceId:
@@ -170,18 +176,22 @@ class Finder:
         places: list[Place] = [MountPlace(record) for record in records]
         if clusters.has_cluster(self._chosen, self._home):
             places.append(self._master(clusters.master_of(self._chosen, self._home)))
-        return [self._places.setdefault(id(place), place) for place in places]
+        return [self._kept(id(place), place) for place in places]
 
     def _mount(self, target: Target) -> Place:
         record = target.record
         source = record.source
         key = (record.socket, "" if is_cluster(source.url) else source.key)
-        place = self._places.setdefault(key, MountPlace(record))
+        place = self._kept(key, MountPlace(record))
         self._last = place if isinstance(place, MountPlace) else None
         return place
 
     def _master(self, url: str) -> Place:
-        return self._places.setdefault(url, MasterPlace(url, self._chosen))
+        return self._kept(url, MasterPlace(url, self._chosen))
+
+    def _kept(self, key: object, place: Place) -> Place:
+        place.flags = settings.connection_flags(self._chosen)
+        return self._places.setdefault(key, place)
 
     def _is_outside(self, path: str) -> bool:
         return "://" not in path and locate(path, self._mounts).mount is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -105,6 +106,18 @@ def _read(path: str, must_exist: bool) -> TomlFile | None:
         raise BadConfig("no such configuration file", path=path) from err
     except (OSError, UnicodeDecodeError) as err:
         raise BadConfig(f"configuration file cannot be read: {err}", path=path) from err
+
+
+def connection_flags(chosen: Config) -> list[str]:
+    """Returns the flags of the connection that were given, as they are typed; --master is in the
+    names of places."""
+    found: list[str] = []
+    for name in ("home", "token_file", "tls", "tls_ca"):
+        value = chosen[name]
+        if value.source == f"flag {value.setting.flag}" and value.value is not False:
+            found.append(value.setting.flag)
+            found += [shlex.quote(str(value.value))] if value.value is not True else []
+    return found
 
 
 def state_home(settings: Config, environ: Mapping[str, str] = os.environ) -> StateHome:

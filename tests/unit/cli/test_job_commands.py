@@ -205,6 +205,18 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
         list(load.batches([b"x" * 200], 100))
 
 
+def test_a_suggested_command_has_the_flags_that_it_needs(
+    node: FakeNode, run: Run, home: StateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--home" not in ok(run("load", "/mnt/data")), "the environment says it"
+    monkeypatch.delenv("CACHEFS_HOME")
+    said = ok(run("load", "/mnt/data", "--home", str(home.path)))
+    suggested = f"cachefs jobs show 7 /mnt/data --home {home.path}"
+    assert f"`{suggested}` shows it" in said
+    node.jobs[7] = [shown(ENDED, 4)]
+    assert "job 7: succeeded" in ok(run(*suggested.split()[1:]))
+
+
 def test_a_silence_is_said_once_for_each_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "PAUSE_S", 0.0)
     causes = ["refused", "refused", "refused", "reset", "refused"]
