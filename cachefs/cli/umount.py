@@ -74,6 +74,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
         server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
         dead = record is not None and not is_served(record)
+        users.leave(mount.mountpoint)
         _detach(mount, table, lazy=lazy)
         if dead and record is not None:
             tell_server(record.socket, record.mountpoint)

@@ -99,7 +99,8 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
 
 
 def _is_cache(directory: Path) -> bool:
-    return (directory / TIER_NAME).is_file()
+    """Returns False for a link too: what is noted is a real path."""
+    return (directory / TIER_NAME).is_file() and not directory.is_symlink()
 
 
 def _held(directory: Path, parts: Sequence[str]) -> int:

@@ -159,6 +159,14 @@ def test_a_cache_of_two_sources_goes_with_both(home: StateHome, run: Run, tmp_pa
     assert (shared / "mine.txt").exists(), "only what is the cache's is removed"
 
 
+def test_a_link_to_another_cache_is_not_followed(home: StateHome, run: Run, tmp_path: Path) -> None:
+    other = keep(home, NEW)
+    directory = keep(home, OLD, tmp_path / "moved", noted=False)
+    (directory / "cache").symlink_to(other / "cache")
+    ok(run("cache", "rm", source_id(OLD)))
+    assert (other / "cache" / "files" / "aa" / "1").exists()
+
+
 def test_wrong_words(run: Run, home: StateHome) -> None:
     assert "give what to remove" in refused(run("cache", "rm"), code=2)
     assert "give what to remove" in refused(run("cache", "rm", "x", "--unused"), code=2)
