@@ -10,7 +10,6 @@ import http.client
 import socket
 import ssl
 import time
-import urllib.parse
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
@@ -27,7 +26,6 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.messages import Failure, Message, error_of
-from cachefs.core.model import ContentId
 from cachefs.core.specs import Security
 from cachefs.doors.outgoing import Judge, connect
 from cachefs.doors.owners import ForeignListener
@@ -67,24 +65,6 @@ class HttpClient:
         if not isinstance(reply, answer):
             raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
         return reply
-
-    def pages(self, content: ContentId, first: int, end: int) -> tuple[bytes, list[int]]:
-        """What a worker has of the pages [first, end) of a content, from the first one on, and
-        their checksums as it recorded them; the caller compares. Raises NotFound where it has not
-        the first one, else as `call`."""
-        question = {"ino": content.ino, "first": first, "end": end, "epoch": -1, "have": 1}
-        path = f"{c.DATA_PATH}/{content.name}?{urllib.parse.urlencode(question)}"
-        status, headers, data = self.exchange("GET", path, None, CALL_TIMEOUT_S)
-        if status != http.client.OK:
-            reply = self._decoded(data)
-            if isinstance(reply, Failure):
-                raise error_of(reply)
-            raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
-        try:
-            sums = [int(part, 16) for part in headers[c.CHECKSUMS_HEADER].split(",")]
-        except (KeyError, ValueError, AttributeError) as err:
-            raise ProtocolError(f"{self._name} sends pages without checksums") from err
-        return data, sums
 
     def close(self) -> None:
         """Idempotent."""

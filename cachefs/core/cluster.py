@@ -424,6 +424,24 @@ class Doubt(Message, frozen=True):
     pages: list[int]
 
 
+class Verify(Message, frozen=True):
+    """The receiver compares what it has of the pages [first, end) of a content, at most
+    MAX_DATA_PAGES, with the checksums of when they came, and drops the content if one is wrong. No
+    byte leaves the worker. Answered by Verified; raises NotFound where it has not the first one."""
+
+    content: bytes
+    first: int
+    end: int
+
+
+class Verified(Message, frozen=True):
+    """`pages`: how many were compared, from the first one on. `wrong`: the numbers of those that
+    have other bytes."""
+
+    pages: int
+    wrong: list[int]
+
+
 class Drop(Message, frozen=True):
     """Free these contents (an operator's `free`, on every worker). Answered by Dropped."""
 
@@ -462,7 +480,7 @@ Call = (
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
-    | Have | Offer | Doubt | Drop | WorkerStatus
+    | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
     Done | Failure
@@ -472,7 +490,7 @@ Answer = (
     | Located | Permitted | Walked | Events | UfsFound
     | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
     | JobSubmitted | JobReply | JobTable | JobFailures | Worked | SyncReply
-    | Had | Dropped | WorkerStatusReply
+    | Had | Verified | Dropped | WorkerStatusReply
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

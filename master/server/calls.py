@@ -402,6 +402,8 @@ class Calls:
         if not caller.sees(reply.sync.path):
             raise NotFound(f"no such sync: {call.sync}")
         if call.stop:
+            if not (caller.may_write or reply.sync.dry_run):
+                raise AccessDenied("the token is for reading only")
             reply = await self._master.sync(call.sync, call.after, stop=True)
         return reply
 

@@ -61,7 +61,7 @@ def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
     async def ask_later(call: Any, caller: Caller) -> m.Message:
         return ask(call)
 
-    table = ask(c.ListWorkers()) if url.path.endswith(("/usage", "/free")) else None
+    table = ask(c.ListWorkers()) if url.path.endswith(("/usage", "/free", "/locations")) else None
     workers = Workers(table if isinstance(table, c.WorkerTable) else None)
     at = At(
         Backend(NAMESPACE, ask_later, workers, workers),
