@@ -11,7 +11,7 @@ import ssl
 import stat
 from typing import Final
 
-from cachefs.core.access import Access, Token, parse_tokens
+from cachefs.core.access import Token, parse_tokens
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.specs import Security
 from cachefs.doors.outgoing import Judge, any_process
@@ -44,11 +44,6 @@ def _check_private(info: os.stat_result, path: str) -> None:
         raise AccessDenied(f"token file belongs to user {info.st_uid}", path=path, remedy=remedy)
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise AccessDenied("others may read the token file", path=path, remedy="chmod 600 it")
-
-
-def access_of(security: Security) -> Access:
-    """What a server accepts; everybody where there is no token file. Raises as `read_tokens`."""
-    return Access(read_tokens(security.token_file) if security.token_file else ())
 
 
 def presented_token(security: Security) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from cachefs.client.credentials import client_context, presented_token, presents_to
+from cachefs.client.credentials import client_context, presents_to
+from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, header_of, parse_address
+from cachefs.core.access import parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.errors import (
     AccessDenied,
@@ -45,10 +46,7 @@ class HttpClient:
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
         self.url = url
         self._name = name
-        self._headers: dict[str, str] = {}
-        token = presented_token(security)
-        if token:
-            self._headers[HEADER] = header_of(token)
+        self._tokens = TokenFile(security.token_file)
         self._context = client_context(security, url)
         self._presents_to = presents_to(security)
         self._connection: http.client.HTTPConnection | None = None
@@ -95,7 +93,8 @@ class HttpClient:
         ProtocolError. Must be idempotent, as `call`."""
         is_kept = self._connection is not None
         deadline = time.monotonic() + timeout_s
-        asked = _Question(method, path, body, {**self._headers, **(headers or {})})
+        self._tokens.look_now_and_then()
+        asked = _Question(method, path, body, {**self._tokens.headers, **(headers or {})})
         try:
             return self._attempt(asked, deadline)
         except Unreachable:

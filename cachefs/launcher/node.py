@@ -23,15 +23,14 @@ import msgspec
 
 import cachefs
 from cachefs.client.credentials import (
-    access_of,
     client_context,
-    presented_token,
     presents_to,
     server_context,
 )
+from cachefs.client.token_file import TokenFile, keep_fresh
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
+from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import Member, View, block_count, share_of
@@ -96,12 +95,11 @@ class Node:
         for tier in self._tiers:
             check_own(tier.path, trust=trust)
         self._directory = node_dir(spec)
-        self._access = access_of(spec.security)
-        self._token = presented_token(spec.security)
+        self._tokens = TokenFile(spec.security.token_file)
         self._peers_ssl = client_context(spec.security, "https://")
         self._server_ssl = server_context(spec.security)
         self._host, self._port = parse_address(spec.listen, 0)
-        check_listen(self._host, has_tokens=not self._access.is_open)
+        check_listen(self._host, has_tokens=not self._tokens.is_open)
         self._presents_to = presents_to(spec.security)
         paths = [tier.path for tier in self._tiers]
         self._known_id = worker_id.read(paths)
@@ -144,7 +142,10 @@ class Node:
         spec = self._spec
         context = client_context(spec.security, spec.master)
         client = MasterClient(
-            spec.master, token=self._token, ssl_context=context, presents_to=self._presents_to
+            spec.master,
+            token=self._tokens.headers,
+            ssl_context=context,
+            presents_to=self._presents_to,
         )
         try:
             yield client
@@ -160,7 +161,7 @@ class Node:
             self._ring,
             OriginSource(self._sources.connector),
             refresh=in_loop(asyncio.get_running_loop(), self._refresh),
-            headers={HEADER: header_of(self._token)} if self._token else None,
+            headers=self._tokens.headers,
             ssl_context=self._peers_ssl,
             presents_to=self._presents_to,
         )
@@ -221,7 +222,7 @@ class Node:
             self._ring,
             Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
-            authorize=None if self._access.is_open else self._access.check,
+            authorize=None if self._tokens.is_open else self._tokens.check,
             ssl_context=self._server_ssl,
         )
         try:
@@ -242,7 +243,7 @@ class Node:
         spec = self._spec
         capacity_bytes = self._capacity_bytes()
         self._weighing = Weighing(capacity_bytes, time.monotonic())
-        calls = PeerCalls(self._token, self._peers_ssl, self._presents_to)
+        calls = PeerCalls(self._tokens.headers, self._peers_ssl, self._presents_to)
         stack.push_async_callback(calls.close)
         self._members = Membership(
             self._master,
@@ -309,6 +310,7 @@ class Node:
             asyncio.ensure_future(_stop_when(stop, server)),
             asyncio.ensure_future(gil_home.keep_together(*MOVING_THREADS)),
             asyncio.ensure_future(keep_reserve(self._spec.home)),
+            asyncio.ensure_future(keep_fresh(self._tokens)),
         ]
         try:
             await server.serve()

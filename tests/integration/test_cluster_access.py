@@ -31,6 +31,7 @@ from tests.integration.dataset import digests, expected, images
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
+from tests.services.processes import wait_until
 from worker.peers import server as worker_server
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
@@ -234,6 +235,32 @@ def test_what_commands_show_with_limited_tokens(cluster: Cluster, bucket: Bucket
     for command in (("location", cluster.path("/")), ("fsck", train)):
         with pytest.raises(ClusterFailed, match="limited to /data"):
             worker.run(*command)
+
+
+def test_tokens_are_read_again_when_their_file_changes(cluster: Cluster, tmp_path: Path) -> None:
+    """By a master and a worker that run: a new token is taken, one that is withdrawn is not, and
+    the worker stays a member."""
+    file, new = tmp_path / "tokens", "the-token-from-now-on"
+    master, worker = cluster.master.url, cluster.workers[0].url
+    file.write_text(f"{ALL}\n{new}\n")
+    everywhere = [Caller(url, new) for url in (master, worker)]
+    wait_until(lambda: all(one.page("/metrics")[0] == 200 for one in everywhere), "the new token")
+    file.write_text(f"{new}\n")
+    before = [Caller(url, ALL) for url in (master, worker)]
+    wait_until(
+        lambda: all(one.page("/metrics")[0] in (401, 403) for one in before),
+        "the end of the old one",
+    )
+    table = Caller(master, new).call(c.ListWorkers())
+    assert isinstance(table, c.WorkerTable)
+    assert [row.state for row in table.rows] == ["serving"]
+    since = Caller(master, new)
+
+    def was_heard() -> bool:
+        table = since.call(c.ListWorkers())
+        return isinstance(table, c.WorkerTable) and table.rows[0].seen_s < c.HEARTBEAT_S
+
+    wait_until(was_heard, "a heartbeat with the new token")
 
 
 def with_token(cluster: Cluster, token: str) -> None:
