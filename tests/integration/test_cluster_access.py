@@ -203,6 +203,8 @@ def test_tokens_at_a_workers_door(cluster: Cluster, bucket: Bucket) -> None:
         with pytest.raises(AccessDenied):
             Caller(url, token).call(c.WorkerStatus())
         assert Caller(url, token).page("/metrics")[0] == 403
+    for asked in (cluster.master.url, url):
+        assert Caller(asked).page("/metrics") == (403, b"a token is needed; give a --token-file\n")
     assert Caller(url).page("/healthz") == (200, b"ok\n")
     cluster.workers[0].umount(mount)
 

@@ -209,7 +209,7 @@ class PeerServer:
         try:
             self._guard.check_host(request)
         except RefusedRequest as err:
-            return self._refusal(err)
+            return self._refused_page(err)
         if request.path == "/healthz" and request.method == "GET":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="no such page\n")
@@ -346,7 +346,7 @@ class PeerServer:
             self._guard.check_host(request)
             access.permit_metrics(self._guard.caller(request))
         except CacheFSError as err:
-            return self._refusal(err)
+            return self._refused_page(err)
         if self._handlers.metrics is None:
             return web.Response(status=404)
         body, kind = self._handlers.metrics()
@@ -367,6 +367,12 @@ class PeerServer:
             self._in_flight[address] -= 1
             if not self._in_flight[address]:
                 del self._in_flight[address]
+
+    def _refused_page(self, err: CacheFSError) -> web.Response:
+        """Returns the refusal of a page that people read: plain text."""
+        self.counters.refused += 1
+        status = err.status if isinstance(err, RefusedRequest) else _STATUS.get(type(err), 500)
+        return web.Response(status=status, text=err.one_line() + "\n")
 
     def _refusal(self, err: CacheFSError) -> web.Response:
         counters, shown = self.counters, err
