@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from cachefs.cli import detach, output, settings, transport
-from cachefs.cli.health import of_tree
+from cachefs.cli.health import of_mount_tree
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
@@ -60,7 +60,7 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
     """Check this machine and the state home; exit code 1 if something is in the way."""
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
-    findings = [*examine_machine(chosen), *examine_state(home, fix=fix)]
+    findings = [*examine_machine(chosen), *examine_state(chosen, home, fix=fix)]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
@@ -169,12 +169,12 @@ def file_system_at(path: str) -> str:
 # ---- what is left behind -------------------------------------------------------------------------
 
 
-def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
+def examine_state(chosen: Config, home: StateHome, *, fix: bool) -> Iterator[Finding]:
     """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
-        yield from _mount(mount, home, fix)
+        yield from _mount(mount, chosen, home, fix)
     for record in home.mount_records():
         if is_stale(record, table):
             yield _stale_record(record, home, fix)
@@ -185,7 +185,7 @@ def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
         yield from _pointer(directory, fix)
 
 
-def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
+def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator[Finding]:
     name = f"mount {mount.mountpoint}"
     if is_dead(mount.mountpoint):
         yield _dead_mount(name, mount, home, fix)
@@ -204,7 +204,7 @@ def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
     for tier in status.get("cache", {}).get("tiers", []):
         if tier.get("state") == "normal":
             yield Finding(f"cache {tier.get('path')}", "ok", "in service")
-    for one in of_tree(status):
+    for one in of_mount_tree(record.source.url, status, chosen):
         yield health_finding(one)
 
 

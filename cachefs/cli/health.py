@@ -11,7 +11,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import is_dead, read_mounts
-from cachefs.cli.session import attached, checked, connected, find_target
+from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url
@@ -27,6 +27,7 @@ from cachefs.core.health import Problem, facts_of, health, problem, problem_line
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
+CLUSTER_S: Final = 4.0  # for a master's answer about a mount that is asked about
 WELL: Final = "OK, nothing is wrong"
 
 
@@ -71,13 +72,18 @@ def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
     try:
         with connected(record) as client:
             tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
-        if is_cluster(record.source.url):
-            return [*of_tree(tree), *_of_its_cluster(record.source.url, chosen)]
-        with attached(record) as session:
-            quotas = session.call(m.GetPolicies(session.namespace, b""), m.PoliciesAt)
     except CacheFSError as err:
         return [_no_answer(record, err)]
-    return of_tree(_with_quotas(tree, quotas))
+    return of_mount_tree(record.source.url, tree, chosen)
+
+
+def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[Problem]:
+    """Returns what is wrong with the mount of a source, by its server's document; for a mount of a
+    cluster also what the master says, unless the document says that the master is away."""
+    found = of_tree(tree)
+    if is_cluster(source) and all(one.code != "MASTER_AWAY" for one in found):
+        found += _of_its_cluster(source, chosen)
+    return unique(found)
 
 
 def of_tree(tree: dict[str, Any]) -> list[Problem]:
@@ -120,25 +126,13 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
 
 
 def _of_its_cluster(url: str, chosen: Config) -> list[Problem]:
-    """The master's list; a master that is away is in the node's own facts."""
+    """Returns the master's list; a master that is away is in the node's own facts."""
     try:
         master, _ = clusters.admin_of(url, chosen)
         with master:
-            return master.health()
+            return master.health(CLUSTER_S)
     except CacheFSError:
         return []
-
-
-def _with_quotas(tree: dict[str, Any], found: m.PoliciesAt) -> dict[str, Any]:
-    """Adds the quotas that are used up: a mount's server counts, its master knows the limits."""
-    used = tree.get("cache", {}).get("quota_used_bytes", {})
-    limits = [*found.quotas, *((one.path, one.policy.quota_bytes or 0) for one in found.below)]
-    rows = []
-    for path, limit in limits:
-        shown = "/" + output.text_of(path.strip(b"/"))
-        if limit and used.get(shown, 0) >= limit:
-            rows.append({"path": shown, "quota_bytes": limit, "used_bytes": used[shown]})
-    return {**tree, "quotas": rows}
 
 
 def _no_answer(record: MountRecord, err: CacheFSError) -> Problem:

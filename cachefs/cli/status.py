@@ -110,7 +110,7 @@ def problems_of(tree: dict[str, Any], chosen: Config) -> list[Problem]:
     if "master" in tree:
         with AdminClient(tree["master"], clusters.security(chosen, tree["master"])) as master:
             return health.of_master(master)
-    return health.of_tree(tree)
+    return health.of_mount_tree(tree["source"], tree, chosen)
 
 
 def ask(record: MountRecord, home: StateHome) -> dict[str, Any]:

@@ -128,13 +128,13 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
             yield lambda: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
-        yield lambda: _look_at_mounts([record])
+        yield lambda: _look_at_mounts([record], chosen)
     elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
             yield lambda: _look_at_cluster(master)
     else:
         records = _mounted(home)
-        yield lambda: _look_at_mounts(records)
+        yield lambda: _look_at_mounts(records, chosen)
 
 
 def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
@@ -156,13 +156,13 @@ def _mounted(home: StateHome) -> list[MountRecord]:
     return [*found.values()]
 
 
-def _look_at_mounts(records: list[MountRecord]) -> Look:
+def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
     trees, jobs, problems = [], [], []
     for record in records:
         with attached(record) as session:
             status = session.call(m.Status(), m.StatusReply).status
             trees.append((record, status["cache"]))
-            problems += health.of_tree(status)
+            problems += health.of_mount_tree(record.source.url, status, chosen)
             jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
                 m.ListJobs(s.namespace, limit=JOBS), m.JobTable
             ).jobs)  # fmt: skip

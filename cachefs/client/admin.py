@@ -174,9 +174,9 @@ class AdminClient:
         """What `cachefs status` shows."""
         return self.get("/status", a.Status).status
 
-    def health(self) -> list[Problem]:
+    def health(self, timeout_s: float = 0.0) -> list[Problem]:
         """Returns what is wrong now, errors first."""
-        found = self.get("/health", a.Health).items
+        found = self.get("/health", a.Health, timeout_s=timeout_s).items
         return [Problem(**msgspec.structs.asdict(one)) for one in found]
 
     def sources(self) -> list[c.UfsRow]:

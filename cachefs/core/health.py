@@ -17,6 +17,7 @@ from cachefs.core.units import format_duration, format_size
 
 UNSETTLED_AFTER_S: Final = 600.0  # blocks that move for longer do not move by themselves
 STORE_FREE_BYTES: Final = 64 << 20  # less than that: the names cannot grow
+QUOTA_SLACK: Final = 64  # a quota of which less than such a part is left is used up
 FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
 
 
@@ -126,6 +127,8 @@ class MemoryFacts(msgspec.Struct, frozen=True):
 
 
 class QuotaFacts(msgspec.Struct, frozen=True):
+    """A quota, and what counts against it on all nodes."""
+
     path: str
     quota_bytes: int
     used_bytes: int
@@ -189,7 +192,7 @@ def health(facts: Facts, now: float) -> list[Problem]:
         *(one for tier in facts.cache.tiers for one in _tier(tier, "")),
         *_cache(facts.cache),
         *(one for member in facts.workers for one in _member(member, facts.version, now)),
-        *map(_quota, facts.quotas),
+        *(_quota(one) for one in facts.quotas if _is_used_up(one)),
         *_master(facts, now),
         *_settling(facts, now),
     ]
@@ -303,6 +306,11 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
         yield problem("VERSION_SKEW", name, cause, "install one version on all machines")
     for tier in member.tiers:
         yield from _tier(tier, name)
+
+
+def _is_used_up(quota: QuotaFacts) -> bool:
+    """Returns True if so little is left that most files are refused."""
+    return quota.quota_bytes - quota.used_bytes <= quota.quota_bytes // QUOTA_SLACK
 
 
 def _quota(quota: QuotaFacts) -> Problem:

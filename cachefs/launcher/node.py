@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -385,7 +385,7 @@ class Node:
         except CacheFSError as err:
             log.warning("the master does not hear of the capacity: %s", err.one_line())
 
-    def _more_status(self) -> dict[str, Any]:
+    def _more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
         """This node's part in the cluster, beside what every server says; plain values."""
         if self._migration is None:
             return {}

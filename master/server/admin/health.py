@@ -17,14 +17,9 @@ from master.server.admin.policies import quota_uses
 async def show(at: At) -> a.Health:
     """Answers `GET /health`. Raises AccessDenied for a token with a path: it names all sources."""
     tree = dict((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
-    if "cache" not in tree:  # an embedded server's own document has its worker's cache
+    if "cache" not in tree:  # an embedded server's own document has its cache and quotas
         tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
-    uses = await quota_uses(at, b"")
-    tree["quotas"] = [
-        {"path": one.path, "quota_bytes": one.quota_bytes, "used_bytes": one.used_bytes}
-        for one in uses
-        if one.used_bytes >= one.quota_bytes
-    ]
+        tree["quotas"] = [msgspec.to_builtins(one) for one in await quota_uses(at, b"")]
     found = health(facts_of(tree), time.time())
     return a.Health([a.HealthProblem(**msgspec.structs.asdict(one)) for one in found])
 
