@@ -17,6 +17,7 @@ from cachefs.core.units import format_duration, format_size
 
 UNSETTLED_AFTER_S: Final = 600.0  # blocks that move for longer do not move by themselves
 STORE_FREE_BYTES: Final = 64 << 20  # less than that: the names cannot grow
+CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # less than that: a certificate is to be renewed
 QUOTA_SLACK: Final = 64  # a quota of which less than such a part is left is used up
 FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
 
@@ -41,6 +42,7 @@ CODES: Final[dict[str, Severity]] = {
     "WORKER_LOST": Severity.WARNING,
     "DAMAGED": Severity.WARNING,
     "QUOTA_FULL": Severity.WARNING,
+    "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error once it has expired
     "JOB_FAILED": Severity.WARNING,
     "JOB_WAITS": Severity.WARNING,
     "MEMORY": Severity.WARNING,
@@ -134,6 +136,13 @@ class QuotaFacts(msgspec.Struct, frozen=True):
     used_bytes: int
 
 
+class CertificateFacts(msgspec.Struct, frozen=True):
+    """The certificate that a server showed since its start. `expires_at_s`: wall time; 0: none."""
+
+    path: str = ""
+    expires_at_s: float = 0.0
+
+
 class CacheFacts(msgspec.Struct, frozen=True):
     """A worker's cache. `bad_pages`: how many were found to be wrong since its start."""
 
@@ -153,6 +162,7 @@ class MemberFacts(msgspec.Struct, frozen=True):
     seen_s: float = 0.0
     version: str = ""
     tiers: list[TierFacts] = []
+    certificate: CertificateFacts = CertificateFacts()
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -168,6 +178,7 @@ class Facts(msgspec.Struct, frozen=True):
     failed_jobs: list[JobFacts] = []
     waiting_jobs: list[JobFacts] = []
     store: StoreFacts = StoreFacts()
+    certificate: CertificateFacts = CertificateFacts()
     unsettled_since_s: float = 0.0
 
 
@@ -194,6 +205,7 @@ def health(facts: Facts, now: float) -> list[Problem]:
         *(one for member in facts.workers for one in _member(member, facts.version, now)),
         *(_quota(one) for one in facts.quotas if _is_used_up(one)),
         *_master(facts, now),
+        *_certificate(facts.certificate, "the master", now),
         *_settling(facts, now),
     ]
     order = {code: place for place, code in enumerate(CODES)}
@@ -306,6 +318,21 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
         yield problem("VERSION_SKEW", name, cause, "install one version on all machines")
     for tier in member.tiers:
         yield from _tier(tier, name)
+    yield from _certificate(member.certificate, name, now)
+
+
+def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iterator[Problem]:
+    left_s = certificate.expires_at_s - now
+    if not certificate.expires_at_s or left_s >= CERTIFICATE_LEFT_S:
+        return
+    remedy = f"put a new one at {certificate.path}, and restart {server}"
+    if left_s > 0:
+        cause = f"its certificate expires in {format_duration(left_s)}"
+        yield problem("CERTIFICATE_EXPIRES", server, cause, remedy)
+        return
+    cause = "its certificate has expired: clients refuse it"
+    expired = problem("CERTIFICATE_EXPIRES", server, cause, remedy, certificate.expires_at_s)
+    yield msgspec.structs.replace(expired, severity=Severity.ERROR.value)
 
 
 def _is_used_up(quota: QuotaFacts) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from cachefs.client.credentials import (
+    certificate_facts,
     client_context,
     presents_to,
     server_context,
@@ -122,6 +123,7 @@ class Process:
                 ssl_context=context,
                 peers=peers,
                 lost_after_s=spec.lost_after_s,
+                certificate=certificate_facts(security),
             )
             await self._attach(master)
             port = await server.start()

@@ -23,6 +23,7 @@ import msgspec
 
 import cachefs
 from cachefs.client.credentials import (
+    certificate_facts,
     client_context,
     presents_to,
     server_context,
@@ -98,6 +99,7 @@ class Node:
         self._tokens = TokenFile(spec.security.token_file)
         self._peers_ssl = client_context(spec.security, "https://")
         self._server_ssl = server_context(spec.security)
+        self._certificate = certificate_facts(spec.security)
         self._host, self._port = parse_address(spec.listen, 0)
         check_listen(self._host, has_tokens=not self._tokens.is_open)
         self._presents_to = presents_to(spec.security)
@@ -376,7 +378,8 @@ class Node:
         capacity_bytes = int(status["limit_bytes"])
         if self._spec.weight < 0 and self._weighing.handle(capacity_bytes, time.monotonic()):
             self._tasks.start(self._reweigh(capacity_bytes))
-        return Condition(settled, capacity_bytes, int(status["used_bytes"]), facts(status))
+        told = {**facts(status), "certificate": self._certificate}
+        return Condition(settled, capacity_bytes, int(status["used_bytes"]), told)
 
     async def _reweigh(self, capacity_bytes: int) -> None:
         log.info("the capacity is %s now", format_size(capacity_bytes))

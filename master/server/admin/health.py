@@ -26,4 +26,6 @@ async def show(at: At) -> a.Health:
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
     names = ("id", "url", "host", "state", "weight", "seen_s", "version")
-    return {name: getattr(row, name) for name in names} | {"tiers": row.facts.get("tiers", [])}
+    return {name: getattr(row, name) for name in names} | {
+        name: row.facts[name] for name in ("tiers", "certificate") if name in row.facts
+    }
