@@ -22,7 +22,7 @@ from cachefs.core import messages as m
 from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
+from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
 from cachefs.core.health import Problem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
@@ -162,7 +162,10 @@ def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
         with attached(record) as session:
             status = session.call(m.Status(), m.StatusReply).status
             trees.append((record, status["cache"]))
-            problems += health.of_mount_tree(record.source.url, status, chosen)
+            found = health.of_mount_tree(record.source.url, status, chosen)
+            problems += found
+            if any(one.code == "MASTER_AWAY" for one in found):
+                continue
             jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
                 m.ListJobs(s.namespace, limit=JOBS), m.JobTable
             ).jobs)  # fmt: skip
@@ -214,8 +217,9 @@ def _look_at_cluster(master: AdminClient) -> Look:
 
 
 def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:
-    """Jobs that have not ended; none where there are none to be asked for."""
+    """Returns the jobs that have not ended; none where there are none to be asked for, or the
+    master is away, which is among the problems."""
     try:
         return [job for job in ask() if not job.state.has_ended]
-    except (Unsupported, ProtocolError):
+    except (Unsupported, ProtocolError, Unreachable):
         return []
