@@ -350,10 +350,19 @@ def test_the_plan_of_a_master(home: StateHome) -> None:
     spec = master.plan(chosen(), home, background=True)
     assert spec.listen == "127.0.0.1:19998"
     assert spec.store_dir == str(home.path / "master" / "namespace")
-    spec = master.plan(chosen(store="lmdb:/srv/x", tls_cert="/c"), home, background=False)
-    assert (spec.store_dir, spec.security) == ("/srv/x", Security(tls_cert="/c"))
+    tls = {"tls_cert": "/c", "tls_ca": "/ca"}
+    spec = master.plan(chosen(store="lmdb:/srv/x", **tls), home, background=False)
+    assert (spec.store_dir, spec.security) == ("/srv/x", Security(tls_cert="/c", tls_ca="/ca"))
     with pytest.raises(errors.BadConfig, match="no store"):
         master.plan(chosen(store="redis://x"), home, background=True)
+
+
+def test_a_master_with_tls_is_told_which_authority_signs_its_workers(home: StateHome) -> None:
+    """It is asked for at start, not found out when `free` reaches no worker."""
+    with pytest.raises(errors.BadConfig, match="which authority") as caught:
+        master.plan(chosen(tls_cert="/c"), home, background=True)
+    assert "--tls-ca" in caught.value.remedy
+    master.plan(chosen(tls_cert="/c", tls=True), home, background=True)
 
 
 def test_the_plan_of_a_worker(home: StateHome) -> None:
