@@ -21,7 +21,7 @@ from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
-from cachefs.core.health import Problem, Severity
+from cachefs.core.health import HealthProblem, Severity
 from cachefs.core.install import install_command
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
@@ -225,7 +225,7 @@ def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
     return Finding(name, state, f"{detail}, passthrough: {passthrough}")
 
 
-def health_finding(problem: Problem) -> Finding:
+def health_finding(problem: HealthProblem) -> Finding:
     """Returns what `cachefs health` says as a row of the doctor."""
     state = "problem" if problem.severity == Severity.ERROR else "note"
     detail = f"{problem.subject}: {problem.cause}"

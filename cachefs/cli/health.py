@@ -23,7 +23,7 @@ from cachefs.core.errors import (
     ProtocolError,
     Unreachable,
 )
-from cachefs.core.health import Problem, facts_of, health, problem, problem_lines, verdict
+from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -57,12 +57,12 @@ def command(
     return verdict(found)
 
 
-def unique(problems: Iterable[Problem]) -> list[Problem]:
+def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Returns each problem once: two mounts of one server have the same ones."""
     return [*dict.fromkeys(problems)]
 
 
-def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
+def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
     """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
     master answers."""
     if is_dead(record.mountpoint):
@@ -77,7 +77,7 @@ def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
     return of_mount_tree(record.source.url, tree, chosen)
 
 
-def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[Problem]:
+def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[HealthProblem]:
     """Returns what is wrong with the mount of a source, by its server's document; for a mount of a
     cluster also what the master says, unless the document says that the master is away."""
     found = of_tree(tree)
@@ -86,23 +86,23 @@ def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[Pro
     return unique(found)
 
 
-def of_tree(tree: dict[str, Any]) -> list[Problem]:
+def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
     """Returns what is wrong, by a status document."""
     return health(facts_of(tree), time.time())
 
 
-def of_master(master: AdminClient) -> list[Problem]:
+def of_master(master: AdminClient) -> list[HealthProblem]:
     """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
     earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
     try:
         return master.health()
     except (Unreachable, DeadlineExceeded) as err:
-        return [_away(master.url, err)]
+        return [away(master.url, err)]
     except (NotFound, ProtocolError):
         return []
 
 
-def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Problem]:
+def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     if where is not None and clusters.is_master(where):
         url = master_url(where, tls=clusters.speaks_tls(chosen))
         with AdminClient(url, clusters.security(chosen, url)) as master:
@@ -113,7 +113,7 @@ def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Pr
         yield from _of_everything(chosen, home)
 
 
-def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
+def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     for mount in read_mounts().ours():
         record = home.find_mount(mount.mountpoint)
         if record is not None:
@@ -125,7 +125,7 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
             yield from of_master(master)
 
 
-def _of_its_cluster(url: str, chosen: Config) -> list[Problem]:
+def _of_its_cluster(url: str, chosen: Config) -> list[HealthProblem]:
     """Returns the master's list; a master that is away is in the node's own facts."""
     try:
         master, _ = clusters.admin_of(url, chosen)
@@ -135,12 +135,13 @@ def _of_its_cluster(url: str, chosen: Config) -> list[Problem]:
         return []
 
 
-def _no_answer(record: MountRecord, err: CacheFSError) -> Problem:
+def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
     cause = f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
 
 
-def _away(url: str, err: CacheFSError) -> Problem:
+def away(url: str, err: CacheFSError) -> HealthProblem:
+    """Returns the problem of a master that gave no answer."""
     remedy = err.remedy or "start it: cachefs master"
     return problem("MASTER_AWAY", url, err.cause, remedy)

@@ -23,7 +23,7 @@ from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
-from cachefs.core.health import Problem
+from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
@@ -183,7 +183,7 @@ def _look(
     title: str,
     trees: list[tuple[str, str, dict[str, Any]]],
     jobs: list[JobShown],
-    problems: list[Problem],
+    problems: list[HealthProblem],
 ) -> Look:
     """Of servers, by the trees of their caches."""
     nodes = [

@@ -20,8 +20,7 @@ async def show(at: At) -> a.Health:
     if "cache" not in tree:  # an embedded server's own document has its cache and quotas
         tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
         tree["quotas"] = [msgspec.to_builtins(one) for one in await quota_uses(at, b"")]
-    found = health(facts_of(tree), time.time())
-    return a.Health([a.HealthProblem(**msgspec.structs.asdict(one)) for one in found])
+    return a.Health(health(facts_of(tree), time.time()))
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:

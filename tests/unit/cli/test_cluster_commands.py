@@ -219,6 +219,21 @@ def test_a_master_that_is_not_there(home: StateHome, run: Run) -> None:
     assert "is it running there?" in line
 
 
+def test_status_asks_on_one_connection(cluster: Cluster, run: Run) -> None:
+    cluster.states[BOB] = "lost"
+    where = f"cachefs://{cluster.master.url[7:]}"
+    tree = json.loads(ok(run("status", where, "--json")))
+    assert cluster.master.connections == 1
+    assert [one["code"] for one in tree["problems"]] == ["WORKER_LOST"]
+    assert "1 problem" in ok(run("status", where))
+    assert cluster.master.connections == 2
+
+
+def test_status_names_a_master_that_is_away(home: StateHome, run: Run) -> None:
+    text = ok(run("status", "--master", "127.0.0.1:1"))
+    assert "error: MASTER_AWAY: http://127.0.0.1:1: the master does not answer" in text
+
+
 # ---- location, fsck ----
 
 

@@ -12,7 +12,7 @@ from cachefs.core.health import (
     FAILED_FOR_S,
     STORE_FREE_BYTES,
     UNSETTLED_AFTER_S,
-    Problem,
+    HealthProblem,
     facts_of,
     health,
     verdict,
@@ -55,7 +55,7 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
 }
 
 
-def found(tree: dict[str, Any]) -> list[Problem]:
+def found(tree: dict[str, Any]) -> list[HealthProblem]:
     return health(facts_of(tree), NOW)
 
 
