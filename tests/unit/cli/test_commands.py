@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, logs, mount, mountpoint, places, session, settings, umount
+from cachefs.cli import doctor, down, logs, mount, mountpoint, places, session, settings, umount
 from cachefs.cli import status as status_module
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
@@ -543,3 +543,16 @@ def test_errors_of_the_system_are_one_line(run: Run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("cachefs.cli.settings.load_settings", broken)
     assert refused(run("config")) == "cachefs: /proc/x: Too many open files\n"
+
+
+def test_down_goes_on_where_a_mount_was_just_unmounted(
+    home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may still be ending: that is no reason to leave the cluster running."""
+    spec = UfsSpec("cachefs://127.0.0.1:1/data")
+    record = MountRecord(str(tmp_path), spec, 0, str(tmp_path / "s"), uid=0, gid=0)
+    down.unmount(record, home, lazy=False)
+    line = Mount("0:50", "/", str(tmp_path), "fuse.cachefs", spec.url, ())
+    monkeypatch.setattr(down, "read_mounts", lambda: MountTable([line]))
+    with pytest.raises(errors.CannotMount):
+        down.unmount(record, home, lazy=False)
