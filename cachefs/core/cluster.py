@@ -46,6 +46,8 @@ from cachefs.core.messages import (
 from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import View
 from cachefs.core.policies import Rule
+from cachefs.core.verify import Verified as Verified
+from cachefs.core.verify import Verify as Verify
 
 PROTOCOL: Final = 1
 DEFAULT_PORT: Final = 19998  # of a master
@@ -424,24 +426,6 @@ class Doubt(Message, frozen=True):
     pages: list[int]
 
 
-class Verify(Message, frozen=True):
-    """The receiver compares what it has of the pages [first, end) of a content, at most
-    MAX_DATA_PAGES, with the checksums of when they came, and drops the content if one is wrong. No
-    byte leaves the worker. Answered by Verified; raises NotFound where it has not the first one."""
-
-    content: bytes
-    first: int
-    end: int
-
-
-class Verified(Message, frozen=True):
-    """`pages`: how many were compared, from the first one on. `wrong`: the numbers of those that
-    have other bytes."""
-
-    pages: int
-    wrong: list[int]
-
-
 class Drop(Message, frozen=True):
     """Free these contents (an operator's `free`, on every worker). Answered by Dropped."""
 
@@ -474,8 +458,7 @@ class Batched(Message, frozen=True):
 
 Call = (
     Register | Heartbeat | Leave | GetView
-    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
-    | RulesOf | SetPolicy | GetPolicies
+    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch | RulesOf | SetPolicy | GetPolicies
     | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
@@ -483,8 +466,7 @@ Call = (
     | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
-    Done | Failure
-    | Registered | Beaten | ViewReply
+    Done | Failure | Registered | Beaten | ViewReply
     | Greeted | Found | Listing | Batched
     | Rules | PolicySet | PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
