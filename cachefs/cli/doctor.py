@@ -14,8 +14,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, output, settings, transport
-from cachefs.cli.health import of_mount_tree
+from cachefs.cli import clusters, detach, output, settings, transport
+from cachefs.cli.health import CLUSTER_S, of_master, of_mount_tree
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.status import ask
@@ -60,7 +60,11 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
     """Check this machine and the state home; exit code 1 if something is in the way."""
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
-    findings = [*examine_machine(chosen), *examine_state(chosen, home, fix=fix)]
+    findings = [
+        *examine_machine(chosen),
+        *examine_state(chosen, home, fix=fix),
+        *examine_cluster(chosen, home),
+    ]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
@@ -206,6 +210,22 @@ def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator
             yield Finding(f"cache {tier.get('path')}", "ok", "in service")
     for one in of_mount_tree(record.source.url, status, chosen):
         yield health_finding(one)
+
+
+def examine_cluster(chosen: Config, home: StateHome) -> Iterator[Finding]:
+    """What the master of the settings, or of `cachefs up`, says is wrong; nothing without one."""
+    if not clusters.has_cluster(chosen, home):
+        return
+    name = f"cluster {clusters.master_of(chosen, home)}"
+    try:
+        with clusters.connect_admin(chosen, home) as master:
+            found = of_master(master, CLUSTER_S)
+    except CacheFSError as err:
+        yield Finding(name, "note", err.one_line())
+        return
+    if not found:
+        yield Finding(name, "ok", "nothing is wrong")
+    yield from map(health_finding, found)
 
 
 def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:

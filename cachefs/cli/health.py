@@ -91,11 +91,11 @@ def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
     return health(facts_of(tree), time.time())
 
 
-def of_master(master: AdminClient) -> list[HealthProblem]:
+def of_master(master: AdminClient, timeout_s: float = 0.0) -> list[HealthProblem]:
     """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
     earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
     try:
-        return master.health()
+        return master.health(timeout_s)
     except (Unreachable, DeadlineExceeded) as err:
         return [away(master.url, err)]
     except (NotFound, ProtocolError):

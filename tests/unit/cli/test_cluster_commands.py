@@ -10,6 +10,7 @@ import pytest
 
 from cachefs.cli import clusters, fsck, master, settings, worker
 from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
+from cachefs.cli.mounts import MountTable
 from cachefs.cli.session import Target
 from cachefs.core import cluster as c
 from cachefs.core import errors
@@ -232,6 +233,22 @@ def test_status_asks_on_one_connection(cluster: Cluster, run: Run) -> None:
 def test_status_names_a_master_that_is_away(home: StateHome, run: Run) -> None:
     text = ok(run("status", "--master", "127.0.0.1:1"))
     assert "error: MASTER_AWAY: http://127.0.0.1:1: the master does not answer" in text
+
+
+def test_doctor_looks_at_the_cluster_of_the_settings(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a machine where nothing is mounted."""
+    monkeypatch.setattr("cachefs.cli.doctor.read_mounts", lambda: MountTable([]))
+
+    def found() -> dict[str, str]:
+        return {row["name"]: row["state"] for row in json.loads(run("doctor", "--json")[1])}
+
+    assert found()[f"cluster {cluster.master.url}"] == "ok"
+    cluster.states[BOB] = "lost"
+    assert found()["WORKER_LOST"] == "note"
+    monkeypatch.setenv("CACHEFS_MASTER", "127.0.0.1:1")
+    assert found()["MASTER_AWAY"] == "problem"
 
 
 # ---- location, fsck ----
