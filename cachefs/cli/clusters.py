@@ -93,9 +93,12 @@ def master_of(chosen: Config, home: StateHome) -> str:
 
 
 def has_cluster(chosen: Config, home: StateHome) -> bool:
-    """Returns True if the settings name a master, or the cluster of `cachefs up` runs here."""
+    """Returns True if the settings name a master, or a process of `cachefs up` runs here: also one
+    whose master has died."""
+    if chosen.text("master"):
+        return True
     up = local.read(home)
-    return bool(chosen.text("master")) or (up is not None and up.processes[0].runs)
+    return up is not None and any(process.runs for process in up.processes)
 
 
 def is_master(where: str) -> bool:
@@ -106,6 +109,12 @@ def is_master(where: str) -> bool:
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     """A client of the master's admin API. Raises BadConfig, AccessDenied; asks nothing yet."""
     url = master_of(chosen, home)
+    return AdminClient(url, security(chosen, url))
+
+
+def admin_at(url: str, chosen: Config) -> AdminClient:
+    """A client of the admin API of the master at a URL. Raises BadConfig, AccessDenied; asks
+    nothing yet."""
     return AdminClient(url, security(chosen, url))
 
 

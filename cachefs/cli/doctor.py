@@ -18,6 +18,7 @@ from cachefs.cli import clusters, detach, output, settings, transport
 from cachefs.cli.health import CLUSTER_S, of_master, of_mount_tree
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
+from cachefs.cli.owners import find_record
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
@@ -194,12 +195,12 @@ def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator
     if is_dead(mount.mountpoint):
         yield _dead_mount(name, mount, home, fix)
         return
-    record = home.find_mount(mount.mountpoint)
+    record = find_record(mount, home)
     if record is None:
         yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
         return
     try:
-        status = ask(record, home)
+        status = ask(record)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
         yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())

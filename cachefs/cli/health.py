@@ -11,6 +11,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import is_dead, read_mounts
+from cachefs.cli.owners import find_record
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
@@ -33,7 +34,7 @@ WELL: Final = "OK, nothing is wrong"
 
 @click.command("health")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
-@settings.setting_flags("status")
+@settings.setting_flags("health")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -115,7 +116,7 @@ def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[He
 
 def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     for mount in read_mounts().ours():
-        record = home.find_mount(mount.mountpoint)
+        record = find_record(mount, home)
         if record is not None:
             yield from of_mount(record, chosen)
         elif is_dead(mount.mountpoint):

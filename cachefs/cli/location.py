@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import SHOWN_ID, open_admin
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.cluster_files import SHOWN_ID
+from cachefs.cli.paths import find_in_cluster
 from cachefs.client.admin import AdminClient, Values
 from cachefs.core import admin as a
 from cachefs.core.addresses import address_of
@@ -33,8 +34,9 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs location /mnt/imagenet/train.tar
     cachefs location cachefs://master:19998/imagenet
     """
-    master, inside = open_admin(path, flags, config_file)
-    with master:
+    chosen = settings.load_settings(flags, config_file)
+    url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
+    with clusters.admin_at(url, chosen) as master:
         places = Places(master, inside)
         _print_json(places.rows()) if as_json else _print(places)
     return output.warn_of_silent(places.silent)

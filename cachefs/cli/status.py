@@ -11,6 +11,7 @@ import msgspec
 
 from cachefs.cli import clusters, health, logs, output, settings, status_view
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
+from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
@@ -56,7 +57,7 @@ def command(
 
 def ask_of(where: str, home: StateHome) -> dict[str, Any]:
     """The status tree of the mount that a path is in. Raises NotFound, Unreachable."""
-    return ask(find_target(where, home).record, home)
+    return ask(find_target(where, home).record)
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -120,17 +121,17 @@ def _with_problems(tree: dict[str, Any], chosen: Config) -> dict[str, Any]:
     return {**tree, "problems": [msgspec.to_builtins(one) for one in found]}
 
 
-def ask(record: MountRecord, home: StateHome) -> dict[str, Any]:
+def ask(record: MountRecord) -> dict[str, Any]:
     """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
     with connected(record) as client:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
-    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record, home)}
+    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record)}
 
 
-def _logs(record: MountRecord, home: StateHome) -> dict[str, str]:
-    return {f"{name}_log": str(path) for name, path in logs.files_of(record, home).items()}
+def _logs(record: MountRecord) -> dict[str, str]:
+    return {f"{name}_log": str(path) for name, path in logs.files_of(record).items()}
 
 
 def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
@@ -142,16 +143,22 @@ def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
 
 
 def _try(mount: Mount, home: StateHome) -> dict[str, Any]:
-    """As `ask`, for a mount that may be dead or somebody else's."""
-    record = home.find_mount(mount.mountpoint)
+    """As `ask`, for a mount that may be dead or another user's."""
+    record = find_record(mount, home)
     if record is not None:
         try:
-            return ask(record, home)
+            return ask(record)
         except CacheFSError as err:
             state = "dead" if is_dead(mount.mountpoint) else "no answer"
             return {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
-    state = "dead" if is_dead(mount.mountpoint) else "not recorded here"
+    state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
     return _head(mount.mountpoint, mount.source, state)
+
+
+def _unknown(mount: Mount) -> str:
+    if mount.owner_uid in (-1, os.geteuid()):
+        return "not recorded here"
+    return f"of user {shown_user(mount.owner_uid)}, not recorded here"
 
 
 def _head(mountpoint: str, source: str, state: str) -> dict[str, Any]:

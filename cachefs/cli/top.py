@@ -13,6 +13,7 @@ import click
 from cachefs.cli import clusters, health, output, settings, top_view
 from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.cli.mounts import read_mounts
+from cachefs.cli.owners import all_records
 from cachefs.cli.session import attached, find_target
 from cachefs.cli.top_view import Look, node_look, summed
 from cachefs.client.admin import AdminClient
@@ -38,7 +39,7 @@ Looker = Callable[[], Look]
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER|http://WORKER]", required=False)
 @click.option("--interval", default="2s", show_default=True, help="Between two looks.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many.")
-@settings.setting_flags("status")
+@settings.setting_flags("top")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -147,10 +148,8 @@ def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
 def _mounted(home: StateHome) -> list[MountRecord]:
     """Of each server here one mount. Raises NotFound."""
     found: dict[str, MountRecord] = {}
-    for mount in read_mounts().ours():
-        record = home.find_mount(mount.mountpoint)
-        if record is not None:
-            found.setdefault(record.socket, record)
+    for record in all_records(read_mounts().ours(), home):
+        found.setdefault(record.socket, record)
     if not found:
         raise NotFound("nothing is mounted", remedy="name a cluster: cachefs top cachefs://MASTER")
     return [*found.values()]

@@ -26,12 +26,12 @@ from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
-from cachefs.launcher import allocator, collecting, gil_home
+from cachefs.launcher import allocator, collecting, gil_home, kept
 from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
+from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
@@ -142,8 +142,11 @@ class Source:
 class EmbeddedSources:
     """All sources of this server (`worker.server.server.Sources`)."""
 
-    def __init__(self, home: StateHome, deadline_s: float, pointer: Pointer) -> None:
+    def __init__(
+        self, home: StateHome, deadline_s: float, pointer: Pointer, cache_dir: str
+    ) -> None:
         self._home = home
+        self._cache_dir = cache_dir
         self._deadline_s = deadline_s
         self._pointer = pointer
         self._by_key: dict[str, asyncio.Task[Source]] = {}
@@ -192,6 +195,7 @@ class EmbeddedSources:
         await source.open(sync_interval_s)
         try:
             write_pointer(directory, self._pointer)
+            kept.note(directory, spec.url, [self._cache_dir])
         except BaseException:
             await source.close()
             raise
@@ -296,7 +300,7 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
     directory = home.source_dir(spec.source)
     socket_path = directory / "server.sock"
     pointer = Pointer(str(socket_path), os.getpid())
-    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer)
+    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer, spec.cache_dir)
     try:
         source = await sources.open(spec.source, spec.sync_interval_s)
         worker = await _start_worker(spec, sources)

@@ -32,19 +32,20 @@ from cachefs.client.token_file import TokenFile, keep_fresh
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
+from cachefs.core.addresses import SCHEME, address_of
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
-from cachefs.launcher import allocator, collecting, gil_home, worker_id
+from cachefs.launcher import allocator, collecting, gil_home, kept, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
+from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
@@ -305,6 +306,8 @@ class Node:
         server.listen(socket_path)
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
+        source = f"{SCHEME}{address_of(self._spec.master)}"
+        kept.note(self._directory, source, [tier.path for tier in self._tiers])
         log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
         collecting.settle()
         ready.say(Started(os.getpid(), url=url))

@@ -94,7 +94,6 @@ def steps(number: int) -> Iterator[tuple[int, bytes]]:
         yield offset, head + bytes(STEP - len(head))
 
 
-@pytest.mark.alone
 def test_240_readers_of_large_files_beside_a_full_cache(node: Node, large_files: Path) -> None:
     """[S-full-cache] There is room for 16 pages; every file stays open until all have been read."""
     mount = node.mount(f"file://{large_files}", "--cache-size", "64MiB", "--memory-limit", "128MiB")
@@ -125,7 +124,6 @@ def test_240_readers_of_large_files_beside_a_full_cache(node: Node, large_files:
 # ---- a machine without a worker ------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_a_machine_without_a_worker_reads_on_while_workers_are_killed(
     cluster: Cluster, bucket: Bucket, trainer: Machine
 ) -> None:

@@ -22,6 +22,7 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.settings import BY_NAME
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_node import FakeNode
+from tests.unit.cli.test_documented_commands import commands
 
 MIB = 1 << 20
 FILES = {b"a.bin": MIB, b"d/x": 10, b"d/y": 20, b"d/z": 0, b"d/e/deep": 5, b"odd\xff\n": 1}
@@ -31,6 +32,7 @@ CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
 GROUPS = {
     "ufs": ["add", "ls", "rm"],
+    "cache": ["ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],
     "jobs": ["ls", "show", "stop", "resume", "retry", "forget"],
@@ -240,6 +242,7 @@ def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode
 
 def test_logs_of_a_mount(node: FakeNode, run: Run, home: StateHome) -> None:
     files = json.loads(ok(run("logs", "/mnt/data", "--json")))
+    home.log_dir(UfsSpec("s3://bucket/p"))
     Path(files["server"]).write_text("".join(f"line {n}\n" for n in range(100)))
     Path(files["client"]).write_text("only one\n")
     said = ok(run("logs", "-n", "2", "/mnt/data")).splitlines()
@@ -329,6 +332,24 @@ def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
     named = {text.split()[0] for text in VERBS_ELSEWHERE.values()} - {"--help"}
     assert named <= set(COMMANDS)
     assert not set(VERBS_ELSEWHERE) & set(COMMANDS)
+
+
+def test_every_command_takes_the_settings_that_the_table_says() -> None:
+    """Also that of connections: on each command that asks, and on groups."""
+    from cachefs.cli.app import cachefs
+    from cachefs.core.settings import ASKERS, EVERY, SETTINGS
+
+    found = {
+        name.removeprefix("cachefs "): {param.name for param in command.params} & set(BY_NAME)
+        for name, command in commands(cachefs)
+    }
+    for name, taken in found.items():
+        known = name if name in EVERY else name.split()[0]
+        said = {one.name for one in SETTINGS if known in one.commands}
+        assert taken == said, f"cachefs {name}"
+        if known in ASKERS:
+            assert {"master", "token_file", "tls", "tls_ca", "home"} <= taken
+    assert set(EVERY) <= set(found)
 
 
 def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
