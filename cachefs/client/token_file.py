@@ -7,7 +7,6 @@ before stay in force.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -79,13 +78,6 @@ class TokenFile:
         tokens = read_tokens(self.path)
         self._access = Access(tokens)
         self._headers[HEADER] = header_of(tokens[0].secret)
-
-
-async def keep_fresh(tokens: TokenFile) -> None:
-    """Looks at the file until it is cancelled. A disk that hangs holds up no other work."""
-    while tokens.path:
-        await asyncio.sleep(LOOK_S)
-        await asyncio.to_thread(tokens.look)
 
 
 def _signature(path: str) -> tuple[int, ...] | None:

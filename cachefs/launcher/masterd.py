@@ -20,7 +20,7 @@ from cachefs.client.credentials import (
     presents_to,
     server_context,
 )
-from cachefs.client.token_file import TokenFile, keep_fresh
+from cachefs.client.token_file import TokenFile
 from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.cluster import DEFAULT_PORT
@@ -32,7 +32,7 @@ from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import limit_end, quit_now, stop_event
+from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
 from cachefs.launcher.state import StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector

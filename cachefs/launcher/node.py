@@ -28,7 +28,7 @@ from cachefs.client.credentials import (
     presents_to,
     server_context,
 )
-from cachefs.client.token_file import TokenFile, keep_fresh
+from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
@@ -46,7 +46,7 @@ from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
 from cachefs.launcher.reserve_keeper import keep_reserve
-from cachefs.launcher.serving import limit_end, quit_now, stop_event
+from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
     SOCKET_NAME,
