@@ -59,6 +59,17 @@ def server_files(chosen: Config) -> Security:
     return msgspec.convert({name: chosen.text(name) for name in names}, Security)
 
 
+def check_authority(chosen: Config) -> None:
+    """Raises BadConfig for a master that would ask its workers over TLS without being told whose
+    authority signs their certificates."""
+    if chosen.text("tls_cert") and not speaks_tls(chosen):
+        raise BadConfig(
+            "this master would ask its workers over TLS (for free, du, location), and nothing says"
+            " which authority signs their certificates",
+            remedy="give --tls-ca FILE, or --tls for the authorities of the system",
+        )
+
+
 def _with_files(own: Security | None, chosen: Config) -> Security:
     found = server_files(chosen)
     if own is None:

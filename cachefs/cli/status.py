@@ -7,6 +7,7 @@ import time
 from typing import Any, Final
 
 import click
+import msgspec
 
 from cachefs.cli import clusters, health, logs, output, settings, status_view
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
@@ -17,8 +18,8 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError
-from cachefs.core.health import Problem, problem_lines
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
+from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -43,12 +44,15 @@ def command(
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     if where is not None:
-        tree = _of_cluster(where, chosen) if clusters.is_master(where) else ask_of(where, home)
-        return _print([tree], as_json, tree, chosen)
-    trees = [_try(mount, home) for mount in read_mounts().ours()]
+        if clusters.is_master(where):
+            tree = _of_cluster(where, chosen)
+        else:
+            tree = _with_problems(ask_of(where, home), chosen)
+        return _print([tree], as_json, tree)
+    trees = [_with_problems(_try(mount, home), chosen) for mount in read_mounts().ours()]
     if clusters.has_cluster(chosen, home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
-    _print(trees, as_json, trees, chosen)
+    _print(trees, as_json, trees)
 
 
 def ask_of(where: str, home: StateHome) -> dict[str, Any]:
@@ -63,15 +67,19 @@ def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
-        tree, rows = master.status(), master.workers().rows
-    return {"master": url, "state": "ok", **tree, "workers": [_worker(row) for row in rows]}
+        tree, rows, problems = master.status(), master.workers().rows, health.of_master(master)
+    workers = [_worker(row) for row in rows]
+    found = {"master": url, "state": "ok", **tree, "workers": workers}
+    return {**found, "problems": [msgspec.to_builtins(one) for one in problems]}
 
 
 def _try_cluster(url: str, chosen: Config) -> dict[str, Any]:
     try:
         return _of_cluster(url, chosen)
     except CacheFSError as err:
-        return {"master": url, "state": "no answer", "cause": err.cause}
+        is_away = isinstance(err, Unreachable | DeadlineExceeded)
+        problems = [msgspec.to_builtins(health.away(url, err))] if is_away else []
+        return {"master": url, "state": "no answer", "cause": err.cause, "problems": problems}
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def _worker(row: c.WorkerRow) -> dict[str, Any]:
 # ---- mounts --------------------------------------------------------------------------------------
 
 
-def _print(trees: list[dict[str, Any]], as_json: bool, document: Any, chosen: Config) -> None:
+def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
     if as_json:
         output.print_json(document)
         return
@@ -91,27 +99,26 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any, chosen: Co
     for i, tree in enumerate(trees):
         if i:
             click.echo()
-        for line in view(tree, chosen):
+        for line in view(tree):
             click.echo(line)
 
 
-def view(tree: dict[str, Any], chosen: Config) -> list[str]:
+def view(tree: dict[str, Any]) -> list[str]:
     """Returns the lines of a mount or a master for people, with its problems first."""
-    problems = problem_lines(problems_of(tree, chosen), time.time())
+    problems = problem_lines(msgspec.convert(tree["problems"], list[HealthProblem]), time.time())
     show = status_view.master_lines if "master" in tree else status_view.mount_lines
     return show(tree, problems)
 
 
-def problems_of(tree: dict[str, Any], chosen: Config) -> list[Problem]:
-    """Returns what is wrong, by a document of this module."""
+def _with_problems(tree: dict[str, Any], chosen: Config) -> dict[str, Any]:
+    """Adds what is wrong with a mount to its document."""
     if tree["state"] == "dead":
-        return health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
-    if tree["state"] != "ok":
-        return []
-    if "master" in tree:
-        with AdminClient(tree["master"], clusters.security(chosen, tree["master"])) as master:
-            return health.of_master(master)
-    return health.of_tree(tree)
+        found = health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
+    elif tree["state"] == "ok":
+        found = health.of_mount_tree(tree["source"], tree, chosen)
+    else:
+        found = []
+    return {**tree, "problems": [msgspec.to_builtins(one) for one in found]}
 
 
 def ask(record: MountRecord) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from cachefs.core import messages as m
 from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
-from cachefs.core.health import Problem
+from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
+from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
@@ -129,13 +129,13 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
             yield lambda: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
-        yield lambda: _look_at_mounts([record])
+        yield lambda: _look_at_mounts([record], chosen)
     elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
             yield lambda: _look_at_cluster(master)
     else:
         records = _mounted(home)
-        yield lambda: _look_at_mounts(records)
+        yield lambda: _look_at_mounts(records, chosen)
 
 
 def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
@@ -155,13 +155,16 @@ def _mounted(home: StateHome) -> list[MountRecord]:
     return [*found.values()]
 
 
-def _look_at_mounts(records: list[MountRecord]) -> Look:
+def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
     trees, jobs, problems = [], [], []
     for record in records:
         with attached(record) as session:
             status = session.call(m.Status(), m.StatusReply).status
             trees.append((record, status["cache"]))
-            problems += health.of_tree(status)
+            found = health.of_mount_tree(record.source.url, status, chosen)
+            problems += found
+            if any(one.code == "MASTER_AWAY" for one in found):
+                continue
             jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
                 m.ListJobs(s.namespace, limit=JOBS), m.JobTable
             ).jobs)  # fmt: skip
@@ -179,7 +182,7 @@ def _look(
     title: str,
     trees: list[tuple[str, str, dict[str, Any]]],
     jobs: list[JobShown],
-    problems: list[Problem],
+    problems: list[HealthProblem],
 ) -> Look:
     """Of servers, by the trees of their caches."""
     nodes = [
@@ -213,8 +216,9 @@ def _look_at_cluster(master: AdminClient) -> Look:
 
 
 def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:
-    """Jobs that have not ended; none where there are none to be asked for."""
+    """Returns the jobs that have not ended; none where there are none to be asked for, or the
+    master is away, which is among the problems."""
     try:
         return [job for job in ask() if not job.state.has_ended]
-    except (Unsupported, ProtocolError):
+    except (Unsupported, ProtocolError, Unreachable):
         return []

@@ -303,9 +303,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "tls",
         Type.SWITCH,
         None,
-        "Speak TLS with a master that was given without a scheme.",
+        "Speak TLS with a master that was given without a scheme; a master: with its workers.",
         "yes where tls_ca is set",
-        commands=_CLIENTS,
+        commands=("master", *_CLIENTS),
     ),
     Setting(
         "tls_ca",

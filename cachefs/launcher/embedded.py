@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +229,15 @@ class EmbeddedSources:
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
 
-    def more_status(self) -> dict[str, Any]:
-        """Of load jobs, beside what every server says: sums over all sources."""
+    def more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what this server says beside what every server says: sums of load jobs, and the
+        quotas of all sources with what the cache uses of them."""
         total: Counter[str] = Counter()
+        quotas: list[dict[str, Any]] = []
         for source in self._open.values():
             total.update(source.loading())
-        return {"loading": dict(total)}
+            quotas += source.master.quotas(cache["quota_used_bytes"])
+        return {"loading": dict(total), "quotas": quotas}
 
     async def close(self) -> None:
         """Ends all sources; one that is just being opened is not waited for."""

@@ -189,7 +189,7 @@ async def _rules(at: At, files: list[File]) -> list[Rule]:
 
 
 async def list_locations(at: At) -> a.Locations:
-    await at.ask(c.ListWorkers(), c.WorkerTable)  # may this caller know them?
+    """Shows also a caller with a path the ids of workers, for the files that the caller sees."""
     asked = Asked(at)
     batch, items = await _located(at, asked)
     view = at.backend.workers.view
