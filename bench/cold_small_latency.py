@@ -16,13 +16,13 @@ from bench.datasets import Dataset
 from bench.harness import Lab, Pass, main, median
 from bench.mounts import Mounted
 from bench.report import Result
-from connectors.streams import CONNECTIONS
+from connectors.fetch.request import AT_ONCE
 
 LATENCY_S = 0.02
 IN_FLIGHT = 64
 MORE_CPU_US = 400.0
 SHUFFLED = "cachefs, shuffled"
-MANY = f"obstore, {CONNECTIONS} threads"
+MANY = f"obstore, {AT_ONCE} threads"
 
 
 def run(lab: Lab, result: Result) -> None:
@@ -34,7 +34,7 @@ def run(lab: Lab, result: Result) -> None:
             for who in ("cachefs", SHUFFLED):
                 with lab.ours(data.url, "--transport", "kernel", url=origin.url) as mount:
                     passes[who].append(cold(lab, mount, data, shuffled=who == SHUFFLED))
-            for who, threads in (("obstore", IN_FLIGHT), (MANY, CONNECTIONS)):
+            for who, threads in (("obstore", IN_FLIGHT), (MANY, AT_ONCE)):
                 passes[who].append(lab.obstore("obstore_files", data, origin.url, threads))
         with lab.rclone(data, origin.url) as mount:
             passes["rclone mount2"].append(cold(lab, mount, data))

@@ -9,12 +9,15 @@ root is b"". A name that a file system cannot show never leaves an adapter: it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from cachefs.core.model import Fingerprint
+
+if TYPE_CHECKING:
+    from connectors.fetch.request import Ask
 
 MAX_ETAG_CHARS: Final = 1024
 
@@ -61,46 +64,6 @@ class Body(Protocol):
     def close(self) -> None: ...
 
 
-Address = tuple[int, tuple[Any, ...]]  # family and address of a socket
-
-
-class Request(NamedTuple):
-    """For all of a small file, over plain HTTP/1.1: `connectors.streams` can send it."""
-
-    address: Address
-    head: bytes
-    size: int  # of the file, in bytes
-    status: int  # of the reply that has it
-    headers: tuple[tuple[str, str], ...]  # of that reply, names in lower case, etags clean
-
-    def is_answer(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Is a reply with these the one that was asked for? Names in lower case."""
-        return status == self.status and all(
-            _value(headers, name) == value for name, value in self.headers
-        )
-
-    def __repr__(self) -> str:
-        return "Request(...)"  # its head has a signature
-
-
-class Ask(NamedTuple):
-    """A request, and who is told once what it came to: body bytes that came; "" or an error's
-    code."""
-
-    request: Request
-    ended: Callable[[int, str], None]
-
-
-def _value(headers: Mapping[str, str], name: str) -> str:
-    value = headers.get(name, "")
-    return clean_etag(value) if name == "etag" else value
-
-
-Asker = Callable[[bytes, Fingerprint], Ask | None]
-"""The request for a version of the file at a path, without waiting for anything; None: `read_all`
-is the way to it."""
-
-
 class Connector(Protocol):
     """A UFS. Every method may raise the typed errors of `cachefs.core.errors`: NotFound,
     AccessDenied, CredentialsMissing, Stale, Unreachable, Throttled, Unavailable, BadBody, Archived,
@@ -139,9 +102,10 @@ class Connector(Protocol):
         so. Raises what `read` and the iteration of its body raise; of a body that breaks nothing is
         kept."""
 
-    def asker(self) -> Asker | None:
-        """Where small files can be asked for by somebody else who sends the requests; None where
-        not. It holds for a while only. May wait; raises nothing."""
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        """Returns the request for all of a small file, for `connectors.fetch.many`, which answers
+        for many files in one thread. None: `read_all` is the way to it. Waits for nothing, raises
+        nothing; who gets a request calls its `ended`."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

@@ -75,7 +75,7 @@ def _open_s3(url: str, spec: UfsSpec) -> Connector:
     try:
         from connectors.s3 import S3Connector
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("botocore", "obstore", "urllib3"):
+        if (error.name or "").partition(".")[0] not in ("botocore", "pycurl", "urllib3"):
             raise
         raise Unsupported(
             "an s3:// source needs the extra s3", remedy=install_command("s3")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cachefs.core.model import Fingerprint
-from connectors.base import Asker, Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.fetch.request import Ask
 from connectors.pages import WrappedPages
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ class Decorator:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return self._around("read", lambda: self._inner.read_all(path, version))
 
-    def asker(self) -> Asker | None:
-        return self._inner.asker()
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        return self._inner.ask(path, version)
 
     def close(self) -> None:
         self._inner.close()

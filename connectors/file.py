@@ -26,8 +26,9 @@ from cachefs.core import errors
 from cachefs.core.errors import BadBody, CacheFSError, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Capabilities, Entry, Page, order_key
 from connectors.bounds import clamped_ns
+from connectors.fetch.request import Ask
 from connectors.numbering import keeps_numbers
 from connectors.pages import Pages
 from connectors.whole import joined
@@ -93,7 +94,7 @@ class FileConnector:
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         return None
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ A body counts as in flight until it was read to its end, failed or was closed.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ import msgspec
 
 from cachefs.core.errors import DeadlineExceeded
 from cachefs.core.model import Fingerprint
-from connectors.base import Ask, Asker, Body, Connector
+from connectors.base import Body, Connector
 from connectors.decorator import Decorator
+from connectors.fetch.request import Ask
 from connectors.until import until
 
 T = TypeVar("T")
@@ -93,28 +93,20 @@ class Limit(Decorator):
         self._spend(len(data))
         return data
 
-    def asker(self) -> Asker | None:
-        """None where there is a rate: who sends such requests waits for nothing."""
-        inner = self._inner.asker() if not (self._requests or self._bytes) else None
-        return functools.partial(self._ask, inner) if inner is not None else None
-
-    def _ask(self, inner: Asker, path: bytes, version: Fingerprint) -> Ask | None:
-        if self._places and not self._places.acquire(blocking=False):
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        """None where there is a rate, or no place: who sends such requests waits for nothing."""
+        if self._requests or self._bytes or not self._enter_at_once():
             return None
         ask = None
         try:
-            ask = inner(path, version)
+            ask = super().ask(path, version)
         finally:
             if ask is None:
                 self._leave()
-        if ask is None:
-            return None
+        return ask and ask.also(lambda _size, _error: self._leave())
 
-        def ended(size_bytes: int, error: str) -> None:
-            self._leave()
-            ask.ended(size_bytes, error)
-
-        return ask._replace(ended=ended)
+    def _enter_at_once(self) -> bool:
+        return self._places is None or self._places.acquire(blocking=False)
 
     def _enter(self) -> None:
         """Takes a place, then a token: a caller who waits for a token keeps others from piling up

@@ -19,7 +19,8 @@ import xxhash
 from cachefs.core.errors import BadBody, CacheFSError, DeadlineExceeded, NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors import keys
-from connectors.base import Asker, Body, Capabilities, Entry, Page, order_key
+from connectors.base import Body, Capabilities, Entry, Page, order_key
+from connectors.fetch.request import Ask
 from connectors.pages import Pages
 from connectors.whole import joined
 
@@ -367,7 +368,7 @@ class MemoryConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return joined(self.read(path, 0, version.size, version))
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         return None
 
     def close(self) -> None:
@@ -474,7 +475,7 @@ class SyntheticConnector:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         return joined(self.read(path, 0, version.size, version))
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         return None
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ counts again. The seconds of a read are those until its first bytes plus those o
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,8 +16,9 @@ import msgspec
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
-from connectors.base import Ask, Asker, Body, Connector
+from connectors.base import Body, Connector
 from connectors.decorator import Decorator
+from connectors.fetch.request import NOT_SENT, Ask
 
 T = TypeVar("T")
 
@@ -119,21 +119,14 @@ class Metered(Decorator):
         self._meter.whole(len(data), self._clock() - started)
         return data
 
-    def asker(self) -> Asker | None:
-        inner = self._inner.asker()
-        return functools.partial(self._ask, inner) if inner is not None else None
-
-    def _ask(self, inner: Asker, path: bytes, version: Fingerprint) -> Ask | None:
-        ask = inner(path, version)
-        if ask is None:
-            return None
-        started = self._clock()
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        ask, started = super().ask(path, version), self._clock()
 
         def ended(size_bytes: int, error: str) -> None:
-            self._meter.whole(size_bytes, self._clock() - started, error)
-            ask.ended(size_bytes, error)
+            if error != NOT_SENT:
+                self._meter.whole(size_bytes, self._clock() - started, error)
 
-        return ask._replace(ended=ended)
+        return ask and ask.also(ended)
 
 
 class MeteredBody:

@@ -1,21 +1,19 @@
 """Every failure of an S3 request as one of our errors: the only place that knows S3's error codes
-and how botocore, urllib3 and obstore word theirs. Pure."""
+and how botocore and urllib3 word theirs. Pure."""
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
+from connectors.tls import from_tls
 
 RENEW: Final = "renew the credentials (aws sso login, a new token) and try again"
 ARCHIVED: Final = "restore it first: aws s3api restore-object"
 WRONG_REGION: Final = "set the bucket's region: --region NAME"
 CLOCK: Final = "set this machine's clock (timedatectl set-ntp true)"
-TRUST: Final = "name a file of certificates to trust: --ca-bundle FILE"
-_OTHER_HOST: Final = "use the host name that the certificate has in --endpoint-url"
 MAY_READ: Final = "the caller needs s3:GetObject and s3:ListBucket on it"
 
 _EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
@@ -121,58 +119,6 @@ def _said(failure: S3Failure) -> str:
     return f"{words}: {failure.message}" if failure.message else words
 
 
-# obstore: everything but 404, 412, 401 and 403 is a GenericError whose text has the reply in it.
-
-_STATUS: Final = re.compile(r"non-2xx status code: (\d{3})[^:\n]*:?\s*(<.*?</Error>)?", re.DOTALL)
-_NO_STATUS: Final = (
-    ("incorrectly configured region", errors.OriginError, "wrong region"),
-    ("NotPartial", errors.OriginError, "the server ignores ranges"),
-    ("InvalidRange", errors.BadBody, "the reply carried another range"),
-    ("UnexpectedRange", errors.BadBody, "the reply carried another range"),
-    ("InvalidCertificate", errors.Unreachable, "the certificate is not trusted"),
-    ("kind: Connect", errors.Unreachable, "the endpoint cannot be reached"),
-    ("kind: Timeout", errors.Unreachable, "no answer in time"),
-    ("TimedOut", errors.Unreachable, "no answer in time"),
-    ("operation timed out", errors.Unreachable, "no answer in time"),
-    ("error sending request", errors.Unreachable, "the connection was cut"),
-    ("Header error", errors.BadBody, "the reply lacks a header that was asked for"),
-    ("error decoding response body", errors.BadBody, "the body ended early"),
-    ("request or response body error", errors.BadBody, "the body ended early"),
-    ("error reading a body", errors.BadBody, "the body ended early"),
-)
-_HEADERS: Final = ("Header error", "Header missing from response", "Invalid last modified")
-
-
-def from_obstore(error: BaseException, path: str = "") -> CacheFSError:
-    """What an exception of obstore means; what its text does not tell is Unavailable, as another
-    try costs little and is bounded."""
-    text = str(error)
-    found = _STATUS.search(text)
-    if found:
-        body = (found[2] or "").encode("utf-8", "replace")
-        return classify(parse_failure(int(found[1]), body), path)
-    kind = type(error).__name__
-    if kind == "UnauthenticatedError":
-        return errors.CredentialsMissing("the credentials could not be read", path=path)
-    if isinstance(error, FileNotFoundError):
-        return errors.NotFound("no such object", path=path)
-    for words, family, cause in _NO_STATUS:
-        if words in text:
-            return family(cause, path=path)
-    return errors.Unavailable(f"the request failed ({text.splitlines()[0][:200]})", path=path)
-
-
-def needs_headers(error: BaseException) -> bool:
-    """Did obstore refuse a reply for a header that it lacks, or that says nothing?"""
-    text = str(error)
-    return _STATUS.search(text) is None and any(words in text for words in _HEADERS)
-
-
-def refuses_certificate(error: BaseException) -> bool:
-    """Did obstore refuse the server's certificate?"""
-    return "InvalidCertificate" in str(error)
-
-
 # botocore and urllib3: by the names of their classes, so that this module imports neither.
 
 _CREDENTIALS: Final = (
@@ -206,33 +152,12 @@ def from_botocore(error: BaseException, path: str = "") -> CacheFSError:
         if name in names:
             return errors.CredentialsMissing(_first_line(error), remedy=remedy, path=path)
     if "SSLError" in names:
-        return _from_tls(error, path)
+        return from_tls(str(error), path)
     for name, cause, remedy in _NETWORK:
         if name in names:
             detail = f"{cause} ({_first_line(error)})"
             return errors.Unreachable(detail, remedy=remedy, path=path)
     return errors.Unreachable(f"the request failed ({_first_line(error)})", path=path)
-
-
-# OpenSSL's reasons, as they stand in the text of an SSLError; the first that is found counts.
-_TLS: Final = (
-    ("WRONG_VERSION_NUMBER", "the endpoint does not speak TLS", "write its URL as http://"),
-    ("certificate has expired", "the server's certificate has expired", "renew it at the server"),
-    ("doesn't match", "the server's certificate is for another host", _OTHER_HOST),
-    ("IP address mismatch", "the server's certificate is for another host", _OTHER_HOST),
-    ("CERTIFICATE_VERIFY_FAILED", "the server's certificate is not trusted", TRUST),
-    ("UNSUPPORTED_PROTOCOL", "the server's version of TLS is too old", "enable TLS 1.2 there"),
-    ("PROTOCOL_VERSION", "the server's version of TLS is too old", "enable TLS 1.2 there"),
-)
-
-
-def _from_tls(error: BaseException, path: str) -> CacheFSError:
-    """Returns what a TLS handshake that failed means: the cause by OpenSSL's reason."""
-    text = str(error)
-    for reason, cause, remedy in _TLS:
-        if reason in text:
-            return errors.Unreachable(cause, remedy=remedy, path=path)
-    return errors.Unreachable(f"the TLS handshake failed ({_first_line(error)})", path=path)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,36 +1,34 @@
-"""Signed requests to one bucket, for what an object client is not faithful about: listings, HEAD,
-and reads of keys with control characters. No retries; every failure is one of our errors."""
+"""Signed requests to one bucket. Listings and HEAD are sent here; a GET of an object is described
+for `connectors.fetch`, which moves bytes. No retries; every failure is one of our errors."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 import re
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote
 
+import pycurl
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
-from botocore.httpsession import URLLib3Session
+from botocore.httpsession import URLLib3Session, get_cert_path
 from urllib3.exceptions import HTTPError
 
 from cachefs.core.errors import CredentialsMissing, OriginError
-from connectors.base import Address
-from connectors.s3_access import Endpoint, S3Credentials, in_region, resolve_endpoint
+from connectors.fetch.exchange import CONNECT_LIMIT_S, ERROR_BYTES
+from connectors.fetch.request import Get
+from connectors.s3_access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, from_botocore, parse_failure
 from connectors.s3_options import S3Options
-from connectors.s3_sign import KEY_SAFE, Signer
 
-CONNECT_LIMIT_S: Final = 5.0
 SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
 CONNECTIONS: Final = 64
-ERROR_BYTES: Final = 64 << 10  # of the body of a refusal; the rest is not read
 LISTING_BYTES: Final = 16 << 20  # of a page: 1,000 keys of 1,024 bytes, encoded, make 4 MiB
 PIECE_BYTES: Final = 64 << 10
+_KEY_SAFE: Final = "/-_.~"
 _QUERY_SAFE: Final = "-_.~"
 _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -141,7 +139,7 @@ class S3Http:
     ) -> AWSRequest:
         """The request with its signature, if it gets one; what `request` sends."""
         endpoint = self.endpoint()
-        url = f"{endpoint.url}/{quote(key, safe=KEY_SAFE)}" if key else endpoint.url
+        url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
         if query:
             pairs = sorted(query.items())
             url += "?" + "&".join(
@@ -153,30 +151,10 @@ class S3Http:
         self._sign(request, endpoint.region)
         return request
 
-    def signer(self) -> Signer:
-        """For many requests like those of `signed`; holds as long as the credentials do. Raises
-        what `endpoint` does, CredentialsMissing."""
-        endpoint = self.endpoint()
-        parts = urlsplit(endpoint.url)
-        more = {"x-amz-request-payer": "requester"} if self.options.requester_pays else {}
-        keys = self.credentials.current()
-        return Signer(_host(parts), parts.path, endpoint.region, keys, more)
-
-    def address(self) -> Address:
-        """Of the endpoint; where it has several, one that takes a connection. Raises OSError, what
-        `endpoint` does."""
-        parts = urlsplit(self.endpoint().url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-        while len(found) > 1:
-            family, _, _, _, place = one = random.choice(found)
-            try:
-                socket.create_connection((str(place[0]), port), CONNECT_LIMIT_S).close()
-            except OSError:
-                found.remove(one)
-            else:
-                return family, place
-        return found[0][0], found[0][4]
+    def gets(self) -> Gets:
+        """What all GET requests for objects have in common; holds as long as the credentials do.
+        Raises what `endpoint` does, CredentialsMissing."""
+        return Gets(self.endpoint(), self.credentials.current(), self.options.requester_pays)
 
     def _sign(self, request: AWSRequest, region: str) -> None:
         keys = self.credentials.current()
@@ -206,12 +184,41 @@ class S3Http:
             opened[1].close()
 
 
-def _host(parts: SplitResult) -> str:
-    """As in the header: other clients leave out the port where it is the scheme's own."""
-    name = parts.hostname or ""
-    host = f"[{name}]" if ":" in name else name
-    is_usual = parts.port in (None, 443 if parts.scheme == "https" else 80)
-    return host if is_usual else f"{host}:{parts.port}"
+class Gets:
+    """GET requests for the objects of a bucket, signed by libcurl with one pair of keys."""
+
+    def __init__(self, endpoint: Endpoint, keys: Keys | None, requester_pays: bool) -> None:
+        scheme = endpoint.url.partition(":")[0]
+        proxy = endpoint.proxies.get(scheme) or endpoint.proxies.get("all", "")
+        trusted = get_cert_path(endpoint.verify)
+        self._url = endpoint.url
+        self._options: dict[int, Any] = {
+            pycurl.PROXY: proxy,  # "": none, whatever the environment says
+            pycurl.CAINFO: trusted,
+            pycurl.PROXY_CAINFO: trusted,
+        }
+        headers = ["x-amz-request-payer: requester"] if requester_pays else []
+        if keys is not None:
+            self._options[pycurl.AWS_SIGV4] = f"aws:amz:{endpoint.region}:s3"
+            self._options[pycurl.USERNAME] = keys.access_key.encode()
+            self._options[pycurl.PASSWORD] = keys.secret_key.encode()
+            headers += [f"x-amz-security-token: {keys.token}"] if keys.token else []
+        self._headers = tuple(headers)
+
+    def get(
+        self,
+        key: str,
+        offset: int,
+        size: int,
+        etag: str,
+        answer: tuple[tuple[str, str], ...] = (),
+    ) -> Get:
+        """Returns the request for a range of an object that has the etag; "": any."""
+        headers = (*self._headers, f"Range: bytes={offset}-{offset + size - 1}")
+        if etag:
+            headers = (*headers, f'If-Match: "{etag}"')
+        url = f"{self._url}/{quote(key, safe=_KEY_SAFE)}"
+        return Get(url, headers, size, self._options, answer)
 
 
 class _Frozen:

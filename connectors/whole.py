@@ -1,6 +1,8 @@
-"""A whole file as one buffer, for connectors that have no shorter way than their `read`."""
+"""Bodies that need no request of their own: all of one in a buffer, and the empty one."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from connectors.base import Body
 
@@ -14,3 +16,13 @@ def joined(body: Body) -> memoryview:
     finally:
         body.close()
     return memoryview(data)
+
+
+class EmptyBody:
+    """No bytes, as was asked for."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -8,7 +8,8 @@ from typing import Final, NoReturn
 
 from cachefs.core.errors import CacheFSError, NotFound, Unavailable
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Asker, Body, Capabilities, Entry, Page
+from connectors.base import Body, Capabilities, Entry, Page
+from connectors.fetch.request import Ask
 
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
@@ -47,7 +48,7 @@ class NoSource:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         raise NotFound("no source is there")
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         return None
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class AbsentSource:
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
         self._fail()
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         return None
 
     def close(self) -> None:

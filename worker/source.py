@@ -12,8 +12,10 @@ from typing import Final, Protocol
 
 from cachefs.core.errors import BadBody, CacheFSError
 from cachefs.core.model import PAGE_BYTES, Fingerprint, Kind, NamespaceId, Origin
-from connectors.base import Ask, Body, Connector
+from connectors.base import Body, Connector
+from connectors.fetch.request import Ask
 
+MOST_FOUND: Final = 1000  # connectors that are remembered
 WHOLE_BYTES: Final = PAGE_BYTES  # files up to this size come from the origin in one buffer
 
 ConnectorFor = Callable[[NamespaceId, str], Connector]
@@ -49,17 +51,12 @@ class SourceBody(Protocol):
         """From any thread, at any time; a read under way ends soon. Idempotent."""
 
 
-Asker = Callable[[Origin], Ask | None]
-"""The request for all of a small file, answered at once; None: `Source.read` is the way to it."""
-
-
 class Source(Protocol):
     """Bytes of files. Thread-safe."""
 
-    def asker(self, origin: Origin) -> Asker | None:
-        """Where small files of the same UFS can be asked for by somebody else, as far as nobody but
-        the origin has them (see `Connector.asker`): for a while. May wait. Raises the typed
-        errors."""
+    def ask(self, origin: Origin) -> Ask | None:
+        """Returns the request for all of a small file, where nobody but the origin has it (see
+        `Connector.ask`); None: `read` is the way to it. Asked in the loop, answered at once."""
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         """Would a read for a reader here wait for what a peer has to bring first, and by the view
@@ -116,26 +113,32 @@ class OriginSource:
 
     def __init__(self, connector_for: ConnectorFor) -> None:
         self._connector_for = connector_for
+        self._found: dict[tuple[NamespaceId, str], Connector] = {}  # by the last reads
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
-    def asker(self, origin: Origin) -> Asker | None:
-        inner = self._connector_for(origin.content.namespace, origin.ufs).asker()
-        if inner is None:
-            return None
-        return lambda one: inner(one.path, _version(one))
+    def ask(self, origin: Origin) -> Ask | None:
+        found = self._found.get((origin.content.namespace, origin.ufs))
+        return found.ask(origin.path, _version(origin)) if found is not None else None
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
         if purpose is Purpose.MIGRATE:
             raise NotHere("there are no peers to ask")
-        connector = self._connector_for(origin.content.namespace, origin.ufs)
+        connector = self._connector(origin.content.namespace, origin.ufs)
         version = _version(origin)
         if size == origin.size <= WHOLE_BYTES:
             return WholeBody(connector.read_all(origin.path, version), size)
         return OriginBody(connector.read(origin.path, offset, size, version))
+
+    def _connector(self, namespace: NamespaceId, ufs: str) -> Connector:
+        connector = self._connector_for(namespace, ufs)
+        if len(self._found) >= MOST_FOUND:
+            self._found.clear()
+        self._found[namespace, ufs] = connector
+        return connector
 
 
 def _version(origin: Origin) -> Fingerprint:

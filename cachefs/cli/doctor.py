@@ -39,7 +39,7 @@ from cachefs.launcher.state import (
 EXTRAS: Final = {
     "cluster": CLUSTER_MODULES,
     "pyfuse3": ("pyfuse3",),
-    "s3": ("boto3", "obstore"),
+    "s3": ("boto3", "pycurl"),
 }
 
 

@@ -2,7 +2,7 @@
 
 Only one of them runs Python at a time, so a second CPU brings them nothing but wake-ups across CPUs
 each time the GIL changes hands: a cold small file costs a third more CPU then (`bench/cold_small`
-shows the CPU per file). Threads that run no Python (obstore's, which move the bytes) may run
+shows the CPU per file). Threads that mostly move bytes, in libcurl or the kernel, may run
 anywhere. Which CPU is home is the scheduler's choice: the loop's thread is let free for a moment
 now and then, and the others follow it.
 """

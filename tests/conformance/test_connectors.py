@@ -11,9 +11,10 @@ import pytest
 
 from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Asker, Connector, Entry, Page, order_key
+from connectors.base import Connector, Entry, Page, order_key
+from connectors.fetch.request import Ask
 from tests.conformance.origins import Origin, OriginFactory, put_all
-from tests.services.streams_thread import StreamsThread
+from tests.services.many_thread import ManyThread
 
 KINDS = ("file", "s3-versitygw", "s3-moto", "memory", "memory-unordered", "memory-decorated")
 MANY = 1050  # more than a page of any store
@@ -245,81 +246,75 @@ def test_more_than_a_page(origin: Origin) -> None:
 
 
 @pytest.fixture
-def streams() -> Iterator[StreamsThread]:
-    made = StreamsThread()
+def many() -> Iterator[ManyThread]:
+    made = ManyThread()
     yield made
     made.close(WAIT_S)
 
 
-def asker_of(kind: str, connector: Connector) -> Asker | None:
-    """Only of object stores, which here are asked over plain HTTP: always of these."""
-    found = connector.asker()
-    assert (found is not None) == kind.startswith("s3")
-    return found
+def asks(kind: str, connector: Connector, versions: dict[bytes, Fingerprint]) -> dict[bytes, Ask]:
+    """Only object stores are asked so, once a thread has read a whole file of them."""
+    found = {path: connector.ask(path, version) for path, version in versions.items()}
+    is_s3 = kind.startswith("s3")
+    assert all((ask is not None) == is_s3 for ask in found.values())
+    return {path: ask for path, ask in found.items() if ask is not None}
 
 
-def brought(
-    streams: StreamsThread, asker: Asker, files: list[tuple[bytes, Fingerprint]]
-) -> list[bytes | None]:
-    """All at once, in the order of `files`."""
+def brought(many: ManyThread, asked: list[Ask]) -> list[bytes | None]:
+    """All at once, in the order of `asked`."""
     taken: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
-    def start(number: int, path: bytes, version: Fingerprint) -> None:
+    def start(number: int, ask: Ask) -> None:
         def take(body: memoryview | None, *_: object) -> None:
             taken.put((number, None if body is None else bytes(body)))
 
-        ask = asker(path, version)
-        assert ask is not None
-        assert streams.start(ask.request, take)
+        assert many.start(ask.get, take)
 
-    for number, (path, version) in enumerate(files):
-        start(number, path, version)
-    found = [taken.get(timeout=WAIT_S) for _ in files]
+    for number, ask in enumerate(asked):
+        start(number, ask)
+    found = [taken.get(timeout=WAIT_S) for _ in asked]
     assert taken.empty()
     return [body for _, body in sorted(found, key=lambda one: one[0])]
 
 
-def test_small_files_that_somebody_else_asks_for(
-    kind: str, origin: Origin, streams: StreamsThread
-) -> None:
+def test_small_files_read_many_at_once(kind: str, origin: Origin, many: ManyThread) -> None:
     put_all(origin, SMALL)
-    asker = asker_of(kind, origin.connector)
     versions = {path: origin.connector.stat(path).fingerprint for path in SMALL}
     for path, version in versions.items():
         assert bytes(origin.connector.read_all(path, version)) == SMALL[path]
-    if asker is not None:
-        paths = [*SMALL] * 5
-        files = [(path, versions[path]) for path in paths]
-        assert brought(streams, asker, files) == [SMALL[path] for path in paths]
+    asked = asks(kind, origin.connector, versions)
+    paths = [*asked] * 5
+    assert brought(many, [asked[path] for path in paths]) == [SMALL[path] for path in paths]
 
 
-def test_of_another_version_nothing_is_brought(
-    kind: str, origin: Origin, streams: StreamsThread
-) -> None:
+def test_of_another_version_nothing_is_brought(kind: str, origin: Origin, many: ManyThread) -> None:
     changes = {b"f": b"NEW", b"g": b"longer than before", b"h": b"s", b"i": b""}
     put_all(origin, dict.fromkeys((*changes, b"gone", b"same"), b"old"))
-    asker = asker_of(kind, origin.connector)
-    files = [(path, origin.connector.stat(path).fingerprint) for path in (*changes, b"gone")]
-    same = (b"same", origin.connector.stat(b"same").fingerprint)
+    source = origin.connector
+    versions = {path: source.stat(path).fingerprint for path in (*changes, b"gone", b"same")}
+    assert bytes(source.read_all(b"same", versions[b"same"])) == b"old"
+    asked = asks(kind, source, versions)
     put_all(origin, changes)
     origin.delete(b"gone")
-    if asker is not None:
-        assert brought(streams, asker, [*files, same]) == [None] * len(files) + [b"old"]
-    for path, version in files:
+    expected = [None] * (len(versions) - 1) + [b"old"]
+    assert brought(many, [*asked.values()]) == expected[: len(asked)]
+    del versions[b"same"]
+    for path, version in versions.items():
         with pytest.raises(NotFound if path == b"gone" else Stale):
-            origin.connector.read_all(path, version)
+            source.read_all(path, version)
 
 
 def test_what_cannot_be_asked_for_is_left(kind: str, origin: Origin) -> None:
     """An empty file, and names that no file has."""
-    origin.put(b"empty", b"")
-    asker = asker_of(kind, origin.connector)
-    version = origin.connector.stat(b"empty").fingerprint
-    assert bytes(origin.connector.read_all(b"empty", version)) == b""
-    if asker is not None:
-        assert asker(b"empty", version) is None
-        for path in (b"..", b"a//x", b"nul\0", b"\xff\xfe", b""):
-            assert asker(path, Fingerprint(Kind.FILE, 3, 0, "e")) is None
+    put_all(origin, {b"empty": b"", b"f": b"123"})
+    source = origin.connector
+    versions = {path: source.stat(path).fingerprint for path in (b"empty", b"f")}
+    for path, version in versions.items():
+        assert len(source.read_all(path, version)) == version.size
+    assert (source.ask(b"f", versions[b"f"]) is not None) == kind.startswith("s3")
+    assert source.ask(b"empty", versions[b"empty"]) is None
+    for path in (b"..", b"a//x", b"nul\0", b"\xff\xfe", b""):
+        assert source.ask(path, Fingerprint(Kind.FILE, 3, 0, "e")) is None
 
 
 def test_closing_twice(origin: Origin) -> None:

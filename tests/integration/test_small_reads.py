@@ -31,7 +31,7 @@ from cachefs.core.errors import (
     Unavailable,
 )
 from cachefs.core.model import Origin
-from connectors.streams import CONNECTIONS
+from connectors.fetch.request import AT_ONCE, Ask
 from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import is_running
 from tests.services.small_origin import FAULTS, SmallOrigin
@@ -42,7 +42,7 @@ from tests.unit.worker_tiers.rig import TiersRig
 from worker.cluster.late_connector import AGAIN_S, LateConnector
 from worker.loading.cache import Load, Loaded
 from worker.loading.tier import FREE_PLACES
-from worker.source import Asker, OriginSource, Purpose, SourceBody
+from worker.source import OriginSource, Purpose, SourceBody
 from worker.state.holds import Hold
 from worker.store.tier import Tier
 from worker.transfer import Transfer
@@ -118,21 +118,24 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
 
 
 async def read(worker: Worker, ino: int) -> bytes:
-    """All of a file, and what the worker learns by it."""
+    """All of a file; a process that is being started is ready then."""
     data = await rig_module.read(worker, ino)
     small = worker._parts.small
-    ways = small._ways
-    await until(lambda: all(way.asker is not None or way.wait > 0 for way in ways.values()))
-    # A process that was started tells that it is ready.
+    await until(lambda: not small._is_launching)
     await until(lambda: small._engine._run is None or small._engine.is_ready)
     return data
 
 
 async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
-    """The first small file of the source: read by a thread."""
+    """The first small file of the source: read by a thread. And there is a process for others."""
     before = rig.origin.calls["read"]
     assert await read(worker, ino) == rig.data[ino]
     assert rig.origin.calls["read"] == before + 1
+    await learnt_process(worker)
+
+
+async def learnt_process(worker: Worker) -> None:
+    await until(lambda: worker._parts.small._engine.is_ready)
 
 
 @contextlib.asynccontextmanager
@@ -180,7 +183,7 @@ def test_after_the_first_file_of_a_source_the_process_reads_them(
         inos = [rig.put(number, size) for number, size in enumerate(sizes, 1)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            assert (origin.askers, origin.began) == (1, [])
+            assert origin.began == []
             found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:]))
             assert found == [rig.data[ino] for ino in inos[1:]]
             assert rig.origin.calls["read"] == 1
@@ -224,19 +227,20 @@ def test_sixteen_readers_of_one_file_share_one_request(place: Path, origin: Smal
 def test_what_is_on_its_way_takes_places_from_files_ahead(place: Path, origin: SmallOrigin) -> None:
     async def script() -> None:
         rig = made_rig(place, origin)
-        inos = [rig.put(number, SMALL) for number in range(1, 12)]
+        inos = [rig.put(number, SMALL) for number in range(1, 13)]
         async with rig.worker(fetch_threads=50) as worker:
             assert worker.loading.places_ahead() == 50 - FREE_PLACES, "by threads"
             await learnt(worker, rig, 1)
-            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES
+            assert await read(worker, inos.pop()) == rig.data[12]
+            assert worker.loading.places_ahead() == AT_ONCE - FREE_PLACES
             origin.hold()
             readers = [asyncio.ensure_future(read(worker, ino)) for ino in inos[1:]]
             await asyncio.to_thread(origin.wait_held, 10)
-            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES - 10
+            assert worker.loading.places_ahead() == AT_ONCE - FREE_PLACES - 10
             origin.go_on()
             await asyncio.gather(*readers)
             await recorded(worker)
-            assert worker.loading.places_ahead() == CONNECTIONS - FREE_PLACES
+            assert worker.loading.places_ahead() == AT_ONCE - FREE_PLACES
 
     run(origin, script())
 
@@ -263,7 +267,8 @@ def test_a_source_that_cannot_be_asked_so_is_read_by_threads(
         async with rig.worker() as worker:
             for ino in range(1, 6):
                 rig.put(ino, SMALL)
-                await learnt(worker, rig, ino)
+                assert await read(worker, ino) == rig.data[ino]
+            assert rig.origin.calls["read"] == 5
         assert origin.began == []
 
     run(origin, script())
@@ -314,45 +319,37 @@ def test_an_origin_that_never_answers_so_is_hardly_asked(
         async with rig.worker() as worker:
             for ino in range(1, files + 1):
                 assert await read(worker, ino) == rig.data[ino]
+                if ino == 1:
+                    await learnt_process(worker)
             assert rig.origin.calls["read"] == files
             asked = [2, 3, 5, 9, 17, 33, 65, 129, 257]
             assert origin.began == [path_of(rig, ino) for ino in asked]
-            assert origin.askers == len(asked)
             # It answers as it should from now on, and is read so before long.
-            way_of(worker).wait = 1
+            origin.connector.turns._wait = 1
             for ino in range(files + 1, files + 4):
                 rig.put(ino, 5000)
                 assert await read(worker, ino) == rig.data[ino]
             assert len(origin.served) == 2
-            assert way_of(worker).failures == 0
+            assert origin.connector.turns._failures == 0
 
     run(origin, script())
 
 
-def way_of(worker: Worker) -> Any:
-    (found,) = worker._parts.small._ways.values()
-    return found
-
-
 def test_many_that_fail_at_once_are_one_failure(place: Path, origin: SmallOrigin) -> None:
-    """And those that have not been sent by then are not sent, but left to the threads."""
-
     async def script() -> None:
         rig = made_rig(place, origin)
-        inos = [rig.put(number, 5000) for number in range(1, CONNECTIONS + 40)]
+        inos = [rig.put(number, 5000) for number in range(1, AT_ONCE + 2)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             for ino in inos[1:]:
                 origin.fault(path_of(rig, ino), "503")
             origin.hold()
             readers = [asyncio.ensure_future(read(worker, ino)) for ino in inos[1:]]
-            await asyncio.to_thread(origin.wait_held, CONNECTIONS)
+            await asyncio.to_thread(origin.wait_held, AT_ONCE)
             rig.origin.block("read")
             origin.go_on()
-            await until(lambda: way_of(worker).asker is None)
-            await until(lambda: not worker._parts.small._waiting)
-            assert way_of(worker).failures == 1
-            assert len(origin.began) == CONNECTIONS
+            await until(lambda: len(origin.ended) == len(inos) - 1)
+            assert origin.connector.turns._failures == 1
             rig.origin.unblock()
             assert await asyncio.gather(*readers) == [rig.data[ino] for ino in inos[1:]]
             await recorded(worker)
@@ -445,15 +442,14 @@ def test_the_process_is_killed_among_many_readers(place: Path, origin: SmallOrig
                 os.kill(process_of(worker), signal.SIGKILL)
                 await until(lambda: worker._parts.small._engine._run is None)
                 worker._parts.small._engine._again_s = 0.0
-                for way in worker._parts.small._ways.values():
-                    way.failures = 0
+                origin.connector.turns._failures = 0
 
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             orders = [rig.random.sample(inos, len(inos)) for _ in range(8)]
             await asyncio.gather(killer(worker), *(reader(worker, order) for order in orders))
             await recorded(worker)
-            most = sum(len(rig.data[ino]) for ino in inos) + kills * CONNECTIONS * 200_000
+            most = sum(len(rig.data[ino]) for ino in inos) + kills * AT_ONCE * 200_000
             assert worker.status()["origin_bytes"] <= most
             assert len(origin.served) > kills * 30
             await published(rig, {rig.name(ino) for ino in inos})
@@ -474,8 +470,8 @@ class Waits:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def asker(self, origin: Origin) -> Asker | None:
-        return self._then.asker(origin)
+    def ask(self, origin: Origin) -> Ask | None:
+        return self._then.ask(origin)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
@@ -578,40 +574,39 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
             one, two = (running.worker for running in tiers._keeper.running)
             for ino in inos[:3]:
                 assert await read(two, ino) == rig.data[ino]
+                await learnt_process(two)
             await recorded(two)
             assert origin.began == [path_of(rig, ino) for ino in inos[1:3]]
             await learnt(one, rig, inos[3])
             for ino in inos[:3]:
                 assert await read(one, ino) == rig.data[ino]
             assert one.status()["origin_bytes"] == SMALL
-            assert len(origin.began) == 2
-            assert rig.origin.calls["read"] == 2
-            # Nobody else has the next ones; the first of them shows that they can be asked for so.
+            assert len(origin.began) == 2, "of files that another tier has nothing is asked"
             for ino in inos[4:]:
                 assert await read(one, ino) == rig.data[ino]
-            assert rig.origin.calls["read"] == 3
+            assert rig.origin.calls["read"] == 2
             assert origin.began[-1] == path_of(rig, inos[5])
 
     run(origin, script())
 
 
-def test_a_late_connector_has_no_asker_before_it_is_found_nor_after_a_refusal(
+def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
     origin: SmallOrigin,
 ) -> None:
     now = [0.0]
     version = origin.connector.put(b"x", b"12345")
     late = LateConnector(lambda: origin.connector, clock=lambda: now[0])
-    assert late.asker() is None
+    assert late.ask(b"x", version) is None
     assert bytes(late.read_all(b"x", version)) == b"12345"
-    assert late.asker() is not None
+    assert late.ask(b"x", version) is not None
     for error in (AccessDenied("no"), CredentialsMissing("none")):
         origin.connector.fail("read", b"x", error)
         with pytest.raises(type(error)):
             late.read_all(b"x", version)
-        assert late.asker() is None
+        assert late.ask(b"x", version) is None
         now[0] += AGAIN_S
         assert bytes(late.read_all(b"x", version)) == b"12345"
-        assert late.asker() is not None
+        assert late.ask(b"x", version) is not None
 
 
 # ---- disks ---------------------------------------------------------------------------------------
@@ -716,8 +711,8 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, wh
             if when == "as they are written":
                 await until(lambda: not is_running(process))
                 worker._parts.small._engine._again_s = 0.0
-                way_of(worker).wait = 1
                 assert await read(worker, 10) == rig.data[10]
+                await learnt_process(worker)
             assert await read(worker, 11) == rig.data[11]
             assert path_of(rig, 11) in origin.served
             await recorded(worker)
@@ -770,12 +765,12 @@ def test_a_worker_that_closes_leaves_nothing_to_wait_for(place: Path, origin: Sm
 
     async def script() -> None:
         rig = made_rig(place, origin)
-        inos = [rig.put(number, 5000) for number in range(1, CONNECTIONS + 40)]
+        inos = [rig.put(number, 5000) for number in range(1, AT_ONCE + 2)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             origin.hold()
             readers = [asyncio.ensure_future(worker.open(NAMESPACE, ino)) for ino in inos[1:]]
-            await asyncio.to_thread(origin.wait_held, CONNECTIONS)
+            await asyncio.to_thread(origin.wait_held, AT_ONCE)
             rig.origin.block("read")
             began_s = time.monotonic()
         assert time.monotonic() - began_s < 5.0

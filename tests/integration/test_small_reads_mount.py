@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.streams import CONNECTIONS
+from connectors.fetch.request import AT_ONCE
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import digests, expected, images
 from tests.services.processes import families, is_running, wait_until
@@ -77,7 +77,7 @@ def test_small_files_come_once_with_few_connections(
     assert seen.object_bytes == sum(map(len, files.values()))
     assert seen.requests["GET"] - before.requests["GET"] == FILES - 1
     # Those of the threads before anything was learned, and those of the one.
-    assert seen.connections - before.connections <= READERS + CONNECTIONS, "they are kept"
+    assert seen.connections - before.connections <= READERS + AT_ONCE, "they are kept"
     cache = node.status(mounted)["cache"]
     assert cache["origin_bytes"] == seen.object_bytes
     assert digests(mounted) == expected(files)

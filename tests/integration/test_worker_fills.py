@@ -23,6 +23,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import PAGE_BYTES, Origin
+from connectors.fetch.request import Ask
 from tests.unit.worker.rig import (
     LIMIT_S,
     MIB,
@@ -35,7 +36,7 @@ from tests.unit.worker.rig import (
     until,
 )
 from worker import segments, space
-from worker.source import Asker, OriginSource, Purpose, SourceBody
+from worker.source import OriginSource, Purpose, SourceBody
 from worker.store.removal import evict
 from worker.store.tier import Tier
 from worker.worker import Worker
@@ -54,7 +55,7 @@ class ByThread:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return None
 
-    def asker(self, origin: Origin) -> Asker | None:
+    def ask(self, origin: Origin) -> Ask | None:
         return None
 
     def read(

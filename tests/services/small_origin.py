@@ -1,4 +1,4 @@
-"""An origin in memory whose small files can be asked for over HTTP too (`Connector.asker`), by a
+"""An origin in memory whose small files can be asked for over HTTP too (`Connector.ask`), by a
 server of its own that counts, holds answers back and breaks them.
 
     with SmallOrigin() as origin:
@@ -12,12 +12,18 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Final
+from urllib.parse import quote
+
+import pycurl
 
 from cachefs.core.errors import NotFound
 from cachefs.core.model import Fingerprint
-from connectors.base import Ask, Asker, Request
+from connectors.asking import Turns
+from connectors.base import Body
+from connectors.fetch.request import NOT_SENT, Ask, Get
 from connectors.memory import MemoryConnector
 
 LIMIT_S: Final = 30.0
@@ -30,42 +36,47 @@ class AskedConnector(MemoryConnector):
     def __init__(self, origin: SmallOrigin) -> None:
         super().__init__()
         self.asks = True
+        self.turns = Turns[object](60.0, time.monotonic)
         self._origin = origin
 
-    def asker(self) -> Asker | None:
-        self._origin.askers += 1
-        return self._ask if self.asks else None
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        body = super().read(path, offset, size, version)
+        if self.asks and size == version.size:
+            self.turns.succeeded(object())
+        return body
 
-    def _ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        if not self.asks:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        turn = self.turns.current()
+        if turn is None or not self.asks:
             return None
 
-        self._origin.began.append(path)
-        head = b"GET /%s HTTP/1.1\r\nHost: small\r\n\r\n" % path
-        headers = (("etag", version.etag),)
-        return Ask(Request(self._origin.address, head, version.size, 200, headers), self._ended)
+        def ended(size_bytes: int, error: str) -> None:
+            self.turns.ended(turn, error)
+            if error != NOT_SENT:
+                self._origin.began.append(path)
+                self._origin.ended.append((size_bytes, error))
 
-    def _ended(self, size_bytes: int, error: str) -> None:
-        self._origin.ended.append((size_bytes, error))
+        url = f"http://127.0.0.1:{self._origin.port}/{quote(path)}"
+        answer = (("etag", version.etag),)
+        return Ask(Get(url, (), version.size, {pycurl.PROXY: ""}, answer), ended)
 
 
 class SmallOrigin:
     """`began`: paths that were asked for; `served`: those that were answered with all of the body;
-    `ended`: what the connector was told of them; `askers`: how often it was asked for an asker."""
+    `ended`: what the connector was told of them."""
 
     def __init__(self) -> None:
         self.connector = AskedConnector(self)
         self.began: list[bytes] = []
         self.served: list[bytes] = []
         self.ended: list[tuple[int, str]] = []
-        self.askers = 0
         self._faults: dict[bytes, list[str]] = {}
         self._changed = threading.Condition()
         self._held = False
         self._waiting = 0
         self._connections: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.address = socket.AF_INET, self._listener.getsockname()
+        self.port = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, name="small-origin")
 
     def fault(self, path: bytes, name: str, times: int = 1) -> None:
@@ -156,7 +167,7 @@ class SmallOrigin:
             answer = answer.replace(b"ETag: ", b"ETag: another-", 1)
         if fault == "other-length":
             answer = answer.replace(b"Content-Length: ", b"Content-Length: 1", 1)
-        if not fault and answer.startswith(b"HTTP/1.1 200"):
+        if not fault and answer.startswith(b"HTTP/1.1 206"):
             self.served.append(path)  # before a client can know
         sock.sendall(answer)
         return True
@@ -169,7 +180,7 @@ class SmallOrigin:
         except NotFound:
             return _status("404")
         etag = found.fingerprint.etag.encode()
-        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nETag: %s\r\n\r\n%s" % (
+        return b"HTTP/1.1 206 OK\r\nContent-Length: %d\r\nETag: %s\r\n\r\n%s" % (
             len(data), etag, data,
         )  # fmt: skip
 

@@ -13,7 +13,8 @@ from typing import Final
 
 from cachefs.core.errors import AccessDenied, CacheFSError, CredentialsMissing, Unreachable
 from cachefs.core.model import Fingerprint
-from connectors.base import Asker, Body, Capabilities, Connector, Entry, Page
+from connectors.base import Body, Capabilities, Connector, Entry, Page
+from connectors.fetch.request import Ask
 
 FAILURE_KEPT_S: Final = 2.0
 AGAIN_S: Final = 5.0  # after it was found, where the origin refuses the access
@@ -101,9 +102,9 @@ class LateConnector:
         with self._using() as found:
             return found.read_all(path, version)
 
-    def asker(self) -> Asker | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         inner = self._inner
-        return inner.asker() if inner is not None and not self._refused else None
+        return inner.ask(path, version) if inner is not None and not self._refused else None
 
     def close(self) -> None:
         """Does not wait for a thread that is just looking."""

@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
-from connectors.streams import CONNECTIONS
+from connectors.fetch.request import AT_ONCE
 from worker.entry import Entry
 from worker.fill import Filler
 from worker.inside import Inside
@@ -95,7 +95,7 @@ class TierLoading:
     def places_ahead(self) -> int:
         """See `LoadingCache`."""
         parts = self._parts
-        most = CONNECTIONS if parts.small.serves else parts.config.fetch_threads
+        most = AT_ONCE if parts.small.serves else parts.config.fetch_threads
         return most - FREE_PLACES - parts.counters.fills_in_flight
 
     def _came_ahead(

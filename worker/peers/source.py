@@ -19,13 +19,13 @@ from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.placement import Member, View, block_of, everyone
 from cachefs.doors.outgoing import Judge, any_process
-from connectors.base import Ask
+from connectors.fetch.request import Ask
 from worker.clipped import clipped
 from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
 from worker.peers.hunt import Hunt, Shared
 from worker.peers.ring import Ring
-from worker.source import Asker, Purpose, Source, SourceBody
+from worker.source import Purpose, Source, SourceBody
 from worker.state.pages import page_span, range_bytes
 from worker.state.search import TIMES, Broke, Candidate, Event, Tick, Times
 
@@ -110,16 +110,10 @@ class ClusterSource:
         """See `Source`."""
         return self._ring.waits(origin.content.ino, block_of(offset))
 
-    def asker(self, origin: Origin) -> Asker | None:
+    def ask(self, origin: Origin) -> Ask | None:
         """See `Source`."""
-        inner = self._origin.asker(origin)
-        if inner is None:
-            return None
-
-        def ask(one: Origin) -> Ask | None:
-            return None if self._shared.candidates(one, 0, Purpose.SERVE) else inner(one)
-
-        return ask
+        found = self._shared.candidates(origin, 0, Purpose.SERVE)
+        return None if found else self._origin.ask(origin)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import msgspec
 
 import cachefs
-from connectors.base import Request
+from connectors.fetch.request import Get as Request
 from worker.small.lifeline import Tied
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Get, Got, decode_got, encode
 
@@ -125,16 +125,13 @@ class Run:
 
 
 class Engine:
-    """See the module. `on_end` is called in the loop when the process has ended, before the reads
-    that were under way are told."""
+    """See the module."""
 
     def __init__(
         self,
-        on_end: Callable[[], None],
         spawn: Spawn = spawn,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_end = on_end
         self._spawn = spawn
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -156,6 +153,11 @@ class Engine:
     @property
     def in_flight(self) -> int:
         return len(self._heard)
+
+    @property
+    def is_launched(self) -> bool:
+        """Is there one, ready or not?"""
+        return self._launched is not None
 
     @property
     def may_launch(self) -> bool:
@@ -286,7 +288,6 @@ class Engine:
         run.close()
         if not closed:
             log.warning("the process that reads small files has ended; threads read them for now")
-        self._on_end()
         for tell in heard.values():
             self._loop.call_soon(tell, None)
 

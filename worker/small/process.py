@@ -4,13 +4,13 @@ straight into files that the server has made (`worker.small.wire`).
 `python -I -m worker.small.process SOCKET WORDS VERSION`: descriptors of a socket to the server and
 of the memory in which `at_disk` stands, and the version of the server: another one, installed while
 that runs, does not serve it, and it reads by threads until it is started again. The process has no
-name, no credentials (a signed head is good for one object, for minutes), no index and no state: it
-ends with its server, and may be killed at any time. Who started it learns by the end of the socket
-that nothing more is written.
+name, no index and no state, and the keys that libcurl signs with come with each request, by the
+socket: it ends with its server, and may be killed at any time. Who started it learns by the end of
+the socket that nothing more is written.
 
-Why a process: the server's Python is one thread at a time, and what a small file costs it bounds
-how many come. On two CPUs a load job gets a quarter more files/s so (`bench/loads`), at the same
-CPU per file.
+Why a process: libcurl calls back for each header and each 16 KiB. In the server each of some twenty
+call-backs for a small file would have to get the GIL from the loop, at the cost of a change of
+threads (docs/architecture.md has the figures).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import xxhash
 
 import cachefs
 from cachefs.core.errors import TooManyOpenFiles
-from connectors.streams import Streams
+from connectors.fetch.many import Many
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Got, decode_gets, encode
 from worker.store.filesystem import allocated_bytes
 
@@ -47,7 +47,7 @@ class Task:
         self._fd = fd
 
     def taken(self, body: memoryview | None, came_bytes: int, code: str) -> None:
-        """See `connectors.streams.Taken`."""
+        """See `connectors.fetch.many.Taken`."""
         try:
             if body is None:
                 got = Got(self._number, code, came_bytes)
@@ -75,19 +75,19 @@ class Task:
 
 
 class Reader:
-    """The server's socket as an inbox of the streams (`connectors.streams.Inbox`)."""
+    """The server's socket as an inbox (`connectors.fetch.many.Inbox`)."""
 
     def __init__(self, sock: socket.socket, words: memoryview) -> None:
         self._sock = sock
         self._words = words
-        self._streams = Streams()
+        self._many = Many(self)
         self._ended: list[Got] = []
         self._owes_answer = True  # an empty one tells that this is alive
 
     def run(self) -> None:
         """Until the server has gone."""
         self._sock.settimeout(ANSWER_LIMIT_S)
-        self._streams.serve(self)
+        self._many.serve()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -103,7 +103,7 @@ class Reader:
         gets = decode_gets(data)
         self._owes_answer = not gets
         for get, fd in zip(gets, fds, strict=False):
-            self._streams.start(get.request, Task(self, get.number, fd).taken)
+            self._many.start(get.request, Task(self, get.number, fd).taken)
         for get in gets[len(fds) :]:  # no descriptors are left for their files
             self.tell(Got(get.number, TooManyOpenFiles.code, 0))
         return True

@@ -1,17 +1,10 @@
-"""Whole small files from the origin by one process for all of them (`worker.small.engine`): which
-sources can be read so, and what becomes of what does not come. Owned by the loop.
-
-A source whose files can be read so is known from the first file of it that a thread has brought,
-and for a minute. Where one that was asked for does not come, it and those after it are left to the
-threads, until one of them has succeeded; twice as many each time that nothing has come in between:
-an origin that always answers otherwise than this way understands is not to be asked for each file
-twice.
+"""Whole small files from the origin by one process for all of them (`worker.small.engine`). What
+does not come so is left to the threads. Owned by the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import logging
 import time
@@ -20,47 +13,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachefs.core.errors import CacheFSError, Interrupted
-from cachefs.core.model import NamespaceId, Origin
-from connectors.base import Ask
-from connectors.streams import CONNECTIONS
+from cachefs.core.model import Origin
+from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask
 from worker.small.engine import Engine, Spawn, spawn
 from worker.small.wire import Got
-from worker.source import Asker, Source
+from worker.source import Source
 from worker.threads import Done, Threads
 
 log = logging.getLogger(__name__)
 
-MOST_SOURCES: Final = 1000
-MOST_WAIT: Final = 256
-KEPT_S: Final = 60.0  # what was learned of a source: names and credentials change
+RECENT_S: Final = 60.0
 LOST: Final = Interrupted.code  # nobody can say what it came to
 
 MakeFile = Callable[[], int]
 Came = Callable[[Got], None]
-
-
-class _Way:
-    """To one source. `asker` None: by threads, until `wait` more of their reads have succeeded.
-    `failures`: in a row."""
-
-    __slots__ = ("asker", "failures", "until_s", "wait")
-
-    def __init__(self) -> None:
-        self.asker: Asker | None = None
-        self.until_s = 0.0
-        self.failures = 0
-        self.wait = 1
-
-    def fail(self) -> None:
-        self.asker = None
-        self.wait = min(MOST_WAIT, 1 << self.failures)
-        if self.wait < MOST_WAIT:
-            self.failures += 1
-
-    def valid(self, now: float) -> Asker | None:
-        if self.asker is not None and now > self.until_s:
-            self.asker, self.wait = None, 1
-        return self.asker
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +44,9 @@ class Small:
     otherwise: Done
 
 
-class _Read:
-    """One of them under way."""
-
-    __slots__ = ("asker", "small", "way")
-
-    def __init__(self, way: _Way, asker: Asker, small: Small) -> None:
-        self.way = way
-        self.asker = asker
-        self.small = small
-
-
 class SmallReads:
-    """`threads` look at sources. `makers`: threads that make files, where that may block; None: the
-    loop does it."""
+    """`threads` start the process. `makers`: threads that make files, where that may block; None:
+    the loop does it."""
 
     def __init__(
         self,
@@ -106,64 +61,56 @@ class SmallReads:
         self._makers = makers
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(self._on_end, spawn, clock)
-        self._ways: dict[tuple[NamespaceId, str], _Way] = {}
+        self._engine = Engine(spawn, clock)
+        self._is_launching = False
         self._under_way = 0
-        self._waiting: collections.deque[_Read] = collections.deque()
+        self._asked_s = float("-inf")  # when a file was asked for last
 
     def start(self, small: Small) -> bool:
         """Brings all of a file; how it ended is told after this has returned. False: not in this
         way, and nothing is called."""
-        way = self._ways.get(_key(small.origin))
-        if way is None or not self._engine.is_ready:
+        if not self._engine.is_ready:
+            self.learn(small.origin)
             return False
-        asker = way.valid(self._clock())
-        if asker is None:
+        ask = self._source.ask(small.origin) if self._under_way < AT_ONCE else None
+        if ask is None:
             return False
-        read = _Read(way, asker, small)
-        if self._under_way < CONNECTIONS:
-            self._begin(read)
+        self._asked_s = self._clock()
+        self._under_way += 1
+        made = functools.partial(self._made, small, ask)
+        if self._makers is not None:
+            self._makers.submit(small.make_file, done=made)
+            return True
+        try:
+            fd = small.make_file()
+        except CacheFSError as err:
+            self._loop.call_soon(made, -1, err)
         else:
-            self._waiting.append(read)
+            made(fd, None)
         return True
 
     @property
     def serves(self) -> bool:
-        """Is there a source whose files come so now?"""
-        ways = self._ways.values()
-        return self._engine.is_ready and any(way.asker is not None for way in ways)
+        """Returns whether files came so of late."""
+        return self._engine.is_ready and self._clock() - self._asked_s < RECENT_S
 
     def learn(self, origin: Origin) -> None:
-        """An ordinary read of a small file from the origin has succeeded."""
-        way = self._ways.get(_key(origin))
-        if way is None:
-            if len(self._ways) >= MOST_SOURCES:
-                self._ways.clear()
-            way = self._ways[_key(origin)] = _Way()
-        if way.valid(self._clock()) is not None or (way.wait == 1 and not self._engine.may_launch):
+        """A small file of this source is read by a thread: starts the process where it could have
+        been asked instead."""
+        engine = self._engine
+        if engine.is_launched or self._is_launching or not engine.may_launch:
             return
-        way.wait -= 1
-        if way.wait == 0:  # below it one is just looking
-            self._threads.submit(
-                self._look, origin, done=lambda asker, _: self._learned(way, asker)
-            )
+        ask = self._source.ask(origin)
+        if ask is not None:
+            ask.ended(0, NOT_SENT)
+            self._is_launching = True
+            self._threads.submit(engine.launch, done=self._launched)
 
-    def _look(self, origin: Origin) -> Asker | None:
-        """In a thread."""
-        try:
-            asker = self._source.asker(origin)
-            return asker if asker is not None and self._engine.launch() else None
-        except CacheFSError:
-            return None
-        except OSError as err:
-            log.warning("small files are read by threads: %s", err.strerror)
-            return None
-
-    def _learned(self, way: _Way, asker: Asker | None) -> None:
-        if not self._engine.attend() or asker is None:
-            way.fail()
-        else:
-            way.asker, way.until_s = asker, self._clock() + KEPT_S
+    def _launched(self, _: object, error: BaseException | None) -> None:
+        self._is_launching = False
+        if isinstance(error, OSError):
+            log.warning("small files are read by threads: %s", error)
+        self._engine.attend()
 
     def at_disk(self) -> list[Hashable]:
         """The write to the disk that is under way, by a name that no other has."""
@@ -178,12 +125,6 @@ class SmallReads:
         """Now and then: a process that does not answer is ended."""
         self._engine.look()
 
-    def _on_end(self) -> None:
-        """Threads have to read from each source before the process is started again for it."""
-        for way in self._ways.values():
-            if way.asker is not None:
-                way.fail()
-
     def close(self, wait_s: float) -> bool:
         """For another thread than the loop's: blocks. What is under way is left to `otherwise`.
         False when something may still be written after `wait_s`."""
@@ -191,65 +132,30 @@ class SmallReads:
 
     # ---- one read ----
 
-    def _begin(self, read: _Read) -> None:
-        self._under_way += 1
-        if self._makers is not None:
-            done = functools.partial(self._made, read)
-            return self._makers.submit(read.small.make_file, done=done)
-        try:
-            fd = read.small.make_file()
-        except CacheFSError as err:
-            self._loop.call_soon(self._made, read, -1, err)
-        else:
-            self._made(read, fd, None)
-
-    def _made(self, read: _Read, fd: int, error: BaseException | None) -> None:
+    def _made(self, small: Small, ask: Ask, fd: int, error: BaseException | None) -> None:
         try:
             if error is not None:
                 raise error
-            read.small.check()
+            small.check()
         except CacheFSError as err:
-            return self._end(read, err)
-        # Another one may not have come since this one was started.
-        is_asked = read.way.asker is read.asker and self._engine.is_ready
-        ask = read.asker(read.small.origin) if is_asked else None
-        if ask is None:
-            self._loop.call_soon(self._not_come, read)
+            ask.ended(0, NOT_SENT)
+            return self._end(small, err)
+        if self._engine.is_ready:
+            self._engine.start(ask.get, fd, functools.partial(self._heard, small, ask))
         else:
-            self._engine.start(ask.request, fd, functools.partial(self._heard, read, ask))
+            self._loop.call_soon(self._heard, small, ask, None)
 
-    def _heard(self, read: _Read, ask: Ask, got: Got | None) -> None:
+    def _heard(self, small: Small, ask: Ask, got: Got | None) -> None:
+        ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
         if got is None or got.code:
-            ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
-            return self._not_come(read)
-        ask.ended(got.came_bytes, "")
-        read.way.failures = 0
+            self._under_way -= 1
+            return small.otherwise(None, None)
         try:
-            read.small.came(got)
+            small.came(got)
         except CacheFSError as err:
-            return self._end(read, err)
-        self._end(read, None)
+            return self._end(small, err)
+        self._end(small, None)
 
-    def _not_come(self, read: _Read) -> None:
-        if read.way.asker is read.asker:  # many fail at once: that is one failure
-            read.way.fail()
-        try:
-            read.small.otherwise(None, None)
-        finally:
-            self._left()
-
-    def _end(self, read: _Read, error: BaseException | None) -> None:
-        try:
-            read.small.done(None, error)
-        finally:
-            self._left()
-
-    def _left(self) -> None:
-        """A place is free."""
+    def _end(self, small: Small, error: BaseException | None) -> None:
         self._under_way -= 1
-        if self._waiting:
-            self._begin(self._waiting.popleft())
-
-
-def _key(origin: Origin) -> tuple[NamespaceId, str]:
-    return origin.content.namespace, origin.ufs
+        small.done(None, error)

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from connectors.base import Request
+from connectors.fetch.request import Get as Request
 
 MOST_OF_ONE: Final = 16  # gets in a datagram
 MESSAGE_BYTES: Final = 192 << 10

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES, Origin
-from connectors.base import Ask
+from connectors.fetch.request import Ask
 from worker.clipped import clipped
 from worker.parts import Parts
-from worker.source import Asker, Purpose, Source, SourceBody
+from worker.source import Purpose, Source, SourceBody
 from worker.state.pages import page_span, range_bytes
 from worker.store.tier import Tier
 from worker.tiers.body import TierBody
@@ -54,17 +54,10 @@ class TierSource:
         """As of the next source: what other tiers have is not known without their disks."""
         return self.then.waits_for_peers(origin, offset)
 
-    def asker(self, origin: Origin) -> Asker | None:
+    def ask(self, origin: Origin) -> Ask | None:
         """See `Source`."""
-        inner = self.then.asker(origin)
-        if inner is None:
-            return None
-
-        def ask(one: Origin) -> Ask | None:
-            may_be_here = any(self._may_have(parts, one.content.key) for parts in self._others())
-            return None if may_be_here else inner(one)
-
-        return ask
+        may_be_here = any(self._may_have(parts, origin.content.key) for parts in self._others())
+        return None if may_be_here else self.then.ask(origin)
 
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ

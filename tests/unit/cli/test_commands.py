@@ -370,7 +370,7 @@ def test_help_is_cheap_and_imports_nothing_heavy() -> None:
     script = (
         "import sys, resource; from cachefs.cli.main import main; code = main(['--help']);"
         "use = resource.getrusage(resource.RUSAGE_SELF);"
-        "heavy = [n for n in ('rich', 'trio', 'boto3', 'obstore', 'lmdb', 'aiohttp', 'pyfuse3')"
+        "heavy = [n for n in ('rich', 'trio', 'boto3', 'pycurl', 'lmdb', 'aiohttp', 'pyfuse3')"
         " if n in sys.modules];"
         "print(code, heavy, file=sys.stderr); print(use.ru_utime + use.ru_stime, file=sys.stderr)"
     )
@@ -544,7 +544,7 @@ def test_doctor_on_other_machines() -> None:
     assert doctor.check_kernel("5.10.0-28-amd64").state == "note"
     assert doctor.check_kernel("6.9.1").state == "ok"
     assert doctor.check_kernel("7.0").state == "ok"
-    missing = doctor.check_extra("s3", ("boto3", "obstore"), lambda name: None)
+    missing = doctor.check_extra("s3", ("boto3", "pycurl"), lambda name: None)
     assert (missing.state, missing.remedy) == ("note", "pip install 'cachefs-io[s3]'")
     assert doctor.check_extra("pyfuse3", ("pyfuse3",), lambda name: None).state == "note"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.connectors.raw_http import Rig
-from tests.unit.connectors.raw_http import rig as new_rig
 from tests.unit.connectors.scripted_s3 import ScriptedS3, scripted_s3
 
 
@@ -31,10 +29,3 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 def server() -> Iterator[ScriptedS3]:
     with scripted_s3() as found:
         yield found
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    """At its end each read must have been told once."""
-    with new_rig() as made:
-        yield made

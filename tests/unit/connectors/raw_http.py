@@ -1,5 +1,4 @@
-"""A server on loopback of which a test scripts every byte, and the reads that `Streams` does of
-it."""
+"""A server on loopback of which a test scripts every byte, over plain HTTP or TLS."""
 
 from __future__ import annotations
 
@@ -7,33 +6,17 @@ import contextlib
 import itertools
 import random
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-from cachefs.core.errors import BY_CODE
-from connectors.base import Address, Request
-from tests.services.streams_thread import StreamsThread
+import pycurl
+
+from connectors.fetch.request import Get
 
 LIMIT_S = 20.0  # of every wait
-
-
-class Clock:
-    """Stands still until a test moves it. Who waits is woken each time that somebody reads it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-        self._read = threading.Condition()
-
-    def __call__(self) -> float:
-        with self._read:
-            self._read.notify_all()
-        return self.now_s
-
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """What a thread does before it reads the clock is seen."""
-        with self._read:
-            assert self._read.wait_for(holds, LIMIT_S), what
 
 
 @dataclass
@@ -81,7 +64,13 @@ def answer(request: Came) -> bool:
 class RawServer:
     """Runs until `close`. `requests`: the targets in the order in which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
+        """`certificate`: PEM with its key, for TLS."""
+        self.certificate = certificate
+        self._tls = None
+        if certificate is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(certificate)
         self.script: Script = answer
         self.requests: list[str] = []
         self.ended = 0  # connections
@@ -89,7 +78,8 @@ class RawServer:
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        self.address: Address = (socket.AF_INET, self._listener.getsockname())
+        scheme = "https" if certificate else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept)
         self._accepting.start()
 
@@ -121,7 +111,7 @@ class RawServer:
             thread.start()
 
     def _serve(self, sock: socket.socket, connection: int) -> None:
-        with sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._spoken(sock, connection) as sock:
             for number in itertools.count():
                 target = _target(sock)
                 if target is None:
@@ -134,6 +124,17 @@ class RawServer:
         with self.changed:
             self.ended += 1
             self.changed.notify_all()
+
+    def _spoken(self, sock: socket.socket, connection: int) -> socket.socket:
+        if self._tls is not None:
+            sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self._connections[connection] = sock
+            try:
+                sock.do_handshake()
+            except OSError:
+                sock.close()
+                raise
+        return sock
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -159,100 +160,11 @@ def _target(sock: socket.socket) -> str | None:
     return got.split(b" ")[1].decode()
 
 
-@dataclass
-class Pending:
-    """A read, and all that is said of it."""
-
-    target: str
-    taken: list[bytes | None] = field(default_factory=list)
-    ended: list[tuple[int, str]] = field(default_factory=list)
-    done: threading.Event = field(default_factory=threading.Event)
-    started: bool = False
-    before: Callable[[], None] = lambda: None
-
-    def result(self) -> bytes | None:
-        assert self.done.wait(LIMIT_S), f"{self.target} is not taken"
-        return self.taken[0]
-
-    def take(self, body: memoryview | None, came_bytes: int, code: str) -> None:
-        self.before()
-        self.taken.append(None if body is None else bytes(body))
-        self.ended.append((came_bytes, code))
-        self.done.set()
-
-
-def is_given_back(read: Pending) -> bool:
-    """With an error that others know, and no more bytes than were asked for."""
-    assert read.result() is None
-    [(size_bytes, code)] = read.ended
-    return code in BY_CODE and 0 <= size_bytes < size_of(read.target)
-
-
-class Rig:
-    """`Streams`, and all reads that were started of it."""
-
-    def __init__(self, server: RawServer) -> None:
-        self.server = server
-        self.clock = Clock()
-        self.thread = StreamsThread(self.clock)
-        self.streams = self.thread.streams
-        self.reads: list[Pending] = []
-
-    def start(
-        self,
-        target: str,
-        address: Address | None = None,
-        taken: Callable[[], None] = lambda: None,
-    ) -> Pending:
-        """`taken` is done before it is."""
-        pending = Pending(target, before=taken)
-        size = size_of(target)
-        head = f"GET {target} HTTP/1.1\r\nHost: origin.test\r\n\r\n".encode()
-        headers = ("etag", target), ("content-range", f"bytes 0-{size - 1}/{size}")
-        request = Request(address or self.server.address, head, size, 206, headers)
-        self.reads.append(pending)
-        pending.started = self.thread.start(request, pending.take)
-        return pending
-
-    def read(self, target: str, address: Address | None = None) -> bytes | None:
-        return self.start(target, address).result()
-
-    def is_right(self, pending: Pending) -> bool:
-        size = size_of(pending.target)
-        return pending.result() == content(pending.target, size) and pending.ended == [(size, "")]
-
-    def turn(self) -> None:
-        """Has the thread look at the clock."""
-        self.thread.turn(LIMIT_S)
-
-    def got_bytes(self) -> int:
-        """Of reads under way."""
-        connections = [*self.streams._connections.values()]
-        return sum(one.read.got for one in connections if one.read is not None)
-
-    def send(self, request: Came, data: bytes) -> None:
-        """On the one connection there is: it is received when this returns, by itself."""
-        before = self.got_bytes()
-        request.sock.sendall(data)
-        self.clock.wait(
-            lambda: not self.streams._busy or self.got_bytes() >= before + len(data), "no bytes"
-        )
-
-    def check(self) -> None:
-        """At the end: each read was told once."""
-        for read in self.reads:
-            assert len(read.taken) == len(read.ended) == read.started, read.target
-
-
-@contextlib.contextmanager
-def rig() -> Iterator[Rig]:
-    server = RawServer()
-    made = Rig(server)
-    try:
-        yield made
-    finally:
-        try:
-            made.thread.close(LIMIT_S)
-        finally:
-            server.close()
-    made.check()
+def get(server: RawServer, target: str) -> Get:
+    """Returns a request for all of a file."""
+    size = size_of(target)
+    answer = ("etag", target), ("content-range", f"bytes 0-{size - 1}/{size}")
+    options = {pycurl.PROXY: ""}
+    if server.certificate is not None:
+        options[pycurl.CAINFO] = str(server.certificate)
+    return Get(server.url + target, ("X-Test: 1",), size, options, answer)

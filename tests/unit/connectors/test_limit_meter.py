@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
-from connectors.base import Ask, Asker, Request
 from connectors.compose import decorate
+from connectors.fetch.request import Ask, Get
 from connectors.limit import Limit, Limits, TokenBucket
 from connectors.memory import MemoryConnector
 from connectors.meter import Meter, Metered
@@ -138,16 +137,12 @@ class Asked(MemoryConnector):
         super().__init__({b"f": b"123"})
         self.told: list[tuple[int, str]] = []
 
-    def asker(self) -> Asker | None:
-        return self._ask
-
-    def _ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         if path == b"bad":
             raise ZeroDivisionError("nobody expected it")
         if path != b"f":
             return None
-        address = socket.AF_INET, ("127.0.0.1", 9)
-        return Ask(Request(address, b"head", version.size, 200, ()), self._end)
+        return Ask(Get("http://127.0.0.1:9", (), version.size, {}), self._end)
 
     def _end(self, size_bytes: int, error: str) -> None:
         self.told.append((size_bytes, error))
@@ -158,8 +153,7 @@ FILE = Fingerprint(Kind.FILE, 3, 0, "e")
 
 def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
     source = Limit(asked := Asked(), Limits(in_flight=2), wait_limit_s=0.01)
-    ask = source.asker()
-    assert ask is not None
+    ask = source.ask
     first, second = ask(b"f", FILE), ask(b"f", FILE)
     assert first is not None
     assert second is not None
@@ -175,8 +169,7 @@ def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
 
 
 def test_what_is_not_asked_for_leaves_its_place() -> None:
-    ask = (source := Limit(Asked(), Limits(in_flight=1), wait_limit_s=0.01)).asker()
-    assert ask is not None
+    ask = (source := Limit(Asked(), Limits(in_flight=1), wait_limit_s=0.01)).ask
     for _ in range(3):
         assert ask(b"other", FILE) is None
         with pytest.raises(ZeroDivisionError):
@@ -185,26 +178,24 @@ def test_what_is_not_asked_for_leaves_its_place() -> None:
 
 
 def test_places_without_a_limit() -> None:
-    ask = Limit(Asked(), Limits(in_flight=0), wait_limit_s=0.01).asker()
-    assert ask is not None
+    ask = Limit(Asked(), Limits(in_flight=0), wait_limit_s=0.01).ask
     found = [ask(b"f", FILE) for _ in range(100)]
     assert all(found)
 
 
 @pytest.mark.parametrize("limits", [Limits(requests_per_s=1.0), Limits(bytes_per_s=1.0)])
 def test_with_a_rate_nobody_else_asks(limits: Limits) -> None:
-    assert Limit(Asked(), limits, wait_limit_s=1).asker() is None
+    assert Limit(Asked(), limits, wait_limit_s=1).ask(b"f", FILE) is None
 
 
-def test_without_an_asker_there_is_none(memory: MemoryConnector) -> None:
-    assert decorate(memory, deadline_s=1, meter=Meter()).asker() is None
+def test_what_cannot_be_asked_for_is_not(memory: MemoryConnector) -> None:
+    assert decorate(memory, deadline_s=1, meter=Meter()).ask(b"f", FILE) is None
 
 
 def test_the_meter_counts_what_is_asked_for() -> None:
     ticks = iter(range(0, 1000, 2))
     source = Metered(asked := Asked(), meter := Meter(), clock=lambda: float(next(ticks)))
-    ask = source.asker()
-    assert ask is not None
+    ask = source.ask
     assert ask(b"other", FILE) is None
     assert meter.snapshot().requests == {}
     for size_bytes, error in [(3, ""), (1, "unreachable")]:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from cachefs.core import errors
 from cachefs.core.model import Fingerprint, Kind
 from connectors.s3 import S3Connector
 from connectors.s3_access import S3Credentials, resolve_endpoint
 from connectors.s3_options import S3Options
+from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.scripted_s3 import (
     Answer,
     Request,
@@ -214,27 +209,8 @@ def test_keys_do_not_show_themselves() -> None:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["as-a-ca", "as-a-server"])
 def certificate(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 127.0.0.1 that signs itself, with its key, in one PEM file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test origin")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=request.param, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
     path = tmp_path_factory.mktemp("tls") / "origin.pem"
-    path.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
-    return path
+    return make_certificate(path, ca=request.param)
 
 
 def test_a_certificate_of_ones_own(certificate: Path, aws: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-import connectors.s3
 from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
@@ -26,13 +25,6 @@ from tests.unit.connectors.scripted_s3 import (
 
 DATA = bytes(range(256)) * 12_000  # 3 MB
 VERSION = Fingerprint(Kind.FILE, len(DATA), 1_795_253_534 * 10**9, "e1")
-
-
-@pytest.fixture(params=["by sockets", "by clients"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads: our own sockets, or obstore and, for some names, urllib3."""
-    if request.param == "by clients":
-        monkeypatch.setattr("connectors.s3.DIRECT_BYTES", 1 << 40)
 
 
 def connector(server: ScriptedS3, prefix: str = "", **options: str) -> S3Connector:
@@ -241,9 +233,8 @@ def test_a_refused_head_is_asked_for_its_words(server: ScriptedS3) -> None:
 def test_a_reply_that_stalls(
     server: ScriptedS3, monkeypatch: pytest.MonkeyPatch, stalled: bytes, after: int | None
 ) -> None:
-    monkeypatch.setattr("connectors.s3.SILENCE_LIMIT_S", 0.2)
-    monkeypatch.setattr("connectors.s3_http.SILENCE_LIMIT_S", 0.2)
-    monkeypatch.setattr("connectors.s3_direct.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.fetch.lanes.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("connectors.fetch.lanes.CHUNK_LIMIT_S", 0.2)
 
     def script(request: Request) -> Answer:
         if after is None:
@@ -287,9 +278,8 @@ def test_a_close_ends_a_read_in_another_thread(server: ScriptedS3, path: bytes) 
     closing.start()
     closing.join(4)
     assert not closing.is_alive()
-    if path != b"f" or connectors.s3.DIRECT_BYTES < 1 << 40:  # obstore's own reads end by time
-        reading.join(4)
-        assert not reading.is_alive()
+    reading.join(4)
+    assert not reading.is_alive()
     server.stalled.set()
 
 

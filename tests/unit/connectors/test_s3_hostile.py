@@ -27,18 +27,15 @@ from tests.unit.connectors.scripted_s3 import (
 )
 from tests.unit.connectors.test_s3_faults import DATA, VERSION, connector, read
 
-SOCKETS, OBSTORE, URLLIB3 = "by sockets", "by obstore", "by urllib3"
-PATHS = {SOCKETS: b"f", OBSTORE: b"f", URLLIB3: b"tab\tand\x7f"}
+PATHS = [b"f", b"tab\tand\x7f"]
 NS = 10**9
 IN_FLIGHT_BYTES = 16 << 20  # what sockets hold that a client reads no more
 
 
 @pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A path, which says who reads it."""
-    if request.param != SOCKETS:
-        monkeypatch.setattr("connectors.s3.DIRECT_BYTES", 1 << 40)
-    return PATHS[request.param]
+def path(request: pytest.FixtureRequest) -> bytes:
+    found: bytes = request.param
+    return found
 
 
 def whole(source: S3Connector, path: bytes) -> tuple[bytes, CacheFSError | None]:
@@ -95,7 +92,6 @@ def test_a_body_in_chunks_that_is_cut(
     assert failure.retryable
 
 
-@pytest.mark.parametrize("path", [SOCKETS, URLLIB3], indirect=True)
 def test_an_unknown_coding_of_the_transfer_is_refused(server: ScriptedS3, path: bytes) -> None:
     def script(request: Request) -> Answer:
         answer = ranged(request, DATA)
@@ -237,7 +233,6 @@ def test_pages_without_keys_before_others(server: ScriptedS3) -> None:
 # ---- a body has a limit ----
 
 
-@pytest.mark.parametrize("path", [SOCKETS, URLLIB3], indirect=True)
 def test_the_body_of_a_refusal_has_a_limit(server: ScriptedS3, path: bytes) -> None:
     server.script = lambda _request: Answer(503, b"<Error>" + b"x" * 65536, endless=True)
     got, failure = read(connector(server), path)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from cachefs.core.model import Origin
+from connectors.fetch.request import Ask
 from tests.unit.worker.rig import MIB, Rig, open_reader, run
-from worker.source import Asker, NotHere, OriginBody, OriginSource, Purpose, SourceBody
+from worker.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
 
 EPOCH = 5
 
@@ -30,7 +31,7 @@ class OfPeers:
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
         return self.epoch
 
-    def asker(self, origin: Origin) -> Asker | None:
+    def ask(self, origin: Origin) -> Ask | None:
         return None
 
     def read(

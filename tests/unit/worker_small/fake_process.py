@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
-from connectors.base import Request
+from connectors.fetch.request import Get as Request
 from tests.unit.worker.rig import until
 from worker.small.engine import Engine
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Get, Got, decode_gets, encode
 
-REQUEST = Request((2, ("127.0.0.1", 9)), b"GET secret", 3, 206, (("etag", "e"),))
+REQUEST = Request("http://127.0.0.1:9/f", ["X: secret"], 3, {10004: "secret"}, [("etag", "e")])
 
 
 class FakeProcess:

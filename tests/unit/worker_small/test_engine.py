@@ -28,14 +28,9 @@ class Bench:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.processes = Processes()
-        self.ends = 0
         self.told: list[tuple[int, Got | None]] = []
-        self.engine = Engine(self._on_end, self.processes, lambda: self.now_s)
+        self.engine = Engine(self.processes, lambda: self.now_s)
         self.file = os.memfd_create("file")
-
-    def _on_end(self) -> None:
-        assert not self.engine.is_ready
-        self.ends += 1
 
     def start(self, count: int = 1) -> None:
         first = len(self.told) + self.engine.in_flight
@@ -128,7 +123,7 @@ def test_all_are_told_of_its_end(taken: int) -> None:
         process.end()
         await until(lambda: len(bench.told) == 100)
         assert [got is None for _, got in bench.told] == [False] * taken + [True] * (100 - taken)
-        assert bench.ends == 1
+        assert not bench.engine.is_ready
         assert process.killed
         bench.engine.look()
         assert bench.engine._ending == [], "it is reaped"
@@ -253,7 +248,7 @@ def test_another_is_started_after_a_while() -> None:
         assert bench.engine.launch(), "there is one"
         assert len(bench.processes.started) == 1
         process.end()
-        await until(lambda: bench.ends)
+        await until(lambda: bench.engine._run is None)
         assert not bench.engine.launch()
         bench.now_s += RESTART_S
         assert bench.engine.launch()
@@ -316,7 +311,7 @@ def test_the_close_tells_all_and_starts_no_other(attended: bool) -> None:
             await bench.taken(process, 2)
         assert bench.engine.close(0.0)
         assert bench.processes.last.killed
-        await until(lambda: bench.ends)
+        await until(lambda: bench.engine._run is None)
         assert bench.told == [(number, None) for number in range(3 * attended)]
         bench.now_s += RESTART_S
         assert not bench.engine.launch()

@@ -15,11 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import pycurl
 import pytest
 import xxhash
 
 import cachefs
-from connectors.base import Address, Request
+from connectors.fetch.request import Get as Request
 from tests.services.small_origin import SmallOrigin
 from tests.unit.worker.rig import run, until
 from worker.small import engine as module
@@ -36,9 +37,9 @@ def origin() -> Iterator[SmallOrigin]:
         yield made
 
 
-def request(address: Address, path: bytes, etag: str, size: int) -> Request:
-    head = b"GET /%s HTTP/1.1\r\nHost: small\r\n\r\n" % path
-    return Request(address, head, size, 200, (("etag", etag),))
+def request(port: int, path: bytes, etag: str, size: int) -> Request:
+    url = f"http://127.0.0.1:{port}/{path.decode()}"
+    return Request(url, (), size, {pycurl.PROXY: ""}, (("etag", etag),))
 
 
 class Files:
@@ -53,7 +54,7 @@ class Files:
 
     def start(self, path: bytes, etag: str = "") -> None:
         asked = request(
-            self._origin.address, path, etag or self._etags[path], len(DATA.get(path, b"xyz"))
+            self._origin.port, path, etag or self._etags[path], len(DATA.get(path, b"xyz"))
         )
         fd = self.files[path].fileno()
         self.engine.start(asked, fd, lambda got: self.told.update({path: got}))
@@ -79,7 +80,7 @@ def with_process(origin: SmallOrigin, script: Callable[[Files], Awaitable[None]]
     """No descriptor and no process may be left."""
 
     async def whole() -> None:
-        files = Files(engine := Engine(lambda: None), origin)
+        files = Files(engine := Engine(), origin)
         try:
             assert engine.launch()
             engine.attend()

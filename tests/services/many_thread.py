@@ -1,45 +1,36 @@
-"""`connectors.streams.Streams` in a thread of its own, told what to read by any other."""
+"""`connectors.fetch.many.Many` in a thread of its own, told what to read by any other."""
 
 from __future__ import annotations
 
 import collections
 import os
 import threading
-import time
-from collections.abc import Callable
 
-from connectors.base import Request
-from connectors.streams import Streams, Taken
+from connectors.fetch.many import Many, Taken
+from connectors.fetch.request import Get
 
 
-class StreamsThread:
+class ManyThread:
     """Runs until `close`, or until something that it calls raises."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.streams = Streams(clock)
+    def __init__(self) -> None:
         self.error: BaseException | None = None  # that ended it
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         self._lock = threading.Lock()
-        self._coming: collections.deque[tuple[Request | None, Taken]] = collections.deque()
+        self._coming: collections.deque[tuple[Get | None, Taken]] = collections.deque()
         self._closed = False
-        self.thread = threading.Thread(target=self._run, name="streams")
+        self.many = Many(self)
+        self.thread = threading.Thread(target=self._run, name="many")
         self.thread.start()
 
-    def start(self, request: Request, taken: Taken) -> bool:
+    def start(self, request: Get, taken: Taken) -> bool:
         """False once this has ended, and then nothing is called."""
         if threading.current_thread() is self.thread:
-            self.streams.start(request, taken)
+            self.many.start(request, taken)
             return True
         return self._tell(request, taken)
 
-    def turn(self, limit_s: float) -> None:
-        """Returns when the thread has waited, and looked at the clock, once more."""
-        for _ in range(2):
-            done = threading.Event()
-            assert self._tell(None, lambda *_: done.set())  # noqa: B023
-            assert done.wait(limit_s)
-
-    def _tell(self, request: Request | None, taken: Taken) -> bool:
+    def _tell(self, request: Get | None, taken: Taken) -> bool:
         with self._lock:
             if self._closed:
                 return False
@@ -58,7 +49,7 @@ class StreamsThread:
 
     def _run(self) -> None:
         try:
-            self.streams.serve(self)
+            self.many.serve()
         except BaseException as err:  # noqa: BLE001 -- for the test to look at
             self.error = err
         finally:
@@ -80,7 +71,7 @@ class StreamsThread:
             if request is None:
                 taken(None, 0, "")
             else:
-                self.streams.start(request, taken)
+                self.many.start(request, taken)
         return not self._closed
 
     def turned(self) -> None:

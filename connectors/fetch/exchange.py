@@ -1,0 +1,138 @@
+"""One request at a time on one handle of libcurl.
+
+A body goes into a buffer that the caller gives. Where no room is left in the buffer, libcurl is
+told to pause, and the server waits. No more than the expected size is taken, and of the body of a
+refusal no more than `ERROR_BYTES`: the request ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import pycurl
+
+from connectors.fetch.request import Get, Head, parse_head
+
+CONNECT_LIMIT_S: Final = 5.0
+ERROR_BYTES: Final = 64 << 10  # of the body of a refusal
+READ_BYTES: Final = 512 << 10  # at once, from a socket
+PIECE_BYTES: Final = 16 << 10  # at most, in one call-back
+KEPT_S: Final = 10.0  # an unused connection; less than servers keep them
+_STOP: Final = 0  # bytes taken, of more: libcurl ends the request
+_NO_HEAD: Final = Head(0, {})
+_ENDS: Final = (b"\r\n", b"\n")  # lines with which a head ends
+
+# Sessions of TLS and addresses, for all handles of the process: a new connection resumes a session.
+_SHARED: Final = pycurl.CurlShare()
+_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
+_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
+_ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
+    (pycurl.NOSIGNAL, 1),
+    (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
+    (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
+    (pycurl.FOLLOWLOCATION, 0),
+    (pycurl.BUFFERSIZE, READ_BYTES),
+    (pycurl.CONNECTTIMEOUT_MS, int(CONNECT_LIMIT_S * 1000)),
+    (pycurl.MAXAGE_CONN, int(KEPT_S)),
+    (pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2),
+)
+
+
+class Exchange:
+    """A handle of libcurl and the request that it serves. Used by one thread at a time."""
+
+    def __init__(self, limits: Iterable[tuple[int, Any]] = ()) -> None:
+        """`limits`: options of libcurl for all requests."""
+        self.refusal = bytearray()  # the body of a reply that is no success
+        self.room = memoryview(b"")  # where the next bytes of the body go
+        self.got = 0  # bytes that are in `room`
+        self.left = 0  # bytes of the body that are still expected
+        self.is_over = False  # more came than was expected
+        self.is_paused = False
+        self._limits = tuple(limits)
+        self._options: Mapping[int, Any] | None = None  # of the last request
+        self._lines: list[bytes] = []
+        self._head: Head | None = None
+        self._tunnels = False  # a proxy answers first, with a head of its own
+        self.curl: Any = pycurl.Curl()
+        self.curl.setopt(pycurl.SHARE, _SHARED)
+
+    def begin(self, get: Get, room: memoryview) -> None:
+        """Prepares a request. Nothing of a former one is left on the handle."""
+        self._lines.clear()
+        self._head = None
+        self._tunnels = bool(get.options.get(pycurl.PROXY)) and get.url.startswith("https:")
+        self.refusal.clear()
+        self.room, self.got, self.left = room, 0, get.size
+        self.is_over = self.is_paused = False
+        if get.options != self._options:
+            self._set_up(get.options)
+        self.curl.setopt(pycurl.URL, get.url)
+        self.curl.setopt(pycurl.HTTPHEADER, get.headers)
+
+    def _set_up(self, options: Mapping[int, Any]) -> None:
+        self.curl.reset()
+        for option, value in (*_ALWAYS, *self._limits, *options.items()):
+            self.curl.setopt(option, value)
+        self.curl.setopt(pycurl.HEADERFUNCTION, self._lines.append)  # no Python runs for a line
+        self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
+        self._options = options
+
+    @property
+    def head(self) -> Head | None:
+        """Returns the head of the reply; None: it has not come."""
+        if self._head is None and self._lines and self._lines[-1] in _ENDS:
+            self._head = self._last_head()
+        return self._head
+
+    def _last_head(self) -> Head | None:
+        """One of 1xx may come before it, and over a tunnel that of the proxy."""
+        starts = [at for at, line in enumerate(self._lines) if line.startswith(b"HTTP/")]
+        heads = [
+            parse_head(b"".join(self._lines[start:end]))
+            for start, end in zip(starts, [*starts[1:], len(self._lines)], strict=True)
+        ]
+        if self._tunnels:  # up to its first success they are the proxy's
+            successes = [at for at, head in enumerate(heads) if head.is_success]
+            heads = heads[successes[0] + 1 :] if successes else heads
+        if not starts:
+            return _NO_HEAD
+        return heads[-1] if heads and not 100 <= heads[-1].status < 200 else None
+
+    def drop(self, size: int) -> None:
+        """The caller has taken the first `size` bytes; the rest moves to the buffer's start."""
+        rest = self.got - size
+        self.room[:rest] = self.room[size : self.got]
+        self.got = rest
+        if self.is_paused:
+            self.is_paused = False
+            self.curl.pause(pycurl.PAUSE_CONT)
+
+    @property
+    def proxy_status(self) -> int:
+        """Returns the status by which a proxy refused a tunnel; 0: none did."""
+        status: int = self.curl.getinfo(pycurl.HTTP_CONNECTCODE)
+        return status if status >= 300 else 0
+
+    def close(self) -> None:
+        self.room = memoryview(b"")
+        self.curl.close()
+
+    def _on_body(self, data: bytes) -> int | None:
+        head = self._head or self.head
+        if head is None or not head.is_success:
+            self.refusal += data[: ERROR_BYTES - len(self.refusal)]
+            return None if len(self.refusal) < ERROR_BYTES else _STOP
+        size, start = min(len(data), self.left), self.got
+        if size > len(self.room) - start:
+            self.is_paused = True
+            paused: int = pycurl.WRITEFUNC_PAUSE
+            return paused
+        self.room[start : start + size] = data if size == len(data) else data[:size]
+        self.got += size
+        self.left -= size
+        if size == len(data):
+            return None
+        self.is_over = True
+        return _STOP

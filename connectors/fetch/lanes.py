@@ -1,0 +1,213 @@
+"""Bodies that a thread reads piece by piece: the thread that wants the bytes moves them itself,
+from the socket through libcurl into a buffer of its own. No other thread is woken for them.
+
+A lane is a handle of libcurl with the connection that it keeps. Lanes are kept for later requests
+of the same source. Nothing is retried, but for a kept connection that the server closed before it
+answered, which libcurl replaces.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cachefs.core.errors import BadBody, CacheFSError, Unreachable
+from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange
+from connectors.fetch.failures import from_curl
+from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.request import Get, Head
+from connectors.until import LEAST_BYTES_PER_S, until
+
+CHUNK_BYTES: Final = 1 << 20
+CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # a chunk that takes longer is silence
+SILENCE_LIMIT_S: Final = 20.0  # before the head of a reply
+LEAST_WAIT_S: Final = 0.1
+MOST_KEPT: Final = 64
+
+
+class Lane:
+    """A handle of libcurl, its connection, and the request that it serves. Used by one thread at a
+    time; `wake` alone may be called by any other."""
+
+    def __init__(self) -> None:
+        self._multi = Multi(connections=1)
+        self.exchange = Exchange()
+        self.ended: Ended | None = None
+        self.wake = self._multi.wake
+
+    def begin(self, get: Get) -> None:
+        self.ended = None
+        room_bytes = min(CHUNK_BYTES + PIECE_BYTES, get.size)
+        self.exchange.begin(get, memoryview(bytearray(room_bytes)))
+        self._multi.add(self.exchange)
+
+    def wait(self, holds: Callable[[], bool], until_s: float) -> bool:
+        """Moves the request on until `holds` does or the request has ended. False when neither has
+        come at `until_s`."""
+        while self.ended is None and not holds():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            for ended in self._multi.turn(left_s):
+                self.ended = ended
+        return True
+
+    def end(self) -> None:
+        """Forgets the request; its connection is kept if the reply was read to its end."""
+        self._multi.remove(self.exchange)
+        self.exchange.room = memoryview(b"")
+
+    def close(self) -> None:
+        self._multi.close()
+        self.exchange.close()
+
+
+class FetchBody:
+    """A reply: its head, and its body as `connectors.base.Body`. The chunks lie in the same buffer.
+    Closing it early ends the request, and a thread that reads from it sees the end."""
+
+    def __init__(self, lane: Lane, give: Callable[[Lane], None], get: Get, path: str) -> None:
+        """Sends the request and waits for the head of its reply; of a refusal for its body, too.
+        Raises Unreachable, and what a connection that fails is."""
+        self._lane: Lane | None = lane
+        self._give = give
+        self._path = path
+        self._lock = threading.Lock()  # held by the thread that drives the lane
+        self._is_closed = False
+        try:
+            lane.begin(get)
+            self.head, self.refusal = self._receive_head(lane)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive_head(self, lane: Lane) -> tuple[Head, bytes]:
+        exchange, now = lane.exchange, time.monotonic()
+        until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
+        lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
+        if exchange.head is not None:  # its status says enough, whatever the body of a refusal is
+            return exchange.head, bytes(exchange.refusal)
+        if lane.ended is None:
+            raise Unreachable("no answer in time", path=self._path)
+        raise self._failed(lane.ended, has_body=False)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        try:
+            yield from self._chunks()
+        finally:
+            self.close()
+
+    def _chunks(self) -> Iterator[memoryview]:
+        size = 0
+        while True:
+            with self._driving() as lane:
+                if lane is None:
+                    return
+                lane.exchange.drop(size)
+                error = self._receive(lane)
+                size = min(lane.exchange.got, CHUNK_BYTES)
+                chunk = lane.exchange.room[:size]
+                is_last = lane.exchange.got == size and (lane.ended or error) is not None
+            if size and not self._is_closed:
+                yield chunk
+            if is_last and error is not None and not self._is_closed:
+                raise error
+            if is_last:
+                return
+
+    def _receive(self, lane: Lane) -> CacheFSError | None:
+        """Fills the buffer. Returns what ended the body too early, or too late."""
+        exchange = lane.exchange
+        in_time = lane.wait(
+            lambda: self._is_closed or exchange.is_paused or exchange.got >= CHUNK_BYTES,
+            time.monotonic() + CHUNK_LIMIT_S,
+        )
+        if not in_time:
+            return Unreachable("no more bytes in time", path=self._path)
+        if lane.ended is None:
+            return None
+        if exchange.is_over:
+            return BadBody("the body is longer than was asked for", path=self._path)
+        if lane.ended.code:
+            return self._failed(lane.ended, has_body=True)
+        if exchange.left:
+            return BadBody(f"the body ended {exchange.left} bytes early", path=self._path)
+        return None
+
+    def _failed(self, ended: Ended, *, has_body: bool) -> CacheFSError:
+        return from_curl(
+            ended.code,
+            ended.text,
+            self._path,
+            has_body=has_body,
+            proxy_status=ended.exchange.proxy_status,
+        )
+
+    @contextlib.contextmanager
+    def _driving(self) -> Iterator[Lane | None]:
+        """None once it was closed."""
+        with self._lock:
+            yield self._lane if not self._is_closed else None
+        self._settle()
+
+    def close(self) -> None:
+        self._is_closed = True
+        lane = self._lane
+        if lane is not None:
+            lane.wake()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Gives the lane of a closed body back, unless a thread drives it, which then does."""
+        while self._is_closed and self._lane is not None and self._lock.acquire(blocking=False):
+            try:
+                lane, self._lane = self._lane, None
+                if lane is not None:
+                    lane.end()
+                    self._give(lane)
+            finally:
+                self._lock.release()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Lanes:
+    """The kept lanes of one source. Thread-safe, without a lock: a body may be collected, and give
+    its lane back, while any thread is in here."""
+
+    def __init__(self) -> None:
+        self._idle: collections.deque[tuple[Lane, float]] = collections.deque()
+        self._is_closed = False
+
+    def get(self, get: Get, path: str) -> FetchBody:
+        """Sends a request. Raises what `FetchBody` does; the caller looks at the head."""
+        return FetchBody(self._take(), self._keep, get, path)
+
+    def _take(self) -> Lane:
+        """The one that was used last, or a new one."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread took it
+                lane, since_s = self._idle.pop()
+                if time.monotonic() - since_s < KEPT_S:
+                    return lane
+                lane.close()
+        return Lane()
+
+    def _keep(self, lane: Lane) -> None:
+        self._idle.append((lane, time.monotonic()))
+        before_s = time.monotonic() - KEPT_S if not self._is_closed else float("inf")
+        with contextlib.suppress(IndexError):  # another thread took it
+            while self._idle[0][1] < before_s or len(self._idle) > MOST_KEPT:
+                self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Idempotent. Lanes in use are closed as they are given back."""
+        self._is_closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.popleft()[0].close()

@@ -1,0 +1,128 @@
+"""Whole small files, many at once, in one thread: for a file of 100 KB a change of threads costs
+more than the reading does (`bench/cold_small`).
+
+Only what goes well is done here. After any other answer the read is given back, to be done by an
+ordinary thread, which knows what the answer means and tries again.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import pycurl
+
+from cachefs.core.errors import OriginError, Unreachable
+from connectors.fetch.exchange import Exchange
+from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.request import AT_ONCE, Get
+from connectors.until import LEAST_BYTES_PER_S
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES: Final = 1 << 20  # the largest file
+LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # of one read: slower ones count as silence
+SILENCE_LIMIT_S: Final = 10  # others wait behind it: a thread has more patience
+ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
+KEPT_BYTES: Final = 8 << 20  # of buffers, while nothing is read into them
+
+Taken = Callable[[memoryview | None, int, str], None]
+"""The body, valid during the call; or None, how many bytes of it came, and an error's code."""
+
+
+def _limits() -> Iterable[tuple[int, int]]:
+    yield pycurl.TIMEOUT_MS, int(LIMIT_S * 1000)
+    yield pycurl.LOW_SPEED_LIMIT, 1
+    yield pycurl.LOW_SPEED_TIME, SILENCE_LIMIT_S
+
+
+class Inbox(Protocol):
+    """A descriptor by which the thread is told what to read."""
+
+    def fileno(self) -> int: ...
+    def ready(self) -> bool:
+        """Something came: starts what it asks for. False: nothing more will."""
+
+    def turned(self) -> None:
+        """Some reads may have ended, and the thread is about to wait."""
+
+
+class Many:
+    """Reads that are started, by the inbox and by those that are told of others, while this serves.
+    Owned by one thread."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._multi = Multi(AT_ONCE, inbox.fileno())
+        self._coming: collections.deque[tuple[Get, Taken]] = collections.deque()
+        self._running: dict[Exchange, tuple[Get, Taken]] = {}
+        self._idle: list[Exchange] = []
+        self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
+        self._kept_bytes = 0
+
+    def start(self, get: Get, taken: Taken) -> None:
+        """Reads a file of at most `BODY_BYTES`. `taken` is called exactly once, and not before this
+        returns."""
+        self._coming.append((get, taken))
+
+    def serve(self) -> None:
+        """Until the inbox has ended; then all reads are given back, and this serves no second time.
+        Raises what the inbox, or who is told of a read, raises: also then."""
+        try:
+            goes_on = True
+            while goes_on:
+                self._begin_some()
+                self._inbox.turned()
+                for ended in self._multi.turn(LIMIT_S):
+                    self._finish(ended)
+                goes_on = not self._multi.has_mail or self._inbox.ready()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        left = [*self._running.values(), *self._coming]
+        self._running.clear()
+        self._coming.clear()
+        self._multi.close()
+        for _, taken in left:
+            try:
+                taken(None, 0, Unreachable.code)
+            except Exception:  # the others are told all the same
+                log.exception("a read of a small file could not be given back")
+
+    def _begin_some(self) -> None:
+        while self._coming and len(self._running) < AT_ONCE:
+            get, taken = self._coming.popleft()
+            exchange = self._idle.pop() if self._idle else Exchange(_limits())
+            self._running[exchange] = get, taken
+            exchange.begin(get, memoryview(self._buffer(get.size))[: get.size])
+            self._multi.add(exchange)
+
+    def _finish(self, ended: Ended) -> None:
+        exchange = ended.exchange
+        get, taken = self._running.pop(exchange)
+        body, came = exchange.room, exchange.got
+        is_right = ended.code == 0 and get.is_answer(exchange.head) and exchange.left == 0
+        is_cut = ended.code not in (0, pycurl.E_WRITE_ERROR)
+        exchange.room = memoryview(b"")
+        self._idle.append(exchange)
+        code = "" if is_right else Unreachable.code if is_cut else OriginError.code
+        taken(body if is_right else None, came, code)
+        self._keep(body)
+
+    def _buffer(self, size_bytes: int) -> bytearray:
+        if self._buffers:
+            buffer = self._buffers.pop()
+            self._kept_bytes -= len(buffer)
+            if len(buffer) >= size_bytes:
+                return buffer
+        return bytearray(-(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+
+    def _keep(self, body: memoryview) -> None:
+        buffer = body.obj
+        assert isinstance(buffer, bytearray)
+        if self._kept_bytes + len(buffer) <= KEPT_BYTES:
+            self._buffers.append(buffer)
+            self._kept_bytes += len(buffer)

@@ -1,0 +1,136 @@
+"""Requests under way on handles of libcurl, driven by one thread: CurlMulti on epoll.
+
+libcurl says by call-backs which sockets to watch and when to come back at the latest. The latter is
+kept: OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the same
+for descriptors below 1024 only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from typing import Any, Final, NamedTuple
+
+import pycurl
+
+from connectors.fetch.exchange import Exchange
+
+_EVENTS: Final = {
+    pycurl.POLL_IN: select.EPOLLIN,
+    pycurl.POLL_OUT: select.EPOLLOUT,
+    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+}
+_LONGEST_S: Final = 60.0  # of one wait, whatever libcurl says
+
+
+class Ended(NamedTuple):
+    """A request that has ended. `code`: libcurl's; 0: the reply came to its end."""
+
+    exchange: Exchange
+    code: int
+    text: str
+
+
+class Multi:
+    """Owned by one thread at a time; `wake` alone may be called by any other."""
+
+    def __init__(self, connections: int, inbox: int = -1) -> None:
+        """Keeps so many connections at most for later requests. `inbox`: a descriptor that `turn`
+        looks at, too."""
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._inbox = inbox
+        self.has_mail = False  # the inbox could be read at the last turn
+        if inbox >= 0:
+            self._epoll.register(inbox, select.EPOLLIN)
+        self._lock = threading.Lock()  # of the bell's end
+        self._is_closed = False
+        self._watched: set[int] = set()
+        self._due_s: float | None = None  # monotonic; when libcurl wants to be called
+        self._running: dict[Any, Exchange] = {}
+        self._curl: Any = pycurl.CurlMulti()
+        self._curl.setopt(pycurl.M_MAXCONNECTS, connections)
+        self._curl.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
+        self._curl.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+
+    def add(self, exchange: Exchange) -> None:
+        """Starts a request that was begun; it goes on in `turn`."""
+        self._running[exchange.curl] = exchange
+        self._curl.add_handle(exchange.curl)
+
+    def remove(self, exchange: Exchange) -> None:
+        """Ends a request; a connection whose reply was not read to its end is closed."""
+        if self._running.pop(exchange.curl, None) is not None:
+            self._curl.remove_handle(exchange.curl)
+
+    def turn(self, limit_s: float) -> list[Ended]:
+        """Waits for at most `limit_s` seconds, or until something happens; moves all requests on.
+        Returns those that have ended, which are removed."""
+        wait_s = min(limit_s, _LONGEST_S)
+        if self._due_s is not None:
+            wait_s = min(wait_s, self._due_s - time.monotonic())
+        self.has_mail = False
+        for fd, events in self._epoll.poll(max(0.0, wait_s)):
+            if fd == self._inbox:
+                self.has_mail = True
+            elif fd == self._bell:
+                os.eventfd_read(self._bell)
+            elif fd in self._watched:
+                self._curl.socket_action(fd, _action(events))
+        if self._due_s is not None and self._due_s <= time.monotonic():
+            self._due_s = None
+            self._curl.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        return self._ended()
+
+    def _ended(self) -> list[Ended]:
+        found: list[tuple[Any, int, str]] = []
+        left = 1
+        while left:
+            left, succeeded, failed = self._curl.info_read()
+            found += [(curl, 0, "") for curl in succeeded]
+            found += failed
+        ended = [Ended(self._running[curl], code, text) for curl, code, text in found]
+        for one in ended:
+            self.remove(one.exchange)
+        return ended
+
+    def wake(self) -> None:
+        """From any thread: a `turn` under way, or else the next one, returns soon."""
+        with self._lock:
+            if not self._is_closed:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Ends all requests and closes all connections. Idempotent."""
+        for exchange in [*self._running.values()]:
+            self.remove(exchange)
+        self._curl.close()
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._bell)
+        self._epoll.close()
+
+    def _on_socket(self, what: int, fd: int, multi: Any, data: Any) -> None:
+        events = _EVENTS.get(what, 0)
+        if fd in self._watched:
+            self._watched.discard(fd)
+            with contextlib.suppress(OSError):  # the socket is closed: epoll has forgotten it
+                self._epoll.unregister(fd)
+        if events:
+            self._watched.add(fd)
+            self._epoll.register(fd, events)
+
+    def _on_timer(self, timeout_ms: int) -> None:
+        self._due_s = time.monotonic() + timeout_ms / 1000 if timeout_ms >= 0 else None
+
+
+def _action(events: int) -> int:
+    action: int = pycurl.CSELECT_IN if events & (select.EPOLLIN | select.EPOLLHUP) else 0
+    action |= pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
+    action |= pycurl.CSELECT_ERR if events & select.EPOLLERR else 0
+    return action

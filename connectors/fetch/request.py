@@ -1,0 +1,94 @@
+"""What is asked of a server, and the head of its reply. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from connectors.base import clean_etag
+
+AT_ONCE: Final = 256  # small files that are on their way together, of all sources
+NOT_SENT: Final = "not-sent"
+# A head that says one of these twice says nothing.
+_ONCE: Final = frozenset({"content-length", "content-range", "etag", "transfer-encoding"})
+
+
+class Get(NamedTuple):
+    """A GET request. `options` are libcurl's, by their numbers: certificates, proxy, signature."""
+
+    url: str
+    headers: Sequence[str]  # lines without their ends
+    size: int  # of the body that is expected, in bytes
+    options: Mapping[int, Any]
+    answer: Sequence[tuple[str, str]] = ()  # headers of the right reply; names in lower case
+
+    def is_answer(self, head: Head | None) -> bool:
+        """Returns whether a reply with this head is the one that was asked for."""
+        return (
+            head is not None
+            and head.status == 206
+            and head.is_plain
+            and head.headers.get("content-length", str(self.size)) == str(self.size)
+            and all(_value(head.headers, name) == value for name, value in self.answer)
+        )
+
+    def __repr__(self) -> str:
+        return "Get(...)"  # its options hold credentials
+
+
+class Ask(NamedTuple):
+    """A request for all of a small file, and what is called once with its outcome: how many bytes
+    of the body came; "", an error's code or `NOT_SENT`."""
+
+    get: Get
+    ended: Callable[[int, str], None]
+
+    def also(self, ended: Callable[[int, str], None]) -> Ask:
+        """Returns the same request, of whose outcome `ended` is told, too, and first."""
+        before = self.ended
+
+        def both(size: int, error: str) -> None:
+            ended(size, error)
+            before(size, error)
+
+        return self._replace(ended=both)
+
+
+class Head:
+    """The status and the headers of a reply, names in lower case. Status 0: it makes no sense."""
+
+    __slots__ = ("headers", "is_success", "status")
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        self.headers = headers
+        self.is_success = 200 <= status < 300
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether the bytes that come are those that the store has. A Content-Encoding says
+        how the store got them, and is none of the transfer's."""
+        return self.headers.get("transfer-encoding", "chunked").lower() == "chunked"
+
+
+def parse_head(data: bytes) -> Head:
+    """Returns the head that these lines are; the first one is the status line. Raises nothing."""
+    first, *lines = data.decode("latin-1").split("\n")
+    version, _, rest = first.strip().partition(" ")
+    status = rest.partition(" ")[0]
+    is_status = len(status) == 3 and status.isascii() and status.isdecimal()
+    if not version.startswith("HTTP/1.") or not is_status:
+        return Head(0, {})
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in headers and name in _ONCE:
+            return Head(0, {})
+        headers[name] = value.strip()
+    return Head(int(status), headers)
+
+
+def _value(headers: Mapping[str, str], name: str) -> str:
+    value = headers.get(name, "")
+    return clean_etag(value) if name == "etag" else value

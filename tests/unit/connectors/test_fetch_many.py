@@ -1,0 +1,333 @@
+"""Small files by one thread through libcurl: bodies are right, connections are used again, what
+does not go well is given back, and all is bounded."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.core.errors import BY_CODE
+from connectors.fetch import many as many_module
+from connectors.fetch.many import BODY_BYTES, KEPT_BYTES
+from connectors.fetch.request import AT_ONCE, Get, parse_head
+from tests.services.many_thread import ManyThread
+from tests.unit.connectors.certificates import make_certificate
+from tests.unit.connectors.raw_http import (
+    LIMIT_S,
+    Came,
+    RawServer,
+    answer,
+    content,
+    get,
+    reply,
+    size_of,
+)
+
+RIGHT = reply("/f/100")
+SEED = random.SystemRandom().getrandbits(32)
+
+
+class Reads:
+    """Reads by one thread; `outcomes`: of each target, which is told once."""
+
+    def __init__(self) -> None:
+        self.thread = ManyThread()
+        self.many = self.thread.many
+        self._told: queue.SimpleQueue[tuple[str, bytes | None, int, str]] = queue.SimpleQueue()
+
+    def start(self, request: Get) -> bool:
+        target = "/" + request.url.split("/", 3)[3]
+
+        def taken(body: memoryview | None, came: int, code: str) -> None:
+            self._told.put((target, None if body is None else bytes(body), came, code))
+
+        return self.thread.start(request, taken)
+
+    def outcome(self) -> tuple[str, bytes | None, int, str]:
+        return self._told.get(timeout=LIMIT_S)
+
+    def read(self, request: Get) -> bytes | None:
+        assert self.start(request)
+        target, body, came, code = self.outcome()
+        if body is None:
+            assert code in BY_CODE
+            assert 0 <= came <= size_of(target)
+        else:
+            assert (came, code) == (len(body), "")
+        return body
+
+    def close(self) -> None:
+        self.thread.close(LIMIT_S)
+        assert self._told.empty(), "each read is told once"
+
+
+@pytest.fixture(params=["http", "https"])
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
+    tls = request.param == "https"
+    server = RawServer(make_certificate(tmp_path / "origin.pem") if tls else None)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def reads() -> Iterator[Reads]:
+    made = Reads()
+    yield made
+    made.close()
+
+
+# ---- what goes well ----
+
+
+def test_bodies_of_many_files_at_once(raw: RawServer, reads: Reads) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    sizes = [1, 2, 1000, 100_000, BODY_BYTES - 1, BODY_BYTES]
+    sizes += [int(BODY_BYTES ** rng.random()) for _ in range(300)]
+    rng.shuffle(sizes)
+
+    def in_pieces(request: Came) -> bool:
+        data, at = reply(request.target), 0
+        pieces = random.Random(f"{SEED}{request.target}")
+        while at < len(data):
+            end = at + int(len(data) ** pieces.uniform(0.5, 1))
+            request.sock.sendall(data[at:end])
+            at = end
+        return True
+
+    raw.script = in_pieces
+    targets = [f"/{number}/{size}" for number, size in enumerate(sizes)]
+    for target in targets:
+        assert reads.start(get(raw, target))
+    found = {target: (body, came, code) for target, body, came, code in map_outcomes(reads, sizes)}
+    for target, size in zip(targets, sizes, strict=True):
+        assert found[target] == (content(target, size), size, ""), f"seed {SEED}"
+    assert raw.connections <= AT_ONCE
+    assert reads.many._kept_bytes <= KEPT_BYTES
+
+
+def map_outcomes(reads: Reads, sizes: list[int]) -> list[tuple[str, bytes | None, int, str]]:
+    return [reads.outcome() for _ in sizes]
+
+
+def test_a_kept_connection_is_used_again(raw: RawServer, reads: Reads) -> None:
+    for number in range(5):
+        assert reads.read(get(raw, f"/{number}/500")) == content(f"/{number}/500", 500)
+    assert raw.connections == 1
+
+
+def test_one_that_closes_as_it_is_asked_is_replaced(raw: RawServer, reads: Reads) -> None:
+    raw.script = lambda came: came.number == 0 and answer(came)
+    for number in range(3):
+        assert reads.read(get(raw, f"/{number}/5")) == content(f"/{number}/5", 5)
+
+
+def test_what_is_more_than_fits_waits_its_turn(raw: RawServer, reads: Reads) -> None:
+    go_on = threading.Event()
+
+    def script(came: Came) -> bool:
+        go_on.wait(LIMIT_S)
+        return answer(came)
+
+    raw.script = script
+    targets = [f"/{number}/10" for number in range(AT_ONCE + 20)]
+    for target in targets:
+        assert reads.start(get(raw, target))
+    raw.wait(lambda: raw.has_asked(AT_ONCE), "as many as may")
+    assert len(reads.many._running) == AT_ONCE
+    go_on.set()
+    assert {reads.outcome()[1] for _ in targets} == {content(target, 10) for target in targets}
+
+
+# ---- what does not ----
+
+
+def instead(old: bytes, new: bytes) -> bytes:
+    assert RIGHT.count(old) == 1
+    return RIGHT.replace(old, new)
+
+
+WRONG = {
+    "403": instead(b"206 Partial Content", b"403 Forbidden"),
+    "404": instead(b"206 Partial Content", b"404 Not Found"),
+    "412": instead(b"206 Partial Content", b"412 Precondition Failed"),
+    "304-without-body": b'HTTP/1.1 304 Not Modified\r\nETag: "/f/100"\r\n\r\n',
+    "301": b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
+    "200": instead(b"206 Partial Content", b"200 OK"),
+    "200-another-length": b'HTTP/1.1 200 OK\r\nETag: "/f/100"\r\nContent-Length: 3\r\n\r\nabc',
+    "another-etag": instead(b'ETag: "/f/100"', b'ETag: "/g/100"'),
+    "no-etag": instead(b'ETag: "/f/100"\r\n', b""),
+    "another-range": instead(b"bytes 0-99/100", b"bytes 1-100/101"),
+    "no-range": instead(b"Content-Range: bytes 0-99/100\r\n", b""),
+    "shorter": instead(b"Content-Length: 100", b"Content-Length: 99"),
+    "longer": instead(b"Content-Length: 100", b"Content-Length: 101") + b"x",
+    "length-of-no-number": instead(b"Content-Length: 100", b"Content-Length: 0x64"),
+    "two-lengths": instead(b"Content-Length: 100", b"Content-Length: 100\r\ncontent-length: 7"),
+    "two-etags": instead(b'ETag: "/f/100"', b'ETag: "x"\r\nETag: "/f/100"'),
+    "no-chunks": instead(b"Content-Length: 100", b"Transfer-Encoding: chunked"),
+    "gzip-of-the-transfer": instead(b"ETag", b"Transfer-Encoding: gzip\r\nETag"),
+    "long-head": instead(b"ETag", b"X: " + b"x" * (1 << 20) + b"\r\nETag"),
+    "head-without-end": b"HTTP/1.1 206 Partial Content\r\nX: " + b"x" * 9000,
+    "http-9": instead(b"HTTP/1.1", b"HTTP/9.1"),
+    "short-status": instead(b"206 ", b"20 "),
+    "superscript-status": instead(b"206 ", "²06 ".encode("latin-1")),
+    "no-status": b"HTTP/1.1\r\n\r\n",
+    "no-head": b"\r\n\r\n",
+    "garbage": bytes(range(256)) * 2 + b"\r\n\r\n",
+    "nothing": b"",
+    "cut": RIGHT[:-1],
+    "endless": b"HTTP/1.1 403 Forbidden\r\n\r\n" + b"x" * (8 << 20),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_given_back_after_another_answer(raw: RawServer, reads: Reads, name: str) -> None:
+    """And the next read is not harmed by what is left of it."""
+
+    def script(came: Came) -> bool:
+        if came.target != "/f/100":
+            return answer(came)
+        came.sock.sendall(WRONG[name])
+        return False
+
+    raw.script = script
+    assert reads.read(get(raw, "/f/100")) is None
+    assert reads.read(get(raw, "/g/100")) == content("/g/100", 100)
+
+
+@pytest.mark.parametrize("more", ["http-1.0", "continue", "chunks", "encoded"])
+def test_right_ones_that_are_written_otherwise(raw: RawServer, reads: Reads, more: str) -> None:
+    body = content("/f/100", 100)
+    chunks = b"Transfer-Encoding: chunked"
+    found = {
+        "http-1.0": instead(b"HTTP/1.1", b"HTTP/1.0"),
+        "continue": b"HTTP/1.1 100 Continue\r\n\r\n" + RIGHT,
+        "chunks": RIGHT[:-100].replace(b"Content-Length: 100", chunks)
+        + b"32\r\n%s\r\n32\r\n%s\r\n0\r\n\r\n" % (body[:50], body[50:]),
+        "encoded": instead(b"ETag", b"Content-Encoding: gzip\r\nETag"),
+    }
+
+    def script(came: Came) -> bool:
+        came.sock.sendall(found[more])
+        return False
+
+    raw.script = script
+    assert reads.read(get(raw, "/f/100")) == body
+
+
+def test_what_comes_behind_a_body_answers_nobody(raw: RawServer, reads: Reads) -> None:
+    def script(came: Came) -> bool:
+        came.sock.sendall(reply(came.target) + (RIGHT if came.number == 0 else b""))
+        return True
+
+    raw.script = script
+    for target in ("/f/100", "/g/100", "/f/100"):
+        assert reads.read(get(raw, target)) in (content(target, 100), None)
+
+
+@pytest.mark.parametrize("place", ["closed", "nobody"])
+def test_given_back_where_no_connection_comes(reads: Reads, place: str) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}/f/10"
+        if place == "nobody":
+            url = "http://no.such.host.invalid/f/10"
+        assert reads.read(Get(url, (), 10, {}, ())) is None
+
+
+def test_given_back_after_silence(
+    raw: RawServer, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many_module, "LIMIT_S", 0.2)
+    go_on = threading.Event()
+    raw.script = lambda came: not go_on.wait(LIMIT_S)
+    assert reads.read(get(raw, "/f/10")) is None
+    go_on.set()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_head_of_any_bytes(reads: Reads, seed: int) -> None:
+    """Either the body is right, or it is given back."""
+    rng = random.Random(seed)
+    raw = RawServer()
+
+    def script(came: Came) -> bool:
+        data = bytearray(RIGHT[:-100])
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        came.sock.sendall(bytes(data) + RIGHT[-100:])
+        return False
+
+    raw.script = script
+    try:
+        assert reads.read(get(raw, "/f/100")) in (None, content("/f/100", 100))
+    finally:
+        raw.close()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_parsing_a_head_raises_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    first = rng.choice([b"HTTP/1.1 206 x", b"HTTP/1.1 ", b"HTTP/1.1 20x y", b"\r\n", b""])
+    found = parse_head(first + rng.randbytes(rng.randrange(100)))
+    assert 0 <= found.status <= 999
+
+
+# ---- the end ----
+
+
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE + 10])
+def test_the_end_gives_everything_back(raw: RawServer, count: int) -> None:
+    reads, go_on = Reads(), threading.Event()
+    raw.script = lambda came: not go_on.wait(LIMIT_S)
+    for number in range(count):
+        assert reads.start(get(raw, f"/{number}/10"))
+    raw.wait(lambda: raw.has_asked(min(count, AT_ONCE)), "they are asked for")
+    reads.thread.close(LIMIT_S)
+    assert [reads.outcome()[1:] for _ in range(count)] == [(None, 0, "unreachable")] * count
+    assert not reads.start(get(raw, "/late/10"))
+    go_on.set()
+    reads.close()
+
+
+def test_an_error_of_who_is_told_ends_it(raw: RawServer) -> None:
+    """The others are given back, and no more are taken."""
+    reads, go_on = Reads(), threading.Event()
+
+    def fail(body: memoryview | None, came: int, code: str) -> None:
+        raise ZeroDivisionError
+
+    def script(came: Came) -> bool:
+        if came.target == "/slow/10":
+            go_on.wait(LIMIT_S)
+        return answer(came)
+
+    raw.script = script
+    assert reads.start(get(raw, "/slow/10"))
+    assert reads.thread.start(get(raw, "/f/10"), fail)
+    assert reads.outcome() == ("/slow/10", None, 0, "unreachable")
+    go_on.set()
+    reads.close()
+    assert isinstance(reads.thread.error, ZeroDivisionError)
+    assert not reads.start(get(raw, "/late/10"))
+
+
+def test_no_descriptor_is_left(raw: RawServer) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        reads = Reads()
+        assert reads.read(get(raw, "/f/100")) == content("/f/100", 100)
+        reads.close()
+    raw.wait(lambda: raw.has_ended(3), "the connections are closed")
+    left = set(os.listdir("/proc/self/fd")) - before
+    assert len(left) <= 3, "those of the server's threads"
