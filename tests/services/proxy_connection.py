@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -68,6 +69,7 @@ class Connection:
 
     def serve(self) -> None:
         try:
+            self._shake_hands()
             while (head := self._client.read_head()) is not None:
                 if not self._exchange(head):
                     return
@@ -76,6 +78,13 @@ class Connection:
                 self._proxy.count_abort()
         except (_Cut, WireError, OSError):
             return  # the client sees a closed connection, as from a server that broke off
+
+    def _shake_hands(self) -> None:
+        """Raises OSError for a client that refuses the certificate, or speaks no TLS."""
+        sock = self._client.sock
+        if isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+            self._proxy.count_handshake(bool(sock.session_reused))
 
     def _exchange(self, head: Head) -> bool:
         """One request and its response. False: the connection is at its end."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.tls import Authority
 from tests.unit.connectors.raw_http import Rig
 from tests.unit.connectors.raw_http import rig as new_rig
 from tests.unit.connectors.scripted_s3 import ScriptedS3, scripted_s3
@@ -27,9 +28,19 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.fixture(params=["http", "https"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """Every test of `server` runs over both; one about a scheme names it by parametrization."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture
-def server() -> Iterator[ScriptedS3]:
-    with scripted_s3() as found:
+def server(scheme: str, authority: Authority, aws: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """Where it speaks TLS the environment names what to trust."""
+    if scheme == "https":
+        aws.setenv("AWS_CA_BUNDLE", str(authority.bundle))
+    with scripted_s3(authority.certificate if scheme == "https" else None) as found:
         yield found
 
 

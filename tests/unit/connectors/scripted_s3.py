@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.services.tls import server_context
+
 LISTING = (
     '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
     "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>{}</ListBucketResult>"
@@ -19,6 +21,7 @@ OBJECT = (
     "<ETag>&quot;e1&quot;</ETag><Size>{}</Size></Contents>"
 )
 ENDLESS_BYTES = 256 << 20  # so that a client that has never enough fails a test, and no machine
+GONE = ConnectionError, ssl.SSLError
 MODIFIED = "Sat, 21 Nov 2026 09:32:14 GMT"
 
 
@@ -85,15 +88,19 @@ class ScriptedS3:
 
 
 @contextlib.contextmanager
-def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
-    """Serves on loopback until the end of the block; `certificate`: PEM with its key, for TLS."""
+def scripted_s3(
+    certificate: Path | None = None,
+    newest: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED,
+) -> Iterator[ScriptedS3]:
+    """Serves on loopback until the end of the block; `certificate`: PEM with its key, for TLS up to
+    the version `newest`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # a client that has seen enough closes
+            with contextlib.suppress(*GONE):  # a client that has seen enough closes
                 super().handle()
 
         def do_GET(self) -> None:
@@ -115,7 +122,7 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
                 self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
-                with contextlib.suppress(ConnectionError):  # a client may have seen enough
+                with contextlib.suppress(*GONE):  # a client may have seen enough
                     self._write(answer)
             if answer.cut_after is not None:
                 self.close_connection = True
@@ -156,9 +163,10 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = True
     if certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
+        context = server_context(certificate, newest)
+        httpd.socket = context.wrap_socket(
+            httpd.socket, server_side=True, do_handshake_on_connect=False
+        )
     server = ScriptedS3(httpd.server_port, "https" if certificate else "http")
     thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
     thread.start()
