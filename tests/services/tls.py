@@ -11,6 +11,7 @@ import datetime
 import functools
 import ipaddress
 import ssl
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +99,10 @@ def server_context(
     context.load_cert_chain(certificate)
     if newest is not ssl.TLSVersion.MAXIMUM_SUPPORTED:
         context.set_ciphers("ALL:@SECLEVEL=0")  # OpenSSL refuses TLS 1.1 at every higher level
-        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
-        context.maximum_version = newest
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+            context.maximum_version = newest
     return context
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -79,12 +80,17 @@ def ranged(request: Request, data: bytes, etag: str = "e1") -> Answer:
 class ScriptedS3:
     """The running server: its URL, what it was asked, and the script that answers."""
 
-    def __init__(self, port: int, scheme: str) -> None:
-        self.url = f"{scheme}://127.0.0.1:{port}"
+    def __init__(self, port: int, tls: ssl.SSLContext | None) -> None:
+        self.tls = tls
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         self.requests: list[Request] = []
         self.stalled = threading.Event()
         self.sent_bytes = 0  # of endless bodies
         self.script: Script = lambda _request: error(404, "NoSuchKey")
+
+    def present(self, certificate: Path) -> None:
+        """Shows another certificate to whom connects from now on."""
+        self.tls = server_context(certificate)
 
 
 @contextlib.contextmanager
@@ -160,14 +166,19 @@ def scripted_s3(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
-    if certificate:
-        context = server_context(certificate, newest)
-        httpd.socket = context.wrap_socket(
-            httpd.socket, server_side=True, do_handshake_on_connect=False
-        )
-    server = ScriptedS3(httpd.server_port, "https" if certificate else "http")
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, object]:
+            """The connection's thread shakes hands."""
+            sock, address = super().get_request()
+            if server.tls is not None:
+                sock = server.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            return sock, address
+
+    httpd = Server(("127.0.0.1", 0), Handler)
+    tls = server_context(certificate, newest) if certificate else None
+    server = ScriptedS3(httpd.server_port, tls)
     thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
     thread.start()
     try:
