@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.services.authority import Authority
 from tests.services.s3_server import S3Server
-from tests.services.tls import Authority
 from tests.services.versitygw import versitygw
 
 REPOSITORY = Path(__file__).parents[1]

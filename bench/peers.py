@@ -62,8 +62,9 @@ def show(
     for scheme, contenders in passes.items():
         for who, runs in contenders.items():
             table.add(who, SCHEMES[scheme], *cells(median(runs)), len(runs))
-    if not has_s3fs():
-        result.notes.append("s3fs is not installed: no figure of it, and no bar compares with it.")
+    note = "s3fs is not installed: no figure of it, and no bar compares with it."
+    if not has_s3fs() and note not in result.notes:
+        result.notes.append(note)
 
 
 def medians(passes: Passes) -> dict[str, Pass]:

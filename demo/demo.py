@@ -144,6 +144,9 @@ def object_store(server: S3Server) -> Any:
     """obstore's client of the bucket: the plain GETs to compare with."""
     from obstore.store import S3Store
 
+    trusted: dict[str, Any] = {"allow_http": True}
+    if server.ca_bundle:
+        trusted = {"root_certificate": server.ca_bundle.read_bytes()}
     return S3Store(
         BUCKET,
         endpoint=server.endpoint_url,
@@ -151,7 +154,7 @@ def object_store(server: S3Server) -> Any:
         access_key_id=server.access_key,
         secret_access_key=server.secret_key,
         virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
+        client_options=trusted,  # type: ignore[arg-type]
     )
 
 
@@ -175,7 +178,7 @@ def play(box: Sandbox, real_server: bool) -> None:
         say("\nA cache smaller than the data: what is loaded and pinned stays.")
         preload.play(box, dataset, server)
         say("\nMany nodes, one cache: the same bucket, three workers.")
-        cluster.play(box, dataset, server.endpoint_url)
+        cluster.play(box, dataset, server)
         left = [pid for pid in box.processes() if pid != server.pid]
         expect(not left, f"processes left at the end: {left}")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.services.authority import Authority
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
-from tests.services.tls import Authority
 from tests.services.versitygw import versitygw
 from tests.turns import ByGroup, Turns
 

@@ -19,12 +19,12 @@ import pytest
 from cachefs.cli.status import ask_of
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
+from tests.services.authority import Authority
 from tests.services.cluster import Cluster, Machine
 from tests.services.commands import run_cachefs
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
-from tests.services.tls import Authority
 
 COMMAND_LIMIT_S = 60.0
 LOG_SHOWN = 40  # lines of each log of a test that failed

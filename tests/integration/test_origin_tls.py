@@ -13,9 +13,9 @@ import pytest
 
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
+from tests.services.authority import Authority
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy, status
-from tests.services.tls import Authority
 
 DEADLINE = ("--origin-deadline", "3s", "--sync-interval", "1s")
 PATIENT = ("--origin-deadline", "6s")  # a busy machine tries once within it, too

@@ -135,10 +135,11 @@ class Stream:
             count -= len(piece)
 
     def pour(self, count: int, target: Target, piece_bytes: Callable[[], int]) -> None:
-        """Like `move`, through a pipe: what did not come with the head is never copied to us."""
+        """Like `move`, through a pipe: what did not come with the head is never copied to us. What
+        comes over TLS is."""
         while count:
             limit = min(count, piece_bytes(), PIPE_BYTES)
-            if self._ahead:
+            if self._ahead or isinstance(self.sock, ssl.SSLSocket):
                 piece = self._read_piece(limit)
                 done = len(piece)
                 target(piece)

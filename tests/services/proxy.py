@@ -9,8 +9,8 @@ that it is cheap enough to sit in front of benches. One thread per client connec
         ...use proxy.endpoint_url...
         assert proxy.counters().body_bytes == size
 
-With a certificate the proxy speaks TLS to its clients, and plain HTTP to the server as before.
-`certificate` may be set to another one; connections that are made from then on get it.
+With a certificate the proxy speaks TLS to its clients; `present` shows another one to whom
+connects from then on. `upstream_ca` is what it trusts of a server whose URL says https.
 
 In another process: `python -m tests.services.proxy --upstream URL [--rate BYTES/S] [--latency S]
 [--certificate PEM]` prints one JSON line with its URL, serves `/-/...` (see `proxy_control`), and
@@ -76,6 +76,7 @@ __all__ = [
     "wrong_etag",
 ]
 
+CONNECT_LIMIT_S = 10.0
 STOP_LIMIT_S = 10.0
 LONG_NAP_S = 0.1
 
@@ -108,9 +109,13 @@ class FaultProxy:
         host: str = "127.0.0.1",
         port: int = 0,
         certificate: Path | None = None,
+        upstream_ca: Path | None = None,
     ) -> None:
         url = urlsplit(upstream_url)
         self.upstream = (url.hostname or "127.0.0.1", url.port or 80)
+        self._upstream_tls: ssl.SSLContext | None = None
+        if url.scheme == "https":
+            self._upstream_tls = ssl.create_default_context(cafile=upstream_ca)
         self.host = host
         self.port = port
         self.latency_s = latency_s
@@ -294,6 +299,15 @@ class FaultProxy:
             connection.close()
             with self._changed:
                 del self._connections[threading.current_thread()]
+
+    def connect(self) -> Stream:
+        """A new connection to the server. Raises OSError."""
+        sock = socket.create_connection(self.upstream, CONNECT_LIMIT_S)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._upstream_tls is not None:
+            sock = self._upstream_tls.wrap_socket(sock, server_hostname=self.upstream[0])
+        return Stream(sock)
 
     def choose(self, request: Request) -> Fault | None:
         """Counts a request and says what hits it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -28,8 +27,6 @@ from tests.services.http_wire import Head, Stream, WireError
 
 if TYPE_CHECKING:
     from tests.services.proxy import FaultProxy
-
-CONNECT_LIMIT_S = 10.0
 
 
 class _ClientGone(Exception):
@@ -147,10 +144,7 @@ class Connection:
     def _ask(self, head: Head) -> Head:
         upstream = self._upstream
         if upstream is None:
-            sock = socket.create_connection(self._proxy.upstream, CONNECT_LIMIT_S)
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            upstream = self._upstream = Stream(sock)
+            upstream = self._upstream = self._proxy.connect()
             if self._closed.is_set():  # `wake` may have missed it
                 raise _Cut
         upstream.send(head.encode())

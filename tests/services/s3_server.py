@@ -66,7 +66,11 @@ class S3Server:
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
         )
-        config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+        config = Config(
+            s3={"addressing_style": "path"},
+            retries={"max_attempts": 1},
+            request_checksum_calculation="when_required",  # versitygw reads no trailer over TLS
+        )
         trusted = str(self.ca_bundle) if self.ca_bundle else None
         return session.client("s3", endpoint_url=self.endpoint_url, config=config, verify=trusted)
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.light_origin import span
-from tests.services.tls import Authority
+from tests.services.authority import Authority
 
 ETAG = '"0123abcd"'
 BODY = random.Random(1).randbytes(300_000)

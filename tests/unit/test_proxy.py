@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from tests.services import proxy as faulty
+from tests.services.authority import Authority
 from tests.services.faults import Armed, Fault, Request, Rule, choose
 from tests.services.http_wire import Head
 from tests.services.proxy import FaultProxy
 from tests.services.shaper import Shaper
-from tests.services.tls import Authority
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 ETAG = '"right"'

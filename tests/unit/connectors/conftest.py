@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.tls import Authority
+from tests.services.authority import Authority
 from tests.unit.connectors.raw_http import Rig
 from tests.unit.connectors.raw_http import rig as new_rig
 from tests.unit.connectors.scripted_s3 import ScriptedS3, scripted_s3

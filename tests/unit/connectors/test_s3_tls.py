@@ -18,7 +18,7 @@ from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
-from tests.services.tls import Authority
+from tests.services.authority import Authority
 from tests.unit.connectors.scripted_s3 import (
     Answer,
     Request,
