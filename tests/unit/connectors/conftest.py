@@ -28,11 +28,29 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.fixture(params=["http", "https"])
-def scheme(request: pytest.FixtureRequest) -> str:
-    """Every test of `server` runs over both; one about a scheme names it by parametrization."""
-    found: str = request.param
-    return found
+# Tests of proxies for plain HTTP, of what obstore does otherwise over TLS, and of sockets.
+HTTP_ALONE = {
+    "test_a_proxy_of_the_environment_is_used",
+    "test_a_close_ends_a_read_in_another_thread",
+    "test_an_unknown_coding_of_the_transfer_is_refused",
+    "test_the_body_of_a_refusal_has_a_limit",
+    "test_a_refusal_is_read_to_its_limit",
+}
+HTTP_ALONE_MODULES = {"tests.unit.connectors.test_s3_direct"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test of `server` runs over both schemes, unless it is about one."""
+    if "server" in metafunc.fixturenames:
+        named = metafunc.function.__name__ in HTTP_ALONE
+        alone = named or metafunc.module.__name__ in HTTP_ALONE_MODULES
+        metafunc.parametrize("scheme", ["http"] if alone else ["http", "https"])
+
+
+@pytest.fixture
+def scheme() -> str:
+    """What `server` speaks: see `pytest_generate_tests`."""
+    return "http"
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cachefs.core.errors import BY_CODE
 from connectors.base import Address, Request
 from tests.services.streams_thread import StreamsThread
-from tests.services.tls import server_context
 
 LIMIT_S = 20.0  # of every wait
 
@@ -81,11 +79,9 @@ def answer(request: Came) -> bool:
 
 
 class RawServer:
-    """Runs until `close`. `requests`: the targets in the order in which they came. With a
-    certificate the server speaks TLS; what a script sends on `Came.sock` is encrypted."""
+    """Runs until `close`. `requests`: the targets in the order in which they came."""
 
-    def __init__(self, certificate: Path | None = None) -> None:
-        self._tls = server_context(certificate) if certificate else None
+    def __init__(self) -> None:
         self.script: Script = answer
         self.requests: list[str] = []
         self.ended = 0  # connections
@@ -119,8 +115,6 @@ class RawServer:
             except OSError:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:  # the connection's thread shakes hands
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             thread = threading.Thread(target=self._serve, args=(sock, len(self._connections)))
             self._connections.append(sock)
             self._threads.append(thread)
@@ -148,7 +142,7 @@ class RawServer:
         self._accepting.join(LIMIT_S)
         for sock in self._connections:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive(), "a script waits for ever"

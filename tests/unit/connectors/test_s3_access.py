@@ -146,7 +146,6 @@ def test_a_wrong_region_is_named(server: ScriptedS3) -> None:
         source.check()
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 def test_a_proxy_of_the_environment_is_used(server: ScriptedS3, aws: pytest.MonkeyPatch) -> None:
     server.script = answer
     aws.setenv("HTTP_PROXY", server.url)

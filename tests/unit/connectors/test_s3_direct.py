@@ -15,7 +15,6 @@ from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, range
 from tests.unit.connectors.test_s3_faults import DATA, VERSION, connector, read
 
 LIMIT_S = 10.0
-pytestmark = pytest.mark.parametrize("scheme", ["http"])
 
 
 @pytest.fixture
@@ -129,14 +128,14 @@ def test_without_etags_the_time_is_compared(server: ScriptedS3) -> None:
         source.read(b"f", 0, len(DATA), other)
 
 
-@pytest.mark.parametrize("named", ["http", "https"])
-def test_what_it_serves(named: str, scheme: str, aws: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_what_it_serves(scheme: str, aws: pytest.MonkeyPatch) -> None:
     def serves() -> bool:
-        options = S3Options(endpoint_url=f"{named}://origin.test", region="us-east-1")
+        options = S3Options(endpoint_url=f"{scheme}://origin.test", region="us-east-1")
         return S3Connector("bucket", "", options)._direct.serves()
 
-    assert serves() == (named == "http")
+    assert serves() == (scheme == "http")
     aws.setenv("HTTP_PROXY", "http://proxy.test:3128")
     assert not serves()
     aws.setenv("NO_PROXY", "origin.test")
-    assert serves() == (named == "http")
+    assert serves() == (scheme == "http")

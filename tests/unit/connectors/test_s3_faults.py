@@ -260,7 +260,6 @@ def test_a_reply_that_stalls(
     assert "in time" in failure.cause
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 @pytest.mark.parametrize("path", [b"f", b"tab\tand\x7f"])
 def test_a_close_ends_a_read_in_another_thread(server: ScriptedS3, path: bytes) -> None:
     """The body stalls, and the time-out of the read is far away."""

@@ -95,7 +95,6 @@ def test_a_body_in_chunks_that_is_cut(
     assert failure.retryable
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 @pytest.mark.parametrize("path", [SOCKETS, URLLIB3], indirect=True)
 def test_an_unknown_coding_of_the_transfer_is_refused(server: ScriptedS3, path: bytes) -> None:
     def script(request: Request) -> Answer:
@@ -238,7 +237,6 @@ def test_pages_without_keys_before_others(server: ScriptedS3) -> None:
 # ---- a body has a limit ----
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 @pytest.mark.parametrize("path", [SOCKETS, URLLIB3], indirect=True)
 def test_the_body_of_a_refusal_has_a_limit(server: ScriptedS3, path: bytes) -> None:
     server.script = lambda _request: Answer(503, b"<Error>" + b"x" * 65536, endless=True)
@@ -255,7 +253,6 @@ def test_the_body_of_a_refused_listing_has_a_limit(server: ScriptedS3) -> None:
     assert server.sent_bytes < IN_FLIGHT_BYTES
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 def test_a_refusal_is_read_to_its_limit(server: ScriptedS3) -> None:
     """Words that go beyond it are lost; the status is not."""
     server.script = lambda _request: error(503, "SlowDown", "x" * (s3_http.ERROR_BYTES - 200))
