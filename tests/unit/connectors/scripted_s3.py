@@ -86,6 +86,7 @@ class ScriptedS3:
         self.requests: list[Request] = []
         self.stalled = threading.Event()
         self.sent_bytes = 0  # of endless bodies
+        self.connections = 0
         self.script: Script = lambda _request: error(404, "NoSuchKey")
 
     def present(self, certificate: Path) -> None:
@@ -172,6 +173,7 @@ def scripted_s3(
         def get_request(self) -> tuple[socket.socket, object]:
             """The connection's thread shakes hands."""
             sock, address = super().get_request()
+            server.connections += 1
             if server.tls is not None:
                 sock = server.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             return sock, address
