@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Bucket, Node
-from tests.integration.dataset import body
+from tests.integration.dataset import body, digests, expected, images
 from tests.services.authority import Authority
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy, status
+from tests.services.versitygw import versitygw
 
+MIB = 1 << 20
 DEADLINE = ("--origin-deadline", "3s", "--sync-interval", "1s")
 PATIENT = ("--origin-deadline", "6s")  # a busy machine tries once within it, too
 NAMED_S = 30.0
@@ -35,6 +37,19 @@ def reads(path: Path, data: bytes) -> bool:
         return path.read_bytes() == data
     except OSError:
         return False
+
+
+def test_a_real_server_over_tls(node: Node, authority: Authority, tmp_path: Path) -> None:
+    """Without a proxy in between: listings, small files, the ranges of a large one."""
+    pem, bundle = authority.certificate, authority.bundle
+    with versitygw(tmp_path / "gateway", certificate=pem, ca_bundle=bundle) as server:
+        bucket = Bucket(server, "over-tls")
+        bucket.ca_bundle = bundle
+        files = {**images(20), "big": body(1, 24 * MIB), "empty": b""}
+        bucket.fill(files)
+        mounted = node.mount(bucket.url, *bucket.options)
+        assert digests(mounted) == expected(files)
+        node.umount(mounted)
 
 
 def test_a_mount_names_what_is_wrong_with_a_certificate(
