@@ -69,7 +69,7 @@ class Demo:
         expect(self.read_mount("cachefs, warm") == 0, "a warm pass asked the origin")
         row(
             "plain GETs from the server, 16 threads",
-            readers.from_bucket(self.dataset, object_store(self.server), PREFIX),
+            readers.from_bucket(self.dataset, self.server, BUCKET, PREFIX),
         )
         row(
             "the same files in a local directory",
@@ -138,24 +138,6 @@ def origin_bytes(status: dict[str, Any]) -> int:
     """Body bytes that came from the origin since the server started."""
     value: int = status["cache"]["origin_bytes"]
     return value
-
-
-def object_store(server: S3Server) -> Any:
-    """obstore's client of the bucket: the plain GETs to compare with."""
-    from obstore.store import S3Store
-
-    trusted: dict[str, Any] = {"allow_http": True}
-    if server.ca_bundle:
-        trusted = {"root_certificate": server.ca_bundle.read_bytes()}
-    return S3Store(
-        BUCKET,
-        endpoint=server.endpoint_url,
-        region=server.region,
-        access_key_id=server.access_key,
-        secret_access_key=server.secret_key,
-        virtual_hosted_style_request=False,
-        client_options=trusted,  # type: ignore[arg-type]
-    )
 
 
 def play(box: Sandbox, real_server: bool) -> None:

@@ -63,7 +63,6 @@ def command(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 def test_small_files_come_once_with_few_connections(
     node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes], rng: random.Random
 ) -> None:
@@ -170,7 +169,6 @@ def test_replaced_and_deleted_among_others(
     assert read_all(mounted, files, rng) == []
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 def test_the_server_is_killed_while_they_are_read(
     node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes], rng: random.Random
 ) -> None:
@@ -194,7 +192,6 @@ def test_the_server_is_killed_while_they_are_read(
     assert digests(mounted) == expected(files)
 
 
-@pytest.mark.parametrize("scheme", ["http"])
 def test_the_process_for_them_is_killed_while_they_are_read(
     node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes], rng: random.Random
 ) -> None:

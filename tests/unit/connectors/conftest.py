@@ -28,22 +28,13 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-# Tests of proxies for plain HTTP, of what obstore does otherwise over TLS, and of sockets.
-HTTP_ALONE = {
-    "test_a_proxy_of_the_environment_is_used",
-    "test_a_close_ends_a_read_in_another_thread",
-    "test_an_unknown_coding_of_the_transfer_is_refused",
-    "test_the_body_of_a_refusal_has_a_limit",
-    "test_a_refusal_is_read_to_its_limit",
-}
-HTTP_ALONE_MODULES = {"tests.unit.connectors.test_s3_direct"}
+HTTP_ALONE = {"test_a_proxy_of_the_environment_is_used"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test of `server` runs over both schemes, unless it is about one."""
     if "server" in metafunc.fixturenames:
-        named = metafunc.function.__name__ in HTTP_ALONE
-        alone = named or metafunc.module.__name__ in HTTP_ALONE_MODULES
+        alone = metafunc.function.__name__ in HTTP_ALONE
         metafunc.parametrize("scheme", ["http"] if alone else ["http", "https"])
 
 
