@@ -19,6 +19,7 @@ import pytest
 from cachefs.cli.status import ask_of
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
+from tests.services.authority import Authority
 from tests.services.cluster import Cluster, Machine
 from tests.services.commands import run_cachefs
 from tests.services.processes import NotInTime, is_running, wait_until, waits
@@ -232,10 +233,12 @@ class Bucket:
         self.client.create_bucket(Bucket=name)
         self.url = f"s3://{name}"
         self.endpoint_url = server.endpoint_url
+        self.ca_bundle: Path | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--endpoint-url", self.endpoint_url)
+        trusted = ("--ca-bundle", str(self.ca_bundle)) if self.ca_bundle else ()
+        return ("--endpoint-url", self.endpoint_url, *trusted)
 
     def put(self, key: str, body: bytes) -> None:
         self.client.put_object(Bucket=self.name, Key=key, Body=body)
@@ -254,10 +257,19 @@ def bucket(s3: S3Server) -> Bucket:
 
 
 @pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+def scheme() -> str:
+    """What mounts speak to an origin with faults. Real stores speak TLS, so tests that are slow run
+    over TLS alone; a mount without `proxy` speaks plain HTTP. Some tests parametrize both."""
+    return "https"
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, scheme: str, authority: Authority) -> Iterator[FaultProxy]:
     """A proxy before the bucket's server, which counts; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
+    certificate = authority.certificate if scheme == "https" else None
+    with FaultProxy(bucket.endpoint_url, certificate=certificate) as between:
         bucket.endpoint_url = between.endpoint_url
+        bucket.ca_bundle = authority.bundle if certificate else None
         yield between
 
 
