@@ -43,7 +43,7 @@ bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (n
 
 requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.in ask for
 	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
-	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster --extra demo pyproject.toml \
+	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster pyproject.toml \
 		-c requirements/dev.txt -o requirements/run.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt
