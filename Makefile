@@ -4,7 +4,7 @@ UV_COMPILE := .venv/bin/uv pip compile --quiet --system-certs --universal --pyth
 	--generate-hashes --no-annotate --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format unit bench requirements venv versitygw clean
+.PHONY: help demo test coverage check lint format unit bench requirements venv versitygw clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -17,6 +17,11 @@ test: ## all checks and all tests (needs root and /dev/fuse)
 	@scripts/bootstrap dev --fuse "make test"
 	@scripts/versitygw
 	@$(PY) scripts/check.py all
+
+coverage: ## as `make test`, and measures the coverage of the tests' own processes
+	@scripts/bootstrap dev --fuse "make coverage"
+	@scripts/versitygw
+	@$(PY) scripts/check.py coverage
 
 check: venv ## the fast checks: format, lint, types, imports, docs, unit tests
 	@$(PY) scripts/check.py fast
@@ -38,7 +43,7 @@ bench: ## every bar of performance, peers beside it; writes bench/RESULTS*.md (n
 
 requirements: venv ## pin and hash anew what pyproject.toml and requirements/*.in ask for
 	@$(UV_COMPILE) $(UPGRADE) --all-extras pyproject.toml -o requirements/dev.txt
-	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster --extra demo pyproject.toml \
+	@$(UV_COMPILE) $(UPGRADE) --extra s3 --extra pyfuse3 --extra cluster pyproject.toml \
 		-c requirements/dev.txt -o requirements/run.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	@$(UV_COMPILE) $(UPGRADE) requirements/go.in -o requirements/go.txt

@@ -4,7 +4,7 @@ the origin.
 4 KiB at a time by one reader, 128 KiB by eight, neither aligned nor announced to the kernel. The
 file is sparse at the origin, but every page that is touched holds bytes of its own there, and each
 read is compared. The light origin counts the body bytes that it sends; rclone's mount2 stands
-beside, with the same reads.
+beside, with the same reads. Over TLS and over plain HTTP.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import random
 from bench.datasets import MIB, STAMP, Dataset
 from bench.harness import Lab, Pass, main
 from bench.mounts import Mounted
-from bench.origin import Shaped
-from bench.report import Result
+from bench.origin import SCHEMES, Shaped
+from bench.report import Result, Table
 
 BAR = 1.1
 LATENCY_S = 0.005
@@ -25,10 +25,10 @@ WORK = {"4 KiB, 1 reader": (4 << 10, 1), "128 KiB, 8 readers": (128 << 10, 8)}
 
 
 def run(lab: Lab, result: Result) -> None:
-    reads = lab.size(400, 100)
     columns = (
         "reads",
         "who",
+        "over",
         "count",
         "distinct pages",
         "origin's bytes, of these",
@@ -36,26 +36,34 @@ def run(lab: Lab, result: Result) -> None:
         "GETs",
     )
     table = result.table("One 10 GiB file, cold", *columns)
-    with lab.light() as origin:
-        origin.shape(None, LATENCY_S)
-        for seed, (work, (read_bytes, readers)) in enumerate(WORK.items()):
-            data = lab.datasets.sparse(lab.size(10 << 10, 2 << 10))
-            places = plan(data, read_bytes, reads, seed)
-            pages = {page for at in places for page in touched(at, read_bytes)}
-            fill(data, pages)
-            for who, mounting in {
-                "cachefs": lab.ours(
-                    data.url, "--transport", "kernel", url=origin.url, cache_size="11GiB"
-                ),
-                "rclone mount2": lab.rclone(data, origin.url),
-            }.items():
-                with mounting as mount:
-                    how = {"places": places, "read_bytes": read_bytes, "readers": readers}
-                    done, body, gets = counted(lab, mount, origin, data, how)
-                ratio = body / (len(pages) * MIB)
-                table.add(work, who, done.files, len(pages), ratio, done.files_per_s, gets)
-                if who == "cachefs":
-                    result.bar(f"origin's bytes of distinct pages, {work}", ratio, BAR, "x")
+    for scheme in SCHEMES:
+        with lab.light(scheme) as origin:
+            origin.shape(None, LATENCY_S)
+            for seed, work in enumerate(WORK):
+                one_kind(lab, result, table, origin, scheme, work, seed)
+
+
+def one_kind(
+    lab: Lab, result: Result, table: Table, origin: Shaped, scheme: str, work: str, seed: int
+) -> None:
+    """The same reads by ours and by rclone."""
+    (read_bytes, readers), over = WORK[work], SCHEMES[scheme]
+    data = lab.datasets.sparse(lab.size(10 << 10, 2 << 10))
+    places = plan(data, read_bytes, lab.size(400, 100), seed)
+    pages = {page for at in places for page in touched(at, read_bytes)}
+    fill(data, pages)
+    flags = ("--transport", "kernel")
+    for who, mounting in {
+        "cachefs": lab.ours(data.url, *flags, url=origin.url, cache_size="11GiB"),
+        "rclone mount2": lab.rclone(data, origin.url),
+    }.items():
+        with mounting as mount:
+            how = {"places": places, "read_bytes": read_bytes, "readers": readers}
+            done, body, gets = counted(lab, mount, origin, data, how)
+        ratio = body / (len(pages) * MIB)
+        table.add(work, who, over, done.files, len(pages), ratio, done.files_per_s, gets)
+        if who == "cachefs":
+            result.bar(f"origin's bytes of distinct pages, {work}, {over}", ratio, BAR, "x")
 
 
 def plan(data: Dataset, read_bytes: int, count: int, seed: int) -> list[int]:

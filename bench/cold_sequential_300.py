@@ -1,58 +1,71 @@
 """A cold sequential read of 8 GiB runs at the origin's rate: >= 0.95 x the shape (300 MB/s and 15
-ms), with at most 0.7 s of CPU per GB (client and server) more than obstore into the same place.
+ms), with at most 0.7 s of CPU per GB (client and server) more than a client into the same place:
+bare libcurl over TLS, obstore over plain HTTP.
 
-obstore takes 16 ranges of 8 MiB at a time into a file on the same tmpfs. rclone's mount2 reads 2
-GiB. The origin is the light one, so that it leaves the CPUs to those who are measured. The kernel
-forgets the pages that were read, as it does with data larger than memory: a virtual machine gets
-its last gigabytes from its host, at many times the price of a copy.
+obstore takes 16 ranges of 8 MiB at a time into a file on the same tmpfs, bare libcurl 4. rclone's
+mount2, and the client without a bar, read 2 GiB. The origin is the light one, so that it leaves the
+CPUs to those who are measured. The kernel forgets the pages that were read, as it does with data
+larger than memory: a virtual machine gets its last gigabytes from its host, at many times the price
+of a copy.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from bench.datasets import Dataset
-from bench.harness import Lab, Pass, main, median
-from bench.mounts import Mounted
+from bench.harness import Lab, Pass, main
+from bench.origin import PLAIN, SCHEMES, TLS
+from bench.peers import CURL, OBSTORE, OURS, RCLONE, Act, cold, medians, mounts, show, turns
 from bench.report import Result
 
 RATE_BYTES_PER_S = 300e6
 LATENCY_S = 0.015
 MORE_CPU_S_PER_GB = 0.7
+IN_FLIGHT = 4
+CLIENTS = {TLS: CURL, PLAIN: OBSTORE}
 
 
 def run(lab: Lab, result: Result) -> None:
-    data, peers = lab.datasets.sparse(lab.size(8192, 512)), lab.datasets.sparse(lab.size(2048, 512))
-    passes: dict[str, list[Pass]] = {"cachefs": [], "obstore": [], "rclone mount2": []}
-    with lab.light() as origin:
-        origin.shape(RATE_BYTES_PER_S, LATENCY_S)
-        for _ in range(lab.runs):
-            mounting = lab.ours(
-                data.url, "--transport", "kernel", url=origin.url, cache_size="10GiB"
-            )
-            with mounting as mount:
-                passes["cachefs"].append(cold(lab, mount, data))
-            passes["obstore"].append(lab.obstore("obstore_to_file", data, origin.url))
-        with lab.rclone(peers, origin.url) as mount:
-            passes["rclone mount2"].append(cold(lab, mount, peers))
-    title = f"{data.size_bytes / 1e9:.1f} GB, once; {peers.size_bytes / 1e9:.1f} GB by rclone"
-    columns = ("who", "MB/s", "of the shape", "CPU s per GB", "runs")
-    table = result.table(title, *columns)
-    for who, runs in passes.items():
-        one = median(runs)
-        table.add(who, one.mb_per_s, share(one), one.cpu_s_per_gb, len(runs))
-    ours, obstore = median(passes["cachefs"]), median(passes["obstore"])
-    result.bar("cold sequential, of the shaped rate", share(ours), 0.95, "x", at_least=True)
-    limit = obstore.cpu_s_per_gb + MORE_CPU_S_PER_GB
-    result.bar("cold sequential, CPU per GB", ours.cpu_s_per_gb, limit, "s")
-    result.notes.append("CPU: all processes of a file system; the whole process of obstore.")
+    large, less = lab.datasets.sparse(lab.size(8192, 512)), lab.datasets.sparse(lab.size(2048, 512))
+    contenders = {}
+    with ExitStack() as stack:
+        for scheme in SCHEMES:
+            origin = stack.enter_context(lab.light(scheme))
+            origin.shape(RATE_BYTES_PER_S, LATENCY_S)
+            contenders[scheme] = against(lab, scheme, large, less, origin.url)
+        passes = turns(lab, contenders)
+    show(
+        result,
+        f"{large.size_bytes / 1e9:.1f} GB, once; without a bar {less.size_bytes / 1e9:.1f} GB",
+        passes,
+        ("MB/s", "of the shape", "CPU s per GB"),
+        lambda one: (one.mb_per_s, share(one), one.cpu_s_per_gb),
+    )
+    for scheme, over in SCHEMES.items():
+        found = medians(passes[scheme])
+        rate, claim = share(found[OURS]), f"cold sequential over {over}, of the shaped rate"
+        result.bar(claim, rate, 0.95, "x", at_least=True)
+        limit = found[CLIENTS[scheme]].cpu_s_per_gb + MORE_CPU_S_PER_GB
+        claim = f"cold sequential over {over}, CPU per GB"
+        result.bar(claim, found[OURS].cpu_s_per_gb, limit, "s")
+    result.notes.append("CPU: all processes of a file system; the whole process of a client.")
+
+
+def against(lab: Lab, scheme: str, data: Dataset, less: Dataset, url: str) -> dict[str, Act]:
+    by = {who: data if who == CLIENTS[scheme] else less for who in (CURL, OBSTORE)}
+    flags = ("--transport", "kernel")
+    mounting = lambda: lab.ours(data.url, *flags, url=url, cache_size="10GiB")  # noqa: E731
+    return {
+        OURS: cold(lab, mounting, data, forget=True),
+        CURL: lambda: lab.client("curl_to_file", by[CURL], url, IN_FLIGHT),
+        OBSTORE: lambda: lab.client("obstore_to_file", by[OBSTORE], url),
+        RCLONE: mounts(lab, less, url, forget=True)[RCLONE],
+    }
 
 
 def share(one: Pass) -> float:
     return one.mb_per_s * 1e6 / RATE_BYTES_PER_S
-
-
-def cold(lab: Lab, mount: Mounted, data: Dataset) -> Pass:
-    lab.drop_caches()
-    return lab.read(mount, data, forget=True)
 
 
 if __name__ == "__main__":

@@ -1,42 +1,66 @@
-"""Cold files of 110 KiB, 16 readers, origin unshaped: >= 2 x `rclone mount2 --vfs-cache-mode full`.
+"""Cold files of 110 KiB, 16 readers, origin unshaped, over TLS: >= 2 x `rclone mount2
+--vfs-cache-mode full` and s3fs, at <= 0.6 x their CPU per file. Over plain HTTP: >= 2 x rclone.
 
-obstore in 16 threads stands beside them: plain GETs of the same objects, no file system.
+obstore in 16 threads and bare libcurl with 16 requests in flight stand beside them: plain GETs of
+the same objects, no file system. All take turns.
 """
 
 from __future__ import annotations
 
 from bench.datasets import Dataset
-from bench.harness import Lab, Pass, main, median
-from bench.mounts import Mounted
+from bench.harness import Lab, main
+from bench.origin import PLAIN, SCHEMES, TLS
+from bench.peers import (
+    CURL,
+    OBSTORE,
+    OURS,
+    RCLONE,
+    Act,
+    cold,
+    compare_mounts,
+    compare_mounts_cpu,
+    medians,
+    mounts,
+    show,
+    turns,
+)
 from bench.report import Result
 
 READERS = 16
+AT_LEAST, CPU_AT_MOST = 2.0, 0.6  # of the better mount
 
 
 def run(lab: Lab, result: Result) -> None:
     # So many that the start (the first listing, the first connections) is a small part of it.
     data = lab.datasets.small(lab.size(8000, 500))
-    url = lab.origin.direct_url
-    passes: dict[str, list[Pass]] = {"cachefs": [], "rclone mount2": [], "obstore": []}
-    for _ in range(lab.runs):
-        with lab.ours(data.url, url=url) as mount:
-            passes["cachefs"].append(cold(lab, mount, data))
-        with lab.rclone(data, url) as mount:
-            passes["rclone mount2"].append(cold(lab, mount, data))
-        passes["obstore"].append(lab.obstore("obstore_files", data, url))
-    title = f"{len(data.names):,} files of 110 KiB, 16 readers, median of {lab.runs}"
-    table = result.table(title, "who", "files/s", "MB/s", "CPU us per file")
-    for who, runs in passes.items():
-        one = median(runs)
-        table.add(who, one.files_per_s, one.mb_per_s, one.cpu_us_per_file)
-    ratio = median(passes["cachefs"]).files_per_s / median(passes["rclone mount2"]).files_per_s
-    result.bar("cold small files, of rclone mount2", ratio, 2.0, "x", at_least=True)
-    result.notes.append("CPU: client and server of a file system; the whole process of obstore.")
+    passes = turns(lab, {s: against(lab, data, lab.over(s).direct_url) for s in SCHEMES})
+    show(
+        result, f"{len(data.names):,} files of 110 KiB, {READERS} readers", passes,
+        ("files/s", "MB/s", "CPU us per file"),
+        lambda one: (one.files_per_s, one.mb_per_s, one.cpu_us_per_file),
+    )  # fmt: skip
+    compare_mounts(
+        result, "cold small files over TLS, of the better mount", passes[TLS],
+        lambda one: one.files_per_s, AT_LEAST,
+    )  # fmt: skip
+    compare_mounts_cpu(
+        result, "cold small files over TLS, CPU per file, of the mount that takes less",
+        passes[TLS], lambda one: one.cpu_us_per_file, CPU_AT_MOST,
+    )  # fmt: skip
+    plain = medians(passes[PLAIN])
+    ratio = plain[OURS].files_per_s / plain[RCLONE].files_per_s
+    claim = "cold small files over plain HTTP, of rclone mount2"
+    result.bar(claim, ratio, AT_LEAST, "x", at_least=True)
+    result.notes.append("CPU: all processes of a file system; the whole process of a client.")
 
 
-def cold(lab: Lab, mount: Mounted, data: Dataset) -> Pass:
-    lab.drop_caches()
-    return lab.read(mount, data, readers=READERS)
+def against(lab: Lab, data: Dataset, url: str) -> dict[str, Act]:
+    return {
+        OURS: cold(lab, lambda: lab.ours(data.url, url=url), data, readers=READERS),
+        **mounts(lab, data, url, readers=READERS),
+        OBSTORE: lambda: lab.client("obstore_files", data, url, READERS),
+        CURL: lambda: lab.client("curl_files", data, url, READERS),
+    }
 
 
 if __name__ == "__main__":

@@ -1,63 +1,75 @@
-"""Cold files of 110 KiB, 64 in flight, origin with 20 ms of latency: >= 0.9 x obstore with as many
-threads, and at most 0.4 ms of CPU per file (client and server) more than obstore.
+"""Cold files of 110 KiB, 64 in flight, origin with 20 ms of latency, over TLS: >= 0.9 x bare
+libcurl with as many requests in flight, in the order of the names and shuffled. Over plain HTTP:
+>= 0.9 x obstore with as many threads, at <= 0.4 ms of CPU per file more than obstore.
 
-64 readers, and so many threads of obstore. They read in the order of the names, so what they will
-open is read ahead: the origin is asked for more than 64 files at a time. In a shuffled order
-nothing is foreseen, and 64 is all there is; both are shown. rclone's mount2 stands beside, and
-obstore with as many threads as ours has requests in flight at most. The origin is the light one: 64
-requests in 20 ms are 3,200 a second, which a real server cannot answer on the CPUs that all share.
+64 readers. They read in the order of the names, so what they will open is read ahead: the origin is
+asked for more than 64 files at a time. In a shuffled order nothing is foreseen, and 64 is all there
+is. rclone's mount2 stands beside. The origin is the light one: 64 requests in 20 ms are 3,200 a
+second, which a real server cannot answer on the CPUs that all share.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from contextlib import ExitStack
 
 from bench.datasets import Dataset
-from bench.harness import Lab, Pass, main, median
-from bench.mounts import Mounted
+from bench.harness import Lab, main
+from bench.origin import PLAIN, SCHEMES, TLS
+from bench.peers import CURL, OBSTORE, OURS, RCLONE, Act, Passes, cold, medians, mounts, show, turns
 from bench.report import Result
-from connectors.fetch.request import AT_ONCE
 
 LATENCY_S = 0.02
 IN_FLIGHT = 64
+AT_LEAST = 0.9
 MORE_CPU_US = 400.0
 SHUFFLED = "cachefs, shuffled"
-MANY = f"obstore, {AT_ONCE} threads"
 
 
 def run(lab: Lab, result: Result) -> None:
     data = lab.datasets.small(lab.size(8000, 1000))
-    passes: defaultdict[str, list[Pass]] = defaultdict(list)
-    with lab.light() as origin:
-        origin.shape(None, LATENCY_S)
-        for _ in range(lab.runs):
-            for who in ("cachefs", SHUFFLED):
-                with lab.ours(data.url, "--transport", "kernel", url=origin.url) as mount:
-                    passes[who].append(cold(lab, mount, data, shuffled=who == SHUFFLED))
-            for who, threads in (("obstore", IN_FLIGHT), (MANY, AT_ONCE)):
-                passes[who].append(lab.obstore("obstore_files", data, origin.url, threads))
-        with lab.rclone(data, origin.url) as mount:
-            passes["rclone mount2"].append(cold(lab, mount, data))
-    show(result, passes, f"{len(data.names):,} files of 110 KiB, {IN_FLIGHT} readers")
-    ours, obstore = median(passes["cachefs"]), median(passes["obstore"])
-    ratio = ours.files_per_s / obstore.files_per_s
-    result.bar("cold small files, of obstore's rate", ratio, 0.9, "x", at_least=True)
-    limit = obstore.cpu_us_per_file + MORE_CPU_US
-    result.bar("cold small files, CPU per file", ours.cpu_us_per_file, limit, "us")
-    result.notes.append("CPU: all processes of a file system; the whole process of obstore.")
+    contenders = {}
+    with ExitStack() as stack:
+        for scheme in SCHEMES:
+            origin = stack.enter_context(lab.light(scheme))
+            origin.shape(None, LATENCY_S)
+            contenders[scheme] = against(lab, data, origin.url)
+        passes = turns(lab, contenders)
+    show(
+        result, f"{len(data.names):,} files of 110 KiB, {IN_FLIGHT} readers", passes,
+        ("files/s", "of the latency's", "CPU us per file"),
+        lambda one: (
+            one.files_per_s, one.files_per_s * LATENCY_S / IN_FLIGHT, one.cpu_us_per_file
+        ),
+    )  # fmt: skip
+    bars(result, passes)
+    result.notes.append("CPU: all processes of a file system; the whole process of a client.")
 
 
-def show(result: Result, passes: dict[str, list[Pass]], title: str) -> None:
-    table = result.table(title, "who", "files/s", "of the latency's", "CPU us per file", "runs")
-    for who, runs in passes.items():
-        one = median(runs)
-        share = one.files_per_s * LATENCY_S / IN_FLIGHT
-        table.add(who, one.files_per_s, share, one.cpu_us_per_file, len(runs))
+def against(lab: Lab, data: Dataset, url: str) -> dict[str, Act]:
+    def ours(shuffled: bool) -> Act:
+        flags = ("--transport", "kernel")
+        how = {"readers": IN_FLIGHT, "shuffled": shuffled}
+        return cold(lab, lambda: lab.ours(data.url, *flags, url=url), data, **how)
+
+    return {
+        OURS: ours(False),
+        SHUFFLED: ours(True),
+        CURL: lambda: lab.client("curl_files", data, url, IN_FLIGHT),
+        OBSTORE: lambda: lab.client("obstore_files", data, url, IN_FLIGHT),
+        RCLONE: mounts(lab, data, url, readers=IN_FLIGHT)[RCLONE],
+    }
 
 
-def cold(lab: Lab, mount: Mounted, data: Dataset, *, shuffled: bool = False) -> Pass:
-    lab.drop_caches()
-    return lab.read(mount, data, readers=IN_FLIGHT, shuffled=shuffled)
+def bars(result: Result, passes: dict[str, Passes]) -> None:
+    tls, plain = medians(passes[TLS]), medians(passes[PLAIN])
+    for who in (OURS, SHUFFLED):
+        ratio = tls[who].files_per_s / tls[CURL].files_per_s
+        result.bar(f"{who} over TLS, of bare libcurl's rate", ratio, AT_LEAST, "x", at_least=True)
+    ratio = plain[OURS].files_per_s / plain[OBSTORE].files_per_s
+    result.bar("cachefs over plain HTTP, of obstore's rate", ratio, AT_LEAST, "x", at_least=True)
+    limit = plain[OBSTORE].cpu_us_per_file + MORE_CPU_US
+    claim = "cachefs over plain HTTP, CPU per file"
+    result.bar(claim, plain[OURS].cpu_us_per_file, limit, "us")
 
 
 if __name__ == "__main__":

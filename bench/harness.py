@@ -27,8 +27,17 @@ import msgspec
 
 from bench import machine
 from bench.datasets import MIB, Dataset, Datasets
-from bench.mounts import BenchFailed, CacheFS, Mounted, bare_pyfuse3, rclone, rclone_mount, unmount
-from bench.origin import REPOSITORY, Origin, Shaped, light_origin, origin
+from bench.mounts import (
+    BenchFailed,
+    CacheFS,
+    Mounted,
+    bare_pyfuse3,
+    rclone,
+    rclone_mount,
+    s3fs,
+    unmount,
+)
+from bench.origin import PLAIN, REPOSITORY, Origin, Shaped, light_origin, origins
 from bench.readers import Spec, read_file
 from bench.report import Result, markdown
 from tests.services.processes import NotInTime, is_running
@@ -83,16 +92,23 @@ def middle(values: Iterable[float]) -> float:
 
 
 class Lab:
-    """One bench's surroundings; use `lab()`. `quick` asks for small data and single runs."""
+    """One bench's surroundings; use `lab()`. `quick` asks for small data and single runs. `origin`
+    speaks plain HTTP; `over` has one for each scheme."""
 
-    def __init__(self, root: Path, source: Origin, datasets: Datasets, quick: bool) -> None:
+    def __init__(
+        self, root: Path, by_scheme: dict[str, Origin], datasets: Datasets, quick: bool
+    ) -> None:
         self.root = root
-        self.origin = source
+        self.origin = source = by_scheme[PLAIN]
+        self._by_scheme = by_scheme
         self.datasets = datasets
         self.quick = quick
         self.runs = 1 if quick else 3
         self.cachefs = CacheFS(root, source)
         self._caches = 0
+
+    def over(self, scheme: str) -> Origin:
+        return self._by_scheme[scheme]
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -119,12 +135,15 @@ class Lab:
     def rclone(self, data: Dataset, url: str) -> contextlib.AbstractContextManager[Mounted]:
         return rclone(self.root, self.origin, url, data.bucket)
 
+    def s3fs(self, data: Dataset, url: str) -> contextlib.AbstractContextManager[Mounted]:
+        return s3fs(self.root, self.origin, url, data.bucket)
+
     def rclone_of(self, folder: Path) -> contextlib.AbstractContextManager[Mounted]:
         return rclone_mount(self.root, str(folder), dict(os.environ))
 
-    def light(self) -> contextlib.AbstractContextManager[Shaped]:
+    def light(self, scheme: str = PLAIN) -> contextlib.AbstractContextManager[Shaped]:
         """The same objects behind an origin that takes little CPU, shapes and counts."""
-        return light_origin(self.origin, self.datasets.root / "objects")
+        return light_origin(self.origin, self.datasets.root / "objects", scheme)
 
     def bare(self, data: Dataset) -> contextlib.AbstractContextManager[Mounted]:
         return bare_pyfuse3(self.root, data.folder)
@@ -151,21 +170,23 @@ class Lab:
         spec.checksums, spec.source = str(data.checksums), str(data.folder)
         return self._run(spec, mount.pids)
 
-    def obstore(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
-        """Plain GETs or a listing by obstore in threads; its CPU counts as the server's. What went
-        to one file is compared after the clock stopped. Raises BenchFailed on a wrong byte."""
+    def client(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
+        """What an S3 client does without a file system: `obstore_…` in so many threads, `curl_…`
+        with so many requests in flight. Its CPU counts as the server's. What went to one file is
+        compared after the clock stopped. Raises BenchFailed on a wrong byte."""
         spec = Spec(what=what, checksums=str(data.checksums), readers=readers, bucket=data.bucket)
-        spec.destination = str(self.root / "obstore")
-        (self.root / "obstore").unlink(missing_ok=True)
+        spec.destination = str(self.root / "client")
+        (self.root / "client").unlink(missing_ok=True)
         spec.endpoint_url, spec.region = url, self.origin.region
         spec.access_key, spec.secret_key = self.origin.access_key, self.origin.secret_key
+        spec.ca_bundle = self.origin.ca_bundle
         done = self._run(spec, [])
         if os.path.isdir(spec.destination):
             shutil.rmtree(spec.destination)
         elif os.path.exists(spec.destination):
             expected = json.loads(data.checksums.read_text())[data.names[0]]
             if read_file(spec.destination, bytearray(MIB))[1] != expected:
-                raise BenchFailed("obstore wrote other bytes")
+                raise BenchFailed(f"{what} wrote other bytes")
             os.unlink(spec.destination)
         return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
 
@@ -224,14 +245,15 @@ def labs(quick: bool) -> Iterator[Callable[[str], Lab]]:
     """An origin and data sets for many benches: call the result with a bench's name for its lab."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with workplace() as root, origin(root) as source:
+        with workplace() as root, origins(root) as by_scheme:
             datasets = Datasets(root)
 
             def make(name: str) -> Lab:
                 folder = root / name
                 folder.mkdir()
-                source.reset()
-                return Lab(folder, source, datasets, quick)
+                for source in by_scheme.values():
+                    source.reset()
+                return Lab(folder, by_scheme, datasets, quick)
 
             yield make
     finally:

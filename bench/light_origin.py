@@ -1,8 +1,9 @@
 """An S3 origin that costs next to nothing, for benches in which the origin must not be the slowest
-part: `python -m bench.light_origin --folder OBJECTS --upstream URL`.
+part: `python -m bench.light_origin --folder OBJECTS --upstream URL [--certificate PEM]`.
 
 GET and HEAD of an object are answered from `OBJECTS/BUCKET/KEY` by one thread with epoll and
-sendfile, with the etag that the real server keeps there; whatever else is asked (listings) goes to
+sendfile (over TLS: with OpenSSL, from one copy in memory), with the etag that the real server keeps
+there; whatever else is asked (listings) goes to
 the real server at URL. Bodies are shaped to a rate that all connections share, and every request
 waits for the latency. Signatures of what it answers itself are not checked.
 
@@ -20,16 +21,21 @@ import json
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from tests.services.shaper import Shaper
+from tests.services.tls import server_context
 
 MAX_PIECE_BYTES = 1 << 20
+READ_BYTES = 256 << 10  # of a file at a time, where it has to be encrypted
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_HEAD_BYTES = 64 << 10
 FORWARD_LIMIT_S = 60.0
 END = b"\r\n\r\n"
@@ -66,12 +72,13 @@ class Head:
 
 @dataclass
 class Reply:
-    """A head, and `left` bytes of a file from `offset` on."""
+    """A head, and `left` bytes of a file from `offset` on, the first of which may be in `data`."""
 
     head: bytes
     file: int = -1
     offset: int = 0
     left: int = 0
+    data: memoryview = field(default_factory=lambda: memoryview(b""))
 
     def close(self) -> None:
         if self.file >= 0:
@@ -133,9 +140,10 @@ def json_reply(value: object) -> Reply:
 
 @dataclass
 class Client:
-    """One connection; it is asked one thing at a time."""
+    """One connection; it is asked one thing at a time. `is_open`: TLS has shaken hands, too."""
 
     socket: socket.socket
+    is_open: bool
     received: bytearray = field(default_factory=bytearray)
     reply: Reply | None = None
 
@@ -143,7 +151,7 @@ class Client:
 class LightOrigin:
     """The loop. Only `forward` runs in other threads, each with a connection of its own."""
 
-    def __init__(self, folder: str, upstream_url: str) -> None:
+    def __init__(self, folder: str, upstream_url: str, certificate: Path | None = None) -> None:
         url = urlsplit(upstream_url)
         self._upstream = (url.hostname or "127.0.0.1", url.port or 80)
         self._folder = os.fsencode(folder)
@@ -156,7 +164,9 @@ class LightOrigin:
         self._shaper = Shaper(None)
         self._latency_s = 0.0
         self._counters = {"GET": 0, "object_bytes": 0}
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._tls = server_context(certificate) if certificate else None
+        port = self._listener.getsockname()[1]
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
 
     def serve(self) -> None:
         """Until standard input ends."""
@@ -181,14 +191,18 @@ class LightOrigin:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._clients[connection.fileno()] = Client(connection)
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(
+                        connection, server_side=True, do_handshake_on_connect=False
+                    )
+                self._clients[connection.fileno()] = Client(connection, self._tls is None)
                 self._epoll.register(connection, select.EPOLLIN)
 
     def _safely(self, act: Callable[[Client], None], client: Client) -> None:
         """A connection that breaks, or talks nonsense, is closed."""
         try:
             act(client)
-        except BlockingIOError:
+        except WAITS:
             pass
         except (OSError, ValueError):
             self._drop(client)
@@ -200,6 +214,9 @@ class LightOrigin:
             client.socket.close()
 
     def _ready(self, client: Client) -> None:
+        if not client.is_open and isinstance(client.socket, ssl.SSLSocket):
+            client.socket.do_handshake()
+            client.is_open = True
         if client.reply is not None:
             self._epoll.modify(client.socket, select.EPOLLIN)
             self._send(client)
@@ -255,13 +272,13 @@ class LightOrigin:
         assert reply is not None
         try:
             if reply.head:
-                more = socket.MSG_MORE if reply.left else 0
+                more = socket.MSG_MORE if reply.left and self._tls is None else 0
                 sent = client.socket.send(reply.head, more)
                 reply.head = reply.head[sent:]
             while reply.left and not reply.head:
                 if not self._send_piece(client, reply):
                     return
-        except BlockingIOError:
+        except WAITS:
             self._epoll.modify(client.socket, select.EPOLLIN | select.EPOLLOUT)
             return
         reply.close()
@@ -271,7 +288,11 @@ class LightOrigin:
         """False: the rest has to wait for the shared rate."""
         rate = self._shaper.rate_bytes_per_s
         most = self._shaper.piece_bytes() if rate else MAX_PIECE_BYTES
-        sent = os.sendfile(client.socket.fileno(), reply.file, reply.offset, min(most, reply.left))
+        most = min(most, reply.left)
+        if self._tls is None:
+            sent = os.sendfile(client.socket.fileno(), reply.file, reply.offset, most)
+        else:
+            sent = self._encrypt(client.socket, reply, most)
         reply.offset += sent
         reply.left -= sent
         self._counters["object_bytes"] += sent
@@ -280,6 +301,16 @@ class LightOrigin:
             self._wait(client, pause_s)
             return False
         return True
+
+    def _encrypt(self, connection: socket.socket, reply: Reply, most: int) -> int:
+        """Sends a record of what is left; returns how many bytes of it. A record that had to wait
+        begins with the same bytes again, as OpenSSL asks."""
+        if not reply.data:
+            size = min(READ_BYTES, reply.left)
+            reply.data = memoryview(os.pread(reply.file, size, reply.offset))
+        sent = connection.send(reply.data[:most])
+        reply.data = reply.data[sent:]
+        return sent
 
     # ---- the real server ----
 
@@ -309,8 +340,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.light_origin")
     parser.add_argument("--folder", required=True)
     parser.add_argument("--upstream", required=True)
+    parser.add_argument("--certificate", type=Path, help="PEM with its key: it speaks TLS")
     chosen = parser.parse_args()
-    served = LightOrigin(chosen.folder, chosen.upstream)
+    served = LightOrigin(chosen.folder, chosen.upstream, chosen.certificate)
     print(json.dumps({"endpoint_url": served.url}), flush=True)
     served.serve()
 

@@ -1,9 +1,9 @@
-"""Load jobs: 20,000 x 110 KiB at >= 0.7 x, 4 x 2 GiB at >= 0.85 x the rate of obstore alone with as
-many requests in flight; body bytes exactly once; the first byte < 1 s after submit.
+"""Load jobs over TLS: 20,000 x 110 KiB at >= 0.8 x, 4 x 2 GiB at >= 0.9 x the rate of bare libcurl
+that writes files; over plain HTTP at >= 0.7 x and >= 0.85 x that of obstore alone. Body bytes
+exactly once; the first byte < 1 s after submit.
 
 The job is submitted over the node's socket to an embedded server; its last byte is durable and
-checked when it has succeeded. obstore writes to the same file system; what it takes for small
-objects of which it keeps nothing stands beside it.
+checked when it has succeeded. Clients write to the same file system, and take turns with the jobs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from bench import machine
 from bench.datasets import MIB, Dataset
-from bench.harness import Lab, Pass, main, median, middle
+from bench.harness import Lab, Pass, main, middle
 from bench.mounts import BenchFailed, Mounted
-from bench.origin import Shaped
+from bench.origin import PLAIN, SCHEMES, TLS, Shaped
+from bench.peers import CURL, OBSTORE
 from bench.report import Result, Table
 from cachefs.cli.session import attached
 from cachefs.core import messages as m
@@ -24,6 +25,8 @@ from cachefs.launcher.state import StateHome
 from worker.state.loading import PAGES_COST, REQUESTS
 
 LARGE_REQUESTS = REQUESTS // PAGES_COST
+CURL_LARGE_REQUESTS = 4
+CLIENTS = {TLS: CURL, PLAIN: OBSTORE}
 POLL_S = 0.02
 LIMIT_S = 280.0
 
@@ -42,67 +45,79 @@ class Loaded:
 
 
 def run(lab: Lab, result: Result) -> None:
-    with lab.light() as origin:
-        small(lab, result, origin)
-        large(lab, result, origin)
+    first_s = []
+    for scheme in SCHEMES:
+        with lab.light(scheme) as origin:
+            first_s.append(small(lab, result, origin, scheme))
+            large(lab, result, origin, scheme)
+    result.bar("first byte after submit", max(first_s), 1.0, "s")
     result.notes.append(
-        "obstore: as many threads as a loader has requests in flight, "
-        f"{REQUESTS} for small files and {LARGE_REQUESTS} for large ones."
+        "Clients: as many threads or requests as a loader has requests in flight, "
+        f"{REQUESTS} for small files and {LARGE_REQUESTS} for large ones; bare libcurl "
+        f"{CURL_LARGE_REQUESTS} for these, which is its best."
     )
 
 
-def small(lab: Lab, result: Result, origin: Shaped) -> None:
+def small(lab: Lab, result: Result, origin: Shaped, scheme: str) -> float:
+    """Returns the longest time until the first byte came."""
     data = lab.datasets.small(lab.size(20_000, 4000))
-    title = f"{len(data.names):,} files of 110 KiB, {lab.runs} runs"
-    loads, plain, table = beside_obstore(
-        lab, result, origin, data, ("obstore_to_files", REQUESTS), title
-    )
-    kept_nothing = peer(lab, origin, data, "obstore_files")
-    add_peer(table, "obstore, of which nothing is kept", kept_nothing)
-    result.bar(
-        "loading small files, of obstore alone", of_obstore(loads, plain), 0.7, "x", at_least=True
-    )
-    result.bar("first byte after submit", max(one.first_s for one in loads), 1.0, "s")
+    kinds = {CURL: ("curl_to_files", REQUESTS), OBSTORE: ("obstore_to_files", REQUESTS)}
+    loads, plain = beside_clients(lab, origin, data, kinds)
+    show(result, loads, plain, f"{len(data.names):,} files of 110 KiB over {SCHEMES[scheme]}")
+    bar(result, "small files", scheme, loads, plain, {TLS: 0.8, PLAIN: 0.7})
+    return max(one.first_s for one in loads)
 
 
-def large(lab: Lab, result: Result, origin: Shaped) -> None:
+def large(lab: Lab, result: Result, origin: Shaped, scheme: str) -> None:
     data = lab.datasets.sparse_files(4, lab.size(2048, 256))
-    title = f"4 files of {data.size_bytes // 4 // MIB:,} MiB, {lab.runs} runs"
-    loads, plain, _ = beside_obstore(
-        lab, result, origin, data, ("obstore_to_file", LARGE_REQUESTS), title
-    )
-    result.bar(
-        "loading large files, of obstore alone", of_obstore(loads, plain), 0.85, "x", at_least=True
-    )
+    kinds = {
+        CURL: ("curl_to_file", CURL_LARGE_REQUESTS),
+        OBSTORE: ("obstore_to_file", LARGE_REQUESTS),
+    }
+    loads, plain = beside_clients(lab, origin, data, kinds)
+    title = f"4 files of {data.size_bytes // 4 // MIB:,} MiB over {SCHEMES[scheme]}"
+    show(result, loads, plain, title)
+    bar(result, "large files", scheme, loads, plain, {TLS: 0.9, PLAIN: 0.85})
 
 
-def beside_obstore(
-    lab: Lab, result: Result, origin: Shaped, data: Dataset, alone: tuple[str, int], title: str
-) -> tuple[list[Loaded], list[Pass], Table]:
-    """Loads of a data set, and what obstore alone takes for it (what it does, in how many threads),
-    in turns: what else the machine does changes within minutes."""
-    what, threads = alone
-    plain: list[Pass] = []
+def beside_clients(
+    lab: Lab, origin: Shaped, data: Dataset, kinds: dict[str, tuple[str, int]]
+) -> tuple[list[Loaded], dict[str, list[Pass]]]:
+    """Loads of a data set, and what clients alone take for it (what they do, with how many requests
+    in flight), by turns: what else the machine does changes within minutes."""
+    plain: dict[str, list[Pass]] = {who: [] for who in kinds}
     loads: list[Loaded] = []
     for _ in range(lab.runs):
-        plain.append(lab.obstore(what, data, origin.url, threads))
+        for who, (what, requests) in kinds.items():
+            plain[who].append(lab.client(what, data, origin.url, requests))
         loads.append(load_once(lab, data, origin))
-    table = result.table(title, "who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
+    return loads, plain
+
+
+def bar(
+    result: Result,
+    what: str,
+    scheme: str,
+    loads: list[Loaded],
+    plain: dict[str, list[Pass]],
+    at_least: dict[str, float],
+) -> None:
+    """The median of the ratios within a turn, to the client that the scheme is compared with."""
+    client = CLIENTS[scheme]
+    turns = zip(loads, plain[client], strict=True)
+    ratio = middle(alone.wall_s / one.loaded_s for one, alone in turns)
+    claim = f"loading {what} over {SCHEMES[scheme]}, of {client} alone"
+    result.bar(claim, ratio, at_least[scheme], "x", at_least=True)
+
+
+def show(result: Result, loads: list[Loaded], plain: dict[str, list[Pass]], title: str) -> None:
+    columns = ("who", "files/s", "MB/s", "CPU us per file", "s", "s with check")
+    table = result.table(f"{title}, {len(loads)} runs", *columns)
     add_rows(table, loads)
-    for one in plain:
-        add_peer(table, "obstore", one)
-    return loads, plain, table
-
-
-def peer(lab: Lab, origin: Shaped, data: Dataset, what: str) -> Pass:
-    """The median of what obstore alone takes."""
-    return median(lab.obstore(what, data, origin.url, REQUESTS) for _ in range(lab.runs))
-
-
-def of_obstore(loads: list[Loaded], plain: list[Pass]) -> float:
-    """The median of the ratios within a turn."""
-    turns = zip(loads, plain, strict=True)
-    return middle(alone.wall_s / one.loaded_s for one, alone in turns)
+    for who, passes in plain.items():
+        for one in passes:
+            rates = one.files_per_s, one.mb_per_s
+            table.add(who, *rates, one.cpu_us_per_file, one.wall_s, None)
 
 
 def add_rows(table: Table, loads: list[Loaded]) -> None:
@@ -115,10 +130,6 @@ def add_rows(table: Table, loads: list[Loaded]) -> None:
             one.loaded_s,
             one.checked_s,
         )
-
-
-def add_peer(table: Table, who: str, plain: Pass) -> None:
-    table.add(who, plain.files_per_s, plain.mb_per_s, plain.cpu_us_per_file, plain.wall_s, None)
 
 
 def load_once(lab: Lab, data: Dataset, origin: Shaped) -> Loaded:

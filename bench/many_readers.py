@@ -40,11 +40,14 @@ def run(lab: Lab, result: Result) -> None:
         size = f"{cache_mib}MiB"
         with lab.ours(data.url, *flags, url=origin.url, cache_size=size) as mount:
             fill(mount.path / "filler/data.bin")
-            before_s = machine.cpu_s(mount.pids)
+            before_s, before = machine.cpu_s(mount.pids), origin.counters()["object_bytes"]
             done = read_all(lab, mount.path, data, readers)
             cpu_s = machine.cpu_s(mount.pids) - before_s
+            fetched_bytes = origin.counters()["object_bytes"] - before
             tier = lab.cachefs.status(mount.path)["cache"]["tiers"][0]
     show(result, done, tier, readers, cpu_s)
+    per_byte = fetched_bytes / max(1, done.bytes)
+    result.notes.append(f"The origin sent {per_byte:.2f} bytes for each byte that was read.")
     result.bar("reads that failed", len(done.errors), 0)
     result.bar("reads with a wrong byte", len(done.wrong), 0)
     result.bar(f"longest read of {readers:,} readers", max(done.read_s), LONGEST_S, "s")

@@ -1,5 +1,6 @@
 """The file systems that benches compare, each mounted as its users do: ours by its command line,
-rclone's `mount2`, bare servers on pyfuse3 and on /dev/fuse. A mount is gone when its block ends."""
+rclone's `mount2`, s3fs, bare servers on pyfuse3 and on /dev/fuse. A mount is gone when its block
+ends."""
 
 from __future__ import annotations
 
@@ -54,6 +55,19 @@ RCLONE_FLAGS = [
     "1M",
     "--vfs-read-ahead",
     "16M",
+]
+
+
+S3FS_OPTIONS = [
+    "use_path_request_style",
+    "kernel_cache",
+    "enable_noobj_cache",
+    "max_stat_cache_size=1000000",
+    "stat_cache_expire=86400",
+    "parallel_count=16",
+    "multipart_size=16",
+    "multireq_max=64",
+    "ro",
 ]
 
 
@@ -251,6 +265,7 @@ def rclone(
         "FORCE_PATH_STYLE": "true",
     }
     environment = {**os.environ, **{f"RCLONE_CONFIG_B_{k}": v for k, v in settings.items()}}
+    environment["RCLONE_CA_CERT"] = origin.ca_bundle
     return rclone_mount(root, f"b:{bucket}", environment)
 
 
@@ -266,6 +281,31 @@ def rclone_mount(root: Path, what: str, environment: dict[str, str]) -> Iterator
     command += ["--cache-dir", str(cache), *RCLONE_FLAGS]
     try:
         with _foreground("rclone mount2", command, path, environment) as peer:
+            yield peer
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def has_s3fs() -> bool:
+    return shutil.which("s3fs") is not None
+
+
+@contextlib.contextmanager
+def s3fs(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterator[Mounted]:
+    """`s3fs` (Debian) of a bucket, with a cache of its own, empty at the start and removed at the
+    end."""
+    cache, path = root / "s3fs-cache", root / "mnt-s3fs"
+    options = [*S3FS_OPTIONS, f"use_cache={cache}", f"url={endpoint_url}"]
+    options.append(f"endpoint={origin.region}")
+    environment = {
+        **os.environ,
+        "AWSACCESSKEYID": origin.access_key,
+        "AWSSECRETACCESSKEY": origin.secret_key,
+        "CURL_CA_BUNDLE": origin.ca_bundle,
+    }
+    try:
+        command = ["s3fs", bucket, str(path), "-f", "-o", ",".join(options)]
+        with _foreground("s3fs", command, path, environment) as peer:
             yield peer
     finally:
         shutil.rmtree(cache, ignore_errors=True)

@@ -22,7 +22,7 @@ FIND_LIMIT_S = 300.0
 def run(lab: Lab, result: Result) -> None:
     data = lab.datasets.small(lab.size(100_000, 5000), FILE_BYTES)
     url = lab.origin.direct_url
-    listing_s = middle(lab.obstore("obstore_list", data, url).wall_s for _ in range(lab.runs))
+    listing_s = middle(lab.client("obstore_list", data, url).wall_s for _ in range(lab.runs))
     with lab.ours(data.url, url=url) as mount:
         lab.drop_caches()
         cold_s = find(mount.path, data)

@@ -1,11 +1,12 @@
 """The origin of a bench: a real S3 server, and the shaping and counting proxy in front of it, both
 processes of their own; and a lighter one over the same objects, where the rest is not to wait for
-the origin's CPU."""
+the origin's CPU. Each of them speaks TLS, or plain HTTP."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -13,41 +14,53 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.services.authority import Authority
 from tests.services.s3_server import S3Server
 from tests.services.versitygw import versitygw
 
 REPOSITORY = Path(__file__).parents[1]
 STOP_LIMIT_S = 10.0
+TLS, PLAIN = "https", "http"
+SCHEMES = {TLS: "TLS", PLAIN: "plain HTTP"}  # as tables name them; real stores speak the first
 
 
 class Shaped:
     """A process that shapes and counts what goes through it, at `url`."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], trusted: ssl.SSLContext) -> None:
         assert process.stdout is not None
         self.process = process
+        self._trusted = trusted
         self.url: str = json.loads(process.stdout.readline())["endpoint_url"]
 
     def shape(self, rate_bytes_per_s: float | None, latency_s: float) -> None:
         self.post("settings", {"rate_bytes_per_s": rate_bytes_per_s, "latency_s": latency_s})
 
     def counters(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.url}/-/counters", timeout=10) as reply:
+        with self._open(f"{self.url}/-/counters") as reply:
             counters: dict[str, Any] = json.load(reply)
             return counters
 
     def post(self, what: str, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        with urllib.request.urlopen(f"{self.url}/-/{what}", data=data, timeout=10) as reply:
+        with self._open(f"{self.url}/-/{what}", json.dumps(body).encode()) as reply:
             reply.read()
+
+    def _open(self, url: str, data: bytes | None = None) -> Any:
+        context = self._trusted if url.startswith("https") else None
+        return urllib.request.urlopen(url, data=data, timeout=10, context=context)
 
 
 class Origin(Shaped):
-    """`direct_url` is the server, `proxy_url` the proxy in front of it, which shapes and counts."""
+    """`direct_url` is the server, `proxy_url` the proxy in front of it, which shapes and counts.
+    Both speak one scheme; clients of TLS trust `ca_bundle`."""
 
-    def __init__(self, server: S3Server, proxy: subprocess.Popen[bytes]) -> None:
-        super().__init__(proxy)
+    def __init__(
+        self, server: S3Server, proxy: subprocess.Popen[bytes], authority: Authority
+    ) -> None:
+        super().__init__(proxy, authority.trusting())
         self._server = server
+        self.authority = authority
+        self.ca_bundle = str(authority.bundle)
         self.direct_url = server.endpoint_url
         self.proxy_url = self.url
         self.access_key = server.access_key
@@ -56,7 +69,7 @@ class Origin(Shaped):
 
     @property
     def credentials(self) -> dict[str, str]:
-        return self._server.credentials()
+        return {**self._server.credentials(), "AWS_CA_BUNDLE": self.ca_bundle}
 
     @property
     def pids(self) -> list[int]:
@@ -74,20 +87,39 @@ class Origin(Shaped):
 
 
 @contextlib.contextmanager
-def origin(directory: Path) -> Iterator[Origin]:
-    """Serves `directory/objects`, one sub-folder per bucket, until the block ends."""
-    with versitygw(directory) as server:
-        upstream = ("--upstream", server.endpoint_url)
-        with _process("tests.services.proxy", *upstream) as proxy:
-            yield Origin(server, proxy)
+def origins(directory: Path) -> Iterator[dict[str, Origin]]:
+    """Serves `directory/objects`, one sub-folder per bucket, until the block ends: by a server for
+    each scheme, and a proxy in front of each. The proxies speak plain HTTP to the one that does."""
+    authority = Authority(directory)
+    by_scheme = {TLS: authority.certificate, PLAIN: None}
+    with contextlib.ExitStack() as stack:
+        servers = {
+            scheme: stack.enter_context(
+                versitygw(directory, certificate=found, ca_bundle=authority.bundle)
+            )
+            for scheme, found in by_scheme.items()
+        }
+        made = {}
+        for scheme, server in servers.items():
+            arguments = ["--upstream", servers[PLAIN].endpoint_url, *_secured(authority, scheme)]
+            proxy = stack.enter_context(_process("tests.services.proxy", *arguments))
+            made[scheme] = Origin(server, proxy, authority)
+        yield made
 
 
 @contextlib.contextmanager
-def light_origin(server: Origin, objects: Path) -> Iterator[Shaped]:
-    """The objects of a server, at a fraction of its CPU: see `bench/light_origin.py`."""
-    arguments = ("--folder", str(objects), "--upstream", server.direct_url)
+def light_origin(server: Origin, objects: Path, scheme: str) -> Iterator[Shaped]:
+    """The objects of a server of plain HTTP, at a fraction of its CPU: see
+    `bench/light_origin.py`."""
+    arguments = ["--folder", str(objects), "--upstream", server.direct_url]
+    arguments += _secured(server.authority, scheme)
     with _process("bench.light_origin", *arguments) as process:
-        yield Shaped(process)
+        yield Shaped(process, server.authority.trusting())
+
+
+def _secured(authority: Authority, scheme: str) -> list[str]:
+    """What a process is told that speaks this scheme to its clients."""
+    return ["--certificate", str(authority.certificate)] if scheme == TLS else []
 
 
 @contextlib.contextmanager

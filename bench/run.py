@@ -53,7 +53,7 @@ GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md
 
 def versions() -> str:
     """Of what took part."""
-    names = ("pyfuse3", "trio", "obstore", "lmdb")
+    names = ("pyfuse3", "trio", "pycurl", "obstore", "lmdb")
     parts = [f"{name} {importlib.metadata.version(name)}" for name in names]
     binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
     done = subprocess.run([binary, "version"], check=True, capture_output=True, text=True)

@@ -310,12 +310,26 @@ class _Directory:
         """The entry of the next name, which then is passed; None where nothing is any more."""
         key = self.peek()
         name = key.removesuffix(b"/")
-        with contextlib.suppress(FileNotFoundError):
+        entry = None
+        try:
             entry = _entry(self.descriptor, name, self.prefix + name)
-            self.skip()
-            return entry if entry and _same_kind(entry, key) else None
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if not self._is_of_one_name(error):
+                raise
+            self.hidden += 1
         self.skip()
-        return None
+        return entry if entry and _same_kind(entry, key) else None
+
+    def _is_of_one_name(self, error: OSError) -> bool:
+        """Returns True where a name has no attributes to show, and the names beside it have: a dead
+        mount, or a directory that another server refuses. Raises OSError where the directory itself
+        cannot be searched."""
+        if error.errno not in (errno.EACCES, errno.ENOTCONN):
+            return False
+        os.stat(b".", dir_fd=self.descriptor)
+        return True
 
     def take(self, count: int) -> tuple[list[Entry], int]:
         """The next names, at most `count`, and what is hidden, once. Closes itself at the end."""
@@ -324,10 +338,14 @@ class _Directory:
             if entry:
                 self._entries.append(entry)
         entries, self._entries = self._entries, []
-        hidden, self.hidden = self.hidden, 0
         if self.done:
             self.close()
-        return entries, hidden
+        return entries, self.take_hidden()
+
+    def take_hidden(self) -> int:
+        """Returns how many names were hidden, each once."""
+        hidden, self.hidden = self.hidden, 0
+        return hidden
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
@@ -349,7 +367,7 @@ class _Tree:
     def __init__(self, root: _Directory) -> None:
         self._stack = [root]
         self._entries: list[Entry] = []
-        self._hidden = root.hidden
+        self._hidden = 0
 
     @property
     def done(self) -> bool:
@@ -371,6 +389,7 @@ class _Tree:
             entry = top.next_entry()
             if entry:
                 self._entries.append(entry)
+        self._hidden += top.take_hidden()
 
     def _descend(self, top: _Directory) -> None:
         name = top.peek()[:-1]
@@ -379,9 +398,15 @@ class _Tree:
         except (FileNotFoundError, NotADirectoryError):
             top.skip()
             return
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            entry = top.next_entry()  # counts it, unless it has attributes again
+            self._entries += [entry] if entry else []
+            return
         below = _Directory(descriptor, top.prefix + name + b"/")
-        self._hidden += below.hidden
         if below.empty:
+            self._hidden += below.take_hidden()
             below.close()
             entry = top.next_entry()
             self._entries += [entry] if entry else []

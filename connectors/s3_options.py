@@ -70,18 +70,24 @@ def _endpoint(url: str) -> str:
 def _boolean(options: Mapping[str, str], name: str) -> bool:
     value = options.get(name, "").strip().lower()
     if value not in _TRUE | _FALSE:
-        raise BadConfig(f"bad value {value!r} of option {name}", remedy="write true or false")
+        raise BadConfig(f"bad value {value!r} of {_flag(name)}", remedy="write true or false")
     return value in _TRUE
 
 
 def _ca_bundle(path: str) -> str:
     if path and not os.path.isfile(path):
-        raise BadConfig(f"option ca_bundle: no such file: {path}")
+        raise BadConfig("--ca-bundle: no such file", path=path, remedy="give a PEM file")
     return path
 
 
 def _addressing_style(style: str) -> str:
     if style not in ADDRESSING_STYLES:
         known = ", ".join(ADDRESSING_STYLES)
-        raise BadConfig(f"bad addressing_style {style!r}", remedy=f"one of {known}")
+        cause = f"bad value {style!r} of {_flag('addressing_style')}"
+        raise BadConfig(cause, remedy=f"one of {known}")
     return style
+
+
+def _flag(name: str) -> str:
+    """Returns an option as it is typed."""
+    return "--" + name.replace("_", "-")

@@ -24,6 +24,7 @@ from demo.readers import Rates
 from demo.sandbox import END_LIMIT_S, Sandbox, is_running, wait_until
 from demo.servers import SOURCE
 from tests.services.proxy import FaultProxy
+from tests.services.s3_server import S3Server
 
 WORKERS = 3
 WORKER_SIZE = "256MiB"
@@ -139,9 +140,10 @@ def brought_by(url: str, headers: dict[str, str]) -> int:
     return int(float(found[1])) if found else 0
 
 
-def play(box: Sandbox, dataset: Dataset, endpoint_url: str) -> None:
-    """All of this part."""
-    with FaultProxy(endpoint_url) as proxy:
+def play(box: Sandbox, dataset: Dataset, server: S3Server) -> None:
+    """All of this part. The proxy speaks what the server does; their certificate is one."""
+    trusted = server.ca_bundle
+    with FaultProxy(server.endpoint_url, certificate=trusted, upstream_ca=trusted) as proxy:
         demo = ClusterDemo(box, dataset, proxy)
         demo.start()
         demo.lose_a_worker()

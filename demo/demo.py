@@ -69,7 +69,7 @@ class Demo:
         expect(self.read_mount("cachefs, warm") == 0, "a warm pass asked the origin")
         row(
             "plain GETs from the server, 16 threads",
-            readers.from_bucket(self.dataset, object_store(self.server), PREFIX),
+            readers.from_bucket(self.dataset, self.server, BUCKET, PREFIX),
         )
         row(
             "the same files in a local directory",
@@ -140,21 +140,6 @@ def origin_bytes(status: dict[str, Any]) -> int:
     return value
 
 
-def object_store(server: S3Server) -> Any:
-    """obstore's client of the bucket: the plain GETs to compare with."""
-    from obstore.store import S3Store
-
-    return S3Store(
-        BUCKET,
-        endpoint=server.endpoint_url,
-        region=server.region,
-        access_key_id=server.access_key,
-        secret_access_key=server.secret_key,
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-    )
-
-
 def play(box: Sandbox, real_server: bool) -> None:
     """The whole demo."""
     dataset = make_dataset(box.folder / "local")
@@ -175,7 +160,7 @@ def play(box: Sandbox, real_server: bool) -> None:
         say("\nA cache smaller than the data: what is loaded and pinned stays.")
         preload.play(box, dataset, server)
         say("\nMany nodes, one cache: the same bucket, three workers.")
-        cluster.play(box, dataset, server.endpoint_url)
+        cluster.play(box, dataset, server)
         left = [pid for pid in box.processes() if pid != server.pid]
         expect(not left, f"processes left at the end: {left}")
 

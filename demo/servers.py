@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +29,36 @@ def find_versitygw() -> bool:
     return True
 
 
+def make_certificate(folder: Path) -> Path | None:
+    """Writes a certificate of loopback that signs itself, with its key, into one PEM file; None
+    where there is no openssl. It takes 10 ms."""
+    if shutil.which("openssl") is None:
+        return None
+    key, path = folder / "server.key", folder / "server.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=CacheFS demo"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-addext", "basicConstraints=critical,CA:FALSE"),
+            *("-keyout", str(key), "-out", str(path)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    path.write_bytes(key.read_bytes() + path.read_bytes())
+    return path
+
+
 @contextlib.contextmanager
 def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
-    """A server's name and itself: versitygw when `real`, else moto. Stopped at the end."""
+    """A server's name and itself: versitygw when `real`, over TLS where that can be, else moto.
+    Stopped at the end."""
     if real:
-        with versitygw.versitygw(folder) as server:
-            yield "versitygw", server
+        folder.mkdir(exist_ok=True)
+        pem = make_certificate(folder)
+        with versitygw.versitygw(folder, certificate=pem, ca_bundle=pem) as server:
+            yield "versitygw, over TLS" if pem else "versitygw", server
     else:
         with moto_s3.moto_s3(folder) as server:
             yield "moto (in Python: a slow origin)", server

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -402,6 +402,9 @@ class Master:
             if policy.sync_interval_s is not None and inode.kind is not Kind.DIRECTORY:
                 raise BadConfig("a sync_interval is a directory's", path=shown(path))
         return await self._policies.change(path, policy, unset)
+
+    def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+        return self._policies.quotas(used_bytes)
 
     async def policies_at(self, path: bytes) -> PoliciesAt:
         return self._policies.at(path)

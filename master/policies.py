@@ -7,8 +7,8 @@ by the path at which it is at that moment. All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from cachefs.core.errors import BadConfig, CacheFSError
 from cachefs.core.messages import PoliciesAt, PolicySaid
@@ -116,6 +116,17 @@ class Policies:
             len(below),
             [*effective.quotas],
         )
+
+    def quotas(self, used_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Returns the quotas against which something counts, as `cachefs.core.health` takes them.
+
+        `used_bytes`: what counts against each quota, by path as people see it.
+        """
+        return [
+            {"path": where, "quota_bytes": most, "used_bytes": used_bytes[where]}
+            for path, most in self.table.quotas()
+            if (where := shown(path)) in used_bytes
+        ]
 
     # ---- workers ---------------------------------------------------------------------------------
 

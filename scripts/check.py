@@ -1,4 +1,4 @@
-"""The one command behind `make test` and `make check`: every check, then the tests.
+"""The command behind `make test`, `make check`, `make coverage`: every check, then the tests.
 
 All checks run even when one fails; a failed one shows its output. The tests come last, so that
 pytest's closing line is the end of what they print.
@@ -24,17 +24,21 @@ LINT: dict[str, list[str]] = {
     "docs": [PYTHON, "scripts/check_docs.py"],
 }
 PYTEST = ["-m", "pytest"]
-# Most tests wait more than they work: one process more than there are CPUs keeps those busy.
+# Some tests wait more than they work: one process more than there are CPUs keeps those busy.
 SIDE_BY_SIDE = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
+# Measuring doubles the CPU time of the tests' own processes, so it is a run of its own.
 COVERAGE = ["--cov", "--cov-report="]
 TESTS: dict[str, list[list[str]]] = {
     "lint": [],
-    "fast": [[PYTHON, *PYTEST, "tests/unit"]],
-    "all": [
-        [PYTHON, *PYTEST, *SIDE_BY_SIDE, *COVERAGE, "--durations=10"],
+    "fast": [[PYTHON, *PYTEST, *SIDE_BY_SIDE, "tests/unit"]],
+    "all": [[PYTHON, *PYTEST, *SIDE_BY_SIDE, "--durations=10"]],
+    "coverage": [
+        [PYTHON, *PYTEST, *SIDE_BY_SIDE, *COVERAGE],
         [PYTHON, "-m", "coverage", "report", "--format=total"],
     ],
 }
+# Else each process compiles every test anew, in each run.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def passes(name: str, command: list[str]) -> bool:
@@ -57,12 +61,17 @@ def run_tests(commands: list[list[str]]) -> bool:
         if command[-1].startswith("--format"):
             print("coverage of statements and branches in the tests' own processes, %: ", end="")
             sys.stdout.flush()
-        ok &= subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+        ok &= _returncode(command) == 0
     return ok
 
 
+def _returncode(command: list[str]) -> int:
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL)
+    return done.returncode
+
+
 def main(arguments: list[str]) -> int:
-    """`check.py lint|fast|all`: exit status 1 when anything failed."""
+    """`check.py lint|fast|all|coverage`: exit status 1 when anything failed."""
     profile = arguments[0] if arguments else "all"
     if profile not in TESTS:
         print(f"usage: check.py {'|'.join(TESTS)}", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.authority import Authority
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
 from tests.services.versitygw import versitygw
@@ -71,6 +72,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with versitygw(tmp_path_factory.mktemp("versitygw")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs the certificates of servers that speak TLS; clients trust `authority.bundle`."""
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="session")

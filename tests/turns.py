@@ -1,5 +1,5 @@
 """Tests side by side in several processes (`pytest -n`): files stay whole, clusters take turns,
-and what is marked `alone` (it measures time or a rate) runs while no other test does."""
+and what is marked `alone` (it measures CPU time, say) runs while no other test does."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from worker.catalog import Catalog
 from worker.entry import Entry
 from worker.parts import Parts
 from worker.piece import Begun, Piece, described, path_of
-from worker.segments import Segment, Segments, make_file
+from worker.segment import Segment, make_file
+from worker.segments import Segments
 from worker.small.reads import Small
 from worker.small.wire import Got
 from worker.source import NotHere, Purpose
@@ -90,10 +91,14 @@ class Filler:
             purpose = Purpose.SERVE if epoch is None else purpose
         piece.purpose = purpose
         piece.ended = ended
-        self._pieces.add(piece)
         entry.claim(first, end, self._loop, epoch)
-        entry.busy_pieces += 1
-        self._background += background
+        self.start(piece)
+
+    def start(self, piece: Piece) -> None:
+        """Starts to bring a piece whose pages are claimed, or a part."""
+        self._pieces.add(piece)
+        piece.entry.busy_pieces += 1
+        self._background += piece.background
         self._parts.counters.fills_in_flight += 1
         piece.is_counted = True
         piece.started_s = self._parts.clocks.monotonic()
@@ -381,6 +386,7 @@ class Filler:
             wait_s=wait_s,
             whole=piece.whole,
             in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
+            span=piece.span,
             is_needed=lambda: bool(piece.unsettled),
         )
         piece.segment = segment
@@ -392,7 +398,6 @@ class Filler:
             self._catalog.disk_fault(fault.error)
             return segment.ready_end
         finally:
-            piece.segment = None
             self._segments.filled(segment)
         # Where room was short, who waits for the rest asks for it: else the last page waits for as
         # many rooms as there are pages before it.
@@ -416,7 +421,9 @@ class Filler:
             piece,
             segment.first,
             segment.end,
-            lambda first: Transfer(entry.origin, first, segment.end, segment.base, on_page),
+            lambda first: Transfer(
+                entry.origin, first, segment.end, segment.start, on_page, segment.span
+            ),
             run,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,11 +12,11 @@ from worker.entry import Entry
 from worker.source import Purpose
 from worker.state.accounting import allocation
 from worker.state.bypath import url_of
-from worker.state.pages import range_bytes
+from worker.state.pages import ByteRange, page_span, range_bytes
 from worker.transfer import Transfer
 
 if TYPE_CHECKING:
-    from worker.segments import Segment
+    from worker.segment import Segment
 
 
 class Piece:
@@ -51,6 +52,11 @@ class Piece:
         return self.first * PAGE_BYTES
 
     @property
+    def span(self) -> ByteRange | None:
+        """The bytes that are brought, where these are not all bytes of the pages."""
+        return None
+
+    @property
     def is_all(self) -> bool:
         """Of the file: nobody else writes to it."""
         return self.end - self.first == self.entry.page_count
@@ -80,6 +86,43 @@ class Piece:
         if page in self.unsettled:
             self.unsettled.discard(page)
             self.entry.settle(page, error)
+
+
+class Part(Piece):
+    """The bytes `span` of a file, for one read alone. Its pages are claimed by nobody: `done` is
+    set when its bytes are in its segment, or will not come. It goes past the tier's disk."""
+
+    __slots__ = ("_span", "done", "has_reader")
+
+    def __init__(self, entry: Entry, span: ByteRange, done: asyncio.Future[None]) -> None:
+        super().__init__(entry, *page_span(span[0], span[1] - span[0]))
+        self.size_bytes = span[1] - span[0]
+        self.unsettled = {self.end - 1}
+        self.past = True
+        self.done = done
+        self.has_reader = True
+        self._span = span
+
+    @property
+    def offset(self) -> int:
+        return self._span[0]
+
+    @property
+    def span(self) -> ByteRange:
+        return self._span
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Tells the reader when the last page is here, or none will be. The first word counts."""
+        if page not in self.unsettled:
+            return
+        self.unsettled.discard(page)
+        if self.done.done():  # the reader has gone
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # the reader may be cancelled now: that is no mistake
 
 
 class Begun(NamedTuple):

@@ -10,6 +10,7 @@ from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
 from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
 from worker.catalog import Catalog
+from worker.crowd import Crowd
 from worker.entry import Entry, Handle
 from worker.fill import Filler
 from worker.overquota import OverQuota
@@ -42,6 +43,7 @@ class Provider:
         self._space = space
         self._segments = segments
         self._filler = filler
+        self._crowd = Crowd(parts, segments, filler)
         filler.on_piece_end = self._bring_ahead
 
     # ---- reads ----
@@ -53,9 +55,27 @@ class Provider:
         entry = handle.entry
         assert entry is not None
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
+        page = offset // PAGE_BYTES
+        known = self._filler.is_here(entry, page, past=self._goes_past(handle))
+        if self._admits(entry):
+            window_bytes = self._window_bytes(MOST_WINDOW_BYTES)
+            return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
+        with self._segments.waits(handle):
+            if self._segments.are_crowded and not known and page not in entry.inflight:
+                return await self._crowd.read(handle, offset, size_bytes)
+            readers = self._segments.reader_count
+            window_bytes = self._window_bytes(self._segments.window_bytes(readers))
+            return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
+
+    async def _read_pages(
+        self, handle: Handle, offset: int, size_bytes: int, window_bytes: int, *, known: bool
+    ) -> tuple[Ensured, int | None]:
+        """Reads by whole pages, and fetches up to `window_bytes` ahead. `known`: the first page is
+        here."""
+        entry = handle.entry
+        assert entry is not None
         first, end = page_span(offset, size_bytes)
-        known = self._filler.is_here(entry, first, past=self._goes_past(handle))
-        ahead = handle.readahead.plan(offset, size_bytes, self._most_window(handle, entry))
+        ahead = handle.readahead.plan(offset, size_bytes, window_bytes)
         ahead_end = page_count(min(ahead, entry.size))
         ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
         if known:
@@ -90,15 +110,15 @@ class Provider:
         """Forgets a handle: it takes no share of the scratch area any more."""
         self._segments.readers.ended(handle)
 
-    def _most_window(self, handle: Handle, entry: Entry) -> int:
-        """How far ahead to fetch at most: as far as memory and the cache, or else the scratch area,
-        have room for."""
-        memory = self._parts.memory
+    def _admits(self, entry: Entry) -> bool:
+        """Does the cache take more of the file?"""
+        return not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry)
+
+    def _window_bytes(self, most_bytes: int) -> int:
+        """How far ahead of a reader to fetch: as far as the cache or else the scratch area has room
+        for (`most_bytes`), and memory."""
         streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
-        if not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry):
-            return memory.window(MOST_WINDOW_BYTES, streams)
-        self._segments.reads(handle)
-        return memory.window(self._segments.window_bytes(self._segments.reader_count), streams)
+        return self._parts.memory.window(most_bytes, streams)
 
     def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
         """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
@@ -183,11 +203,11 @@ class Provider:
         keep = self._segments.kept()
         if segment.area.copied and handle.takes_bytes:
             ensured_end = min(ensured_end, offset + COPY_BYTES)
-            goes_on = handle.readahead.sequential or offset == segment.base
+            goes_on = handle.readahead.sequential or offset == segment.start
             data = self._segments.copy(segment, offset, ensured_end, goes_on=goes_on)
             return Ensured(offset, ensured_end, keep=keep, data=data), None
         fd = await self._segments.grant(segment)
-        return Ensured(offset, ensured_end, base=segment.base, segment=True, keep=keep), fd
+        return Ensured(offset, ensured_end, base=segment.start, segment=True, keep=keep), fd
 
     def _complete_behind(self, entry: Entry) -> None:
         """A file of which more than half was touched is completed."""

@@ -10,30 +10,37 @@ Whoever needs room waits for its turn, first come, first served. When the scratc
 room for `COPY_AFTER_S`, the segment is made in memory and its bytes are copied to clients instead
 of lent as a descriptor: the worker alone has such a segment open, so its room comes back however
 long clients keep what they were lent.
+
+Where readers crowd the room (`worker.state.shares`), a segment is a part: the bytes that one reader
+asked for, in memory. No other reader finds a part, and it goes as soon as its reader has it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from cachefs.core.errors import NoSpace
+from cachefs.core.messages import COPY_BYTES
 from cachefs.core.model import PAGE_BYTES
 from worker.parts import Parts
+from worker.segment import Area, Segment
 from worker.state.accounting import allocation
-from worker.state.pages import PageRange, range_bytes
-from worker.state.shares import ActiveReaders, piece_bytes, segments_kept
+from worker.state.pages import ByteRange, PageRange, page_span, range_bytes
+from worker.state.shares import ActiveReaders, is_crowded, piece_bytes, segments_kept
 from worker.store.filesystem import is_unused
-from worker.store.tier import Tier
-from worker.transfer import PIECE_PAGES, DiskFault
+from worker.transfer import PIECE_PAGES
 
 POLL_S: Final = 0.05  # clients that close a segment tell nobody
 MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
 SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
+SWEEP_S: Final = 0.02  # between looks at segments that were dropped while clients had them
+MOST_SWEEP_S: Final = 1.0  # the same where clients keep them
 READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
@@ -42,66 +49,19 @@ MOST_SEGMENTS: Final = 1024  # in the scratch area, and as many in memory: one d
 
 
 @dataclass(frozen=True, slots=True)
-class Area:
-    """Where a segment lies, and what for. `whole`: the kernel reads all of a small file from it.
-    `copied`: in memory because the scratch area is full; its bytes are copied to clients."""
-
-    in_memory: bool = False
-    whole: bool = False
-    copied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class _Want:
     """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
-    others wait for or have not read yet. `is_needed` says whether anybody still waits for it."""
+    others wait for or have not read yet. `is_needed` says whether anybody still waits for it.
+    `span`: the bytes of a part."""
 
     key: bytes
     file_bytes: int
     pages: PageRange
+    span: ByteRange | None
     area: Area
     since_s: float
     gentle: bool
     is_needed: Callable[[], bool]
-
-
-class Segment:
-    """`ready_end`: pages [first, ready_end) are written. `fd` is -1 until its file is made."""
-
-    __slots__ = (
-        "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "file_bytes",
-        "filling", "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end",
-        "used_at_s", "wanted_until_s",
-    )  # fmt: skip
-
-    def __init__(
-        self, key: bytes, file_bytes: int, pages: PageRange, now: float, area: Area
-    ) -> None:
-        self.key = key
-        self.file_bytes = file_bytes  # of the whole file
-        self.first, self.end = pages
-        self.ready_end = self.first
-        self.allocated_bytes = allocation(range_bytes(file_bytes, *pages))
-        self.checksums: list[int] = []  # of the pages that are written
-        self.made_at_s = self.used_at_s = now
-        self.fd = -1
-        self.filling = True
-        self.demanded = False  # somebody waits for it: it stays until that reader got it
-        self.has_place = False  # among the `MOST_FILLING`
-        self.granted = False
-        self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
-        self.lent = False  # others than the worker were given a descriptor
-        self.dropped = False
-        self.area = area
-
-    @property
-    def in_memory(self) -> bool:
-        return self.area.in_memory
-
-    @property
-    def base(self) -> int:
-        """The offset in the file of the segment's byte 0."""
-        return self.first * PAGE_BYTES
 
 
 Order = collections.OrderedDict[int, Segment]
@@ -118,6 +78,8 @@ class Segments:
         }
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while somebody had them
+        self._sweep_pause_s = 0.0  # 0.0: no look at the orphans is due
+        self._part_lent_at_s = float("-inf")
         self._frozen = False
         self._turn = asyncio.Lock()  # of those that wait for room: it is given in order
         self._whole_turn = asyncio.Lock()
@@ -158,11 +120,20 @@ class Segments:
         segment.used_at_s = self._parts.clocks.monotonic()
         if goes_on and end < segment.ready_end * PAGE_BYTES:
             segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
-        return os.pread(segment.fd, end - offset, offset - segment.base)
+        return os.pread(segment.fd, end - offset, offset - segment.start)
 
     def reads(self, reader: Hashable) -> None:
         """Counts a handle among those that share the room."""
         self.readers.asked(reader, self._parts.clocks.monotonic())
+
+    def waits(self, reader: Hashable) -> contextlib.AbstractContextManager[None]:
+        """Counts a handle among those that share the room while it waits, and for a while after."""
+        return self.readers.waiting(reader, self._parts.clocks.monotonic)
+
+    @property
+    def are_crowded(self) -> bool:
+        """Is each reader given parts?"""
+        return is_crowded(self._limit_bytes, self.reader_count)
 
     @property
     def reader_count(self) -> int:
@@ -210,16 +181,18 @@ class Segments:
         wait_s: float,
         whole: bool = False,
         in_memory: bool = False,
+        span: ByteRange | None = None,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> Segment:
         """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
         not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
         that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
         `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then). Also
-        raises NoSpace at its turn when it is not needed any more."""
+        raises NoSpace at its turn when it is not needed any more. `span`: those bytes of the pages,
+        or the first `COPY_BYTES` of them, for one reader."""
         area = Area(in_memory=in_memory, whole=whole)
         now, gentle = self._parts.clocks.monotonic(), wait_s == 0
-        want = _Want(key, size_bytes, pages, area, now, gentle, is_needed)
+        want = _Want(key, size_bytes, pages, span, area, now, gentle, is_needed)
         turn = self._whole_turn if whole else self._turn
         if not gentle:
             async with turn:
@@ -249,22 +222,38 @@ class Segments:
             await parts.room_changed.wait(POLL_S)
         raise _no_room(in_memory=want.area.in_memory)
 
-    @staticmethod
-    def _areas(want: _Want, now: float) -> Iterator[Area]:
+    def _areas(self, want: _Want, now: float) -> Iterator[Area]:
+        """A part is copied only where no part was lent for a while: copies are short, so that they
+        cost more."""
         yield want.area
-        if not want.area.whole and now >= want.since_s + COPY_AFTER_S:
+        since_s = want.since_s if want.span is None else max(want.since_s, self._part_lent_at_s)
+        if not want.area.whole and now >= since_s + COPY_AFTER_S:
             yield Area(in_memory=True, copied=True)
 
     def _try(self, want: _Want, area: Area) -> Segment | None:
+        if want.span is not None:
+            return self._try_part(want, want.span, area)
         first, end = want.pages
         while end > first:
-            need_bytes = allocation(range_bytes(want.file_bytes, first, end))
-            if self._room(need_bytes, area, gentle=want.gentle):
-                return self._add(want, (first, end), area)
+            size_bytes = range_bytes(want.file_bytes, first, end)
+            if self._room(allocation(size_bytes), area, gentle=want.gentle):
+                start = first * PAGE_BYTES
+                return self._add(want, (start, start + size_bytes), (first, end), area)
             if area.whole:
                 return None
             end = first + (end - first) // 2
         return None
+
+    def _try_part(self, want: _Want, span: ByteRange, area: Area) -> Segment | None:
+        start, stop = span
+        if area.copied:
+            stop = min(stop, start + COPY_BYTES)
+        if not self._room(allocation(stop - start), area, gentle=want.gentle):
+            return None
+        segment = self._add(want, (start, stop), page_span(start, stop - start), area)
+        if not area.copied:
+            self._part_lent_at_s = segment.made_at_s
+        return segment
 
     def _room(self, need_bytes: int, area: Area, *, gentle: bool) -> bool:
         if self._take(need_bytes, area):
@@ -298,11 +287,10 @@ class Segments:
             free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
         return need_bytes <= free_bytes
 
-    def _add(self, want: _Want, pages: PageRange, area: Area) -> Segment:
-        now = self._parts.clocks.monotonic()
-        segment = Segment(want.key, want.file_bytes, pages, now, area)
+    def _add(self, want: _Want, span: ByteRange, pages: PageRange, area: Area) -> Segment:
+        segment = Segment(want.key, span, pages, self._parts.clocks.monotonic(), area)
         self._orders[area.in_memory][id(segment)] = segment
-        for page in range(*pages):
+        for page in range(*pages) if want.span is None else ():
             self._by_page[want.key, page] = segment
         if area.whole:
             self._whole_bytes += segment.allocated_bytes
@@ -387,7 +375,7 @@ class Segments:
     def _let_go(self, segment: Segment) -> None:
         if self._frozen or (segment.lent and segment.fd >= 0 and not is_unused(segment.fd)):
             self._orphans.append(segment)
-            return
+            return self._sweep_later(SWEEP_S)
         parts = self._parts
         fd, segment.fd = segment.fd, -1
         # In a thread: to free a page of tmpfs can take milliseconds. It is free in a moment, and so
@@ -408,6 +396,21 @@ class Segments:
         orphans, self._orphans = self._orphans, []
         for segment in orphans:
             self._let_go(segment)
+
+    def _sweep_later(self, pause_s: float) -> None:
+        if not self._sweep_pause_s:
+            self._sweep_pause_s = pause_s
+            asyncio.get_running_loop().call_later(pause_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Looks whether clients have closed what was dropped, as long as there is such. Where none
+        was closed the next look is later."""
+        pause_s, before = self._sweep_pause_s, len(self._orphans)
+        self._let_go_orphans()
+        self._sweep_pause_s = 0.0
+        if self._orphans and not self._frozen:
+            idle = len(self._orphans) == before
+            self._sweep_later(min(2 * pause_s, MOST_SWEEP_S) if idle else SWEEP_S)
 
     def freeze(self) -> None:
         """From now on no descriptor is closed but by `close`: threads of fills that were given up
@@ -434,27 +437,3 @@ def _no_room(*, in_memory: bool) -> NoSpace:
         "the scratch area of the cache is full",
         remedy="give a larger --cache-size, or read fewer large files at a time",
     )
-
-
-def make_file(segment: Segment, tier: Tier) -> None:
-    """In a thread, before the first byte. Raises DiskFault."""
-    if segment.fd >= 0:
-        return
-    size_bytes = range_bytes(segment.file_bytes, segment.first, segment.end)
-    make = memory_file if segment.in_memory else tier.scratch_file
-    try:
-        segment.fd = make(size_bytes)
-    except OSError as err:
-        raise DiskFault(err) from err
-
-
-def memory_file(size_bytes: int) -> int:
-    """Returns a descriptor of a new file in memory of that size, in place of a scratch file. Raises
-    OSError. The descriptor is opened a second time: the kernel grants no lease on the one that
-    `memfd_create` returns, so `is_unused` would say of a lent file for ever that it is in use."""
-    made = os.memfd_create("segment", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(made, size_bytes)
-        return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(made)

@@ -22,7 +22,8 @@ from worker.entry import Entry
 from worker.fill import Filler
 from worker.parts import Parts, no_answer
 from worker.provide import FETCH_PIECES, Provider
-from worker.segments import Segment, Segments
+from worker.segment import Segment
+from worker.segments import Segments
 from worker.source import Purpose
 from worker.state.moves import Holding
 from worker.state.pages import PageRange, page_count, range_bytes, split
@@ -167,9 +168,9 @@ class Serving:
             return None
         stop = min(end, segment.ready_end)
         sums = segment.checksums[first - segment.first : stop - segment.first]
-        size_bytes = range_bytes(segment.file_bytes, first, stop)
+        size_bytes = min(stop * PAGE_BYTES, segment.stop) - first * PAGE_BYTES
         fd = await self._segments.grant(segment)
-        return Pages(fd, segment.base, first, size_bytes, sums)
+        return Pages(fd, segment.start, first, size_bytes, sums)
 
     async def _cold(self, key: bytes, first: int, end: int) -> Pages | None:
         """Of a content that nobody uses just now."""

@@ -67,7 +67,8 @@ class Source(Protocol):
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
-        """`size` bytes at `offset`, all of one block. It and the iteration raise what a
+        """`size` bytes at `offset`, all of one block; chunks with a checksum are whole pages, and
+        a read that begins and ends with pages costs the least. It and the iteration raise what a
         connector's `read` and its body raise, and NotHere."""
 
 

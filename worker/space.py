@@ -32,7 +32,8 @@ from worker.store.removal import Evicted, evict
 log = logging.getLogger(__name__)
 
 BATCH_FILES: Final = 64
-MOST_ROUNDS: Final = 64  # of one eviction
+MOST_ROUNDS: Final = 64  # of one eviction, and
+MOST_ROUNDS_S: Final = 0.4  # then no further round begins: others wait for the lock
 PERMISSION_WAIT_S: Final = 5.0
 ORDER_WAIT_S: Final = 30.0
 NO_LIMIT_BYTES: Final = 1 << 62
@@ -319,6 +320,7 @@ class Space:
         idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
         reason = "copy" if only_copies else "space" if idle_s is None else "idle"
         self._release_held()
+        until_s = parts.clocks.monotonic() + MOST_ROUNDS_S
         for _ in range(MOST_ROUNDS):
             short_bytes = need_bytes - parts.ledger.free_for_files
             if short_bytes <= 0 or not parts.health.in_service:
@@ -327,7 +329,7 @@ class Space:
                 keys = parts.order.copies(BATCH_FILES)
             else:
                 keys = self._candidates(idle_before_s)
-            if not keys:
+            if not keys or parts.clocks.monotonic() > until_s:
                 return
             await self._evict_permitted(keys, short_bytes, reason)
 

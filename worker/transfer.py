@@ -19,7 +19,7 @@ from cachefs.core.errors import BadBody, CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.until import NEVER_S, bounded
 from worker.source import Purpose, Source, SourceBody
-from worker.state.pages import range_bytes
+from worker.state.pages import ByteRange, range_bytes
 from worker.tiers.body import TierBody
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
@@ -36,7 +36,8 @@ class DiskFault(CacheFSError):
 
 
 class Transfer:
-    """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`.
+    """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`; of these
+    only the bytes [start, stop) where a `span` says so.
 
     `limit_s`: the source's retries and waits end so long after `run` began. `moved_s`: when `run`
     began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`, however it
@@ -45,20 +46,29 @@ class Transfer:
     """
 
     __slots__ = (
-        "_at", "_base", "_body", "_cut", "_end", "_fd", "_hash", "_on_page", "_origin", "_stop",
+        "_at", "_base", "_body", "_cut", "_fd", "_hash", "_on_page", "_origin", "_stop",
         "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes", "peer_bytes",
         "tier_bytes",
     )  # fmt: skip
 
-    def __init__(self, origin: Origin, first: int, end: int, base: int, on_page: OnPage) -> None:
-        """At least one page."""
+    def __init__(
+        self,
+        origin: Origin,
+        first: int,
+        end: int,
+        base: int,
+        on_page: OnPage,
+        span: ByteRange | None = None,
+    ) -> None:
+        """At least one page, or a byte of each page."""
         self._origin = origin
         self._fd = -1
         self._base = base
         self._on_page = on_page
-        self._end = end
         self._at = first * PAGE_BYTES
         self._stop = min(end * PAGE_BYTES, origin.size)
+        if span is not None:
+            self._at, self._stop = max(self._at, span[0]), min(self._stop, span[1])
         self._hash = xxhash.xxh3_64()
         self._body: SourceBody | None = None
         self._cut: CacheFSError | None = None
@@ -76,7 +86,7 @@ class Transfer:
         case."""
         self.raise_if_aborted()
         self._fd, self.moved_s = fd, time.monotonic()
-        size = range_bytes(self._origin.size, self.next_page, self._end)
+        size = self._stop - self._at
         with bounded(self.moved_s + self.limit_s):
             body = self._body = source.read(self._origin, self._at, size, purpose)
             try:

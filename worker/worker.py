@@ -308,11 +308,10 @@ class Worker:
         past_tier: bool = False,
         takes_bytes: bool = False,
     ) -> tuple[Ensured, int | None]:
-        """Makes at least the bytes [offset, offset + size) readable as far as they lie in the file
-        (at most 8 MiB of them) and says from what: see `Ensured`. A descriptor is the receiver's to
-        close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
-        `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes
-        on."""
+        """Makes bytes from `offset` on readable, `size` (8 MiB at most) unless readers crowd
+        the room, and says from what: see `Ensured`. A descriptor is the receiver's to close. Raises
+        the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle. `past_tier` as
+        in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes on."""
         if (known := self._handles.get(handle)) is None or offset < 0:
             raise ProtocolError(f"no handle {handle}, or an offset below 0")
         entry = known.entry

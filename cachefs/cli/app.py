@@ -20,6 +20,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "health": ("health", "What is wrong, with a cause and a remedy each."),
         "top": ("top", "A live table: hits by path, rates, fills, loads, evictions."),
         "logs": ("logs", "The logs of a mount's server and client."),
+        "cache": ("cache", "What ended mounts left cached here: ls, rm."),
         "doctor": ("doctor", "Check this machine and clean up after crashes."),
     },
     "Files": {

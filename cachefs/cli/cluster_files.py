@@ -4,27 +4,24 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from cachefs.cli import clusters, output, settings
-from cachefs.cli.mounts import locate, read_mounts
-from cachefs.cli.session import find_target
-from cachefs.cli.ufs import namespace_path
-from cachefs.client.admin import AdminClient
+from cachefs.cli.paths import find_in_cluster
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, NotFound, Unsupported
+from cachefs.core.errors import CacheFSError, NotFound, Unreachable, Unsupported
 from cachefs.core.model import PAGE_BYTES, ContentId, Inode, Kind, NamespaceId
 from cachefs.core.placement import BLOCK_BYTES, Placement, View, block_count
+from cachefs.core.units import format_duration
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+LOST: Final = "lost"
 
 
 class File(NamedTuple):
@@ -75,12 +72,17 @@ class Cluster:
         self.view: View = table.view
         self.rows = {row.id: row for row in table.rows}
         self.placement = Placement(table.view.members)
-        self.silent: dict[str, CacheFSError] = {}  # workers that did not answer, by id
+        # Workers that did not answer, by id; a lost one is not asked.
+        self.silent = {row.id: _lost(row) for row in table.rows if row.state == LOST}
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every connection; idempotent."""
         self._stack.close()
 
     def resolve(self, path: bytes) -> Inode:
@@ -172,36 +174,17 @@ class Cluster:
         return self._workers[id]
 
 
+def _lost(row: c.WorkerRow) -> CacheFSError:
+    remedy = "`cachefs workers remove` forgets one whose process has ended"
+    seen = format_duration(round(row.seen_s, 1))
+    return Unreachable(f"it is lost, last seen {seen} ago", remedy=remedy)
+
+
 def open_cluster(
     path: str, flags: dict[str, Any], config_file: str | None
 ) -> tuple[Cluster, bytes]:
-    """The cluster that a path is in, and the path in its namespace: a URL `cachefs://…`, a path
-    under a mount of a cluster, or a path of the namespace of --master. Raises BadConfig,
-    Unsupported for a path of a mount without a cluster, and what asking the master raises."""
+    """The cluster that a path is in, and the path in its namespace. Raises what
+    `paths.find_in_cluster` and asking the master raise."""
     chosen = settings.load_settings(flags, config_file)
-    url, inside = _place(path, chosen)
+    url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
     return Cluster(HttpClient(url, clusters.security(chosen, url)), chosen), inside
-
-
-def open_admin(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> tuple[AdminClient, bytes]:
-    """The same, of the admin API. Asks nothing yet."""
-    chosen = settings.load_settings(flags, config_file)
-    url, inside = _place(path, chosen)
-    return AdminClient(url, clusters.security(chosen, url)), inside.strip(b"/")
-
-
-def _place(path: str, chosen: Config) -> tuple[str, bytes]:
-    """The URL of a path's master, and the path in its namespace."""
-    home = settings.state_home(chosen)
-    if not is_cluster(path):
-        if locate(path, read_mounts()).mount is None:
-            return clusters.master_of(chosen, home), namespace_path(path)
-        target = find_target(path, home)
-        if not is_cluster(target.record.source.url):
-            raise Unsupported("this mount is of no cluster", path=path)
-        url, inside = target.record.source.url, target.in_namespace
-    else:
-        url, inside = path, os.fsencode(parse_cluster(path).path)
-    return master_url(chosen.text("master") or url, tls=clusters.speaks_tls(chosen)), inside

@@ -59,6 +59,17 @@ def server_files(chosen: Config) -> Security:
     return msgspec.convert({name: chosen.text(name) for name in names}, Security)
 
 
+def check_authority(chosen: Config) -> None:
+    """Raises BadConfig for a master that would ask its workers over TLS without being told whose
+    authority signs their certificates."""
+    if chosen.text("tls_cert") and not speaks_tls(chosen):
+        raise BadConfig(
+            "this master would ask its workers over TLS (for free, du, location), and nothing says"
+            " which authority signs their certificates",
+            remedy="give --tls-ca FILE, or --tls for the authorities of the system",
+        )
+
+
 def _with_files(own: Security | None, chosen: Config) -> Security:
     found = server_files(chosen)
     if own is None:
@@ -82,9 +93,12 @@ def master_of(chosen: Config, home: StateHome) -> str:
 
 
 def has_cluster(chosen: Config, home: StateHome) -> bool:
-    """Returns True if the settings name a master, or the cluster of `cachefs up` runs here."""
+    """Returns True if the settings name a master, or a process of `cachefs up` runs here: also one
+    whose master has died."""
+    if chosen.text("master"):
+        return True
     up = local.read(home)
-    return bool(chosen.text("master")) or (up is not None and up.processes[0].runs)
+    return up is not None and any(process.runs for process in up.processes)
 
 
 def is_master(where: str) -> bool:
@@ -95,6 +109,12 @@ def is_master(where: str) -> bool:
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
     """A client of the master's admin API. Raises BadConfig, AccessDenied; asks nothing yet."""
     url = master_of(chosen, home)
+    return AdminClient(url, security(chosen, url))
+
+
+def admin_at(url: str, chosen: Config) -> AdminClient:
+    """A client of the admin API of the master at a URL. Raises BadConfig, AccessDenied; asks
+    nothing yet."""
     return AdminClient(url, security(chosen, url))
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.core import config
+from cachefs.core.settings import ASKERS
 
+ASKERS_SHOWN: Final = ", ".join(f"`{name}`" for name in ASKERS if " " not in name)
 PAGE: Final = f"""# Configuration
 
 Made from `cachefs/core/settings.py` by `python -m cachefs.cli.config_page`; a test compares them.
@@ -25,6 +27,11 @@ same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). 
 
 Credentials are never settings: they come from the AWS default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.
+
+Flags are named with the commands that take them; without a name, `mount` takes the flag. "What
+asks" stands for the commands that ask a master, its workers or a mount's server: {ASKERS_SHOWN}.
+A flag of a group (`jobs`, `policy`, `ufs`, `workers`) may stand before or after the name of the
+group's command.
 
 {config.markdown_table()}"""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 from typing import Final
 
+from cachefs.cli.mounts import read_mounts
+from cachefs.cli.owners import shown_user
 from cachefs.core.errors import AccessDenied, CacheFSError, CannotMount, InUse
 
 FUSERMOUNT: Final = "fusermount3"
@@ -23,7 +26,17 @@ def detach(mountpoint: str, *, lazy: bool) -> None:
     if os.geteuid() == 0:
         _umount2(mountpoint, lazy)
     else:
+        _check_owner(mountpoint)
         _fusermount(mountpoint, lazy)
+
+
+def _check_owner(mountpoint: str) -> None:
+    """Raises AccessDenied if the mount there is another user's, which fusermount3 does not see."""
+    mount = read_mounts().at(mountpoint)
+    if mount is not None and mount.owner_uid not in (-1, os.geteuid()):
+        owner = shown_user(mount.owner_uid)
+        remedy = f"unmount as {owner} or as root: sudo cachefs umount {shlex.quote(mountpoint)}"
+        raise AccessDenied(f"it is a mount of user {owner}", path=mountpoint, remedy=remedy)
 
 
 def _umount2(mountpoint: str, lazy: bool) -> None:

@@ -14,14 +14,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import detach, output, settings, transport
-from cachefs.cli.health import of_tree
+from cachefs.cli import clusters, detach, output, settings, transport
+from cachefs.cli.health import CLUSTER_S, of_master, of_mount_tree
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
+from cachefs.cli.owners import find_record
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
-from cachefs.core.health import Problem, Severity
+from cachefs.core.health import HealthProblem, Severity
 from cachefs.core.install import install_command
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
@@ -60,7 +61,11 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
     """Check this machine and the state home; exit code 1 if something is in the way."""
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
-    findings = [*examine_machine(chosen), *examine_state(home, fix=fix)]
+    findings = [
+        *examine_machine(chosen),
+        *examine_state(chosen, home, fix=fix),
+        *examine_cluster(chosen, home),
+    ]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
@@ -169,12 +174,12 @@ def file_system_at(path: str) -> str:
 # ---- what is left behind -------------------------------------------------------------------------
 
 
-def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
+def examine_state(chosen: Config, home: StateHome, *, fix: bool) -> Iterator[Finding]:
     """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
-        yield from _mount(mount, home, fix)
+        yield from _mount(mount, chosen, home, fix)
     for record in home.mount_records():
         if is_stale(record, table):
             yield _stale_record(record, home, fix)
@@ -185,17 +190,17 @@ def examine_state(home: StateHome, *, fix: bool) -> Iterator[Finding]:
         yield from _pointer(directory, fix)
 
 
-def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
+def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator[Finding]:
     name = f"mount {mount.mountpoint}"
     if is_dead(mount.mountpoint):
         yield _dead_mount(name, mount, home, fix)
         return
-    record = home.find_mount(mount.mountpoint)
+    record = find_record(mount, home)
     if record is None:
         yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
         return
     try:
-        status = ask(record, home)
+        status = ask(record)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
         yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
@@ -204,8 +209,24 @@ def _mount(mount: Mount, home: StateHome, fix: bool) -> Iterator[Finding]:
     for tier in status.get("cache", {}).get("tiers", []):
         if tier.get("state") == "normal":
             yield Finding(f"cache {tier.get('path')}", "ok", "in service")
-    for one in of_tree(status):
+    for one in of_mount_tree(record.source.url, status, chosen):
         yield health_finding(one)
+
+
+def examine_cluster(chosen: Config, home: StateHome) -> Iterator[Finding]:
+    """What the master of the settings, or of `cachefs up`, says is wrong; nothing without one."""
+    if not clusters.has_cluster(chosen, home):
+        return
+    name = f"cluster {clusters.master_of(chosen, home)}"
+    try:
+        with clusters.connect_admin(chosen, home) as master:
+            found = of_master(master, CLUSTER_S)
+    except CacheFSError as err:
+        yield Finding(name, "note", err.one_line())
+        return
+    if not found:
+        yield Finding(name, "ok", "nothing is wrong")
+    yield from map(health_finding, found)
 
 
 def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
@@ -225,7 +246,7 @@ def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
     return Finding(name, state, f"{detail}, passthrough: {passthrough}")
 
 
-def health_finding(problem: Problem) -> Finding:
+def health_finding(problem: HealthProblem) -> Finding:
     """Returns what `cachefs health` says as a row of the doctor."""
     state = "problem" if problem.severity == Severity.ERROR else "note"
     detail = f"{problem.subject}: {problem.cause}"

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings, umount
+from cachefs.cli.mounts import read_mounts
 from cachefs.core.addresses import address_of, is_cluster, parse_cluster
-from cachefs.core.errors import NotFound
+from cachefs.core.errors import CannotMount, NotFound
 from cachefs.launcher import local
 from cachefs.launcher.local import LocalCluster
-from cachefs.launcher.processes import is_served
+from cachefs.launcher.processes import Watch, is_served
 from cachefs.launcher.state import MountRecord, StateHome
 
 
@@ -39,7 +40,7 @@ def command(
         raise NotFound("no cluster was started here", path=directory or "", remedy=remedy)
     unmounted = []
     for record in mounts_of(cluster, home):
-        umount.unmount(record.mountpoint, home, lazy=lazy)
+        unmount(record, home, lazy=lazy)
         unmounted.append(record.mountpoint)
     ended = [process.name for process in local.down(cluster)]
     if as_json:
@@ -47,6 +48,19 @@ def command(
     for mountpoint in unmounted:
         click.echo(f"{output.text_of(os.fsencode(mountpoint))} is unmounted")
     click.echo(f"OK, {', '.join(ended)} ended" if ended else "OK, nothing of it was running")
+
+
+def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
+    """Unmounts, or waits for the client of a mount that another process has just unmounted. Raises
+    as `umount.unmount` for a mount that is still there."""
+    try:
+        umount.unmount(record.mountpoint, home, lazy=lazy)
+    except CannotMount:
+        mount = read_mounts().at(record.mountpoint)
+        if mount is not None and mount.is_cachefs:
+            raise
+        with Watch(record.pid) as watch:
+            watch.ended(umount.CLIENT_END_S)
 
 
 def mounts_of(cluster: LocalCluster, home: StateHome) -> list[MountRecord]:

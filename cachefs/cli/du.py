@@ -7,10 +7,10 @@ from typing import Any
 import click
 import msgspec
 
-from cachefs.cli import listing, output, settings
-from cachefs.cli.cluster_files import open_admin
-from cachefs.cli.session import Target, attached, find_target
-from cachefs.core.addresses import is_cluster
+from cachefs.cli import clusters, listing, output, settings
+from cachefs.cli.paths import InCluster, find, in_cluster
+from cachefs.cli.session import Target, attached
+from cachefs.core.config import Config
 from cachefs.core.model import Kind
 from cachefs.core.units import format_size
 
@@ -34,7 +34,7 @@ class Sum(msgspec.Struct):
 
 @click.command("du")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@settings.setting_flags("location")
+@settings.setting_flags("du")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -76,10 +76,13 @@ def _row(path: str, found: Sum) -> list[str]:
 
 
 def _sum(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
-    home = settings.state_home(settings.load_settings(flags, config_file))
-    if is_cluster(path) or is_cluster(find_target(path, home).record.source.url):
-        return _sum_everywhere(path, flags, config_file)
-    return _sum_here(find_target(path, home))
+    chosen = settings.load_settings(flags, config_file)
+    place = find(path, chosen, settings.state_home(chosen))
+    shared = in_cluster(place, chosen)
+    if shared is not None:
+        return _sum_everywhere(shared, chosen)
+    assert isinstance(place, Target), "of no cluster"
+    return _sum_here(place)
 
 
 def _sum_here(target: Target) -> Sum:
@@ -95,10 +98,9 @@ def _sum_here(target: Target) -> Sum:
     return total
 
 
-def _sum_everywhere(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
-    master, inside = open_admin(path, flags, config_file)
-    with master:
-        found = master.usage(inside)
+def _sum_everywhere(place: InCluster, chosen: Config) -> Sum:
+    with clusters.admin_at(place.url, chosen) as master:
+        found = master.usage(place.path)
     return Sum(
         found.files,
         found.size_bytes,

@@ -15,7 +15,7 @@ from cachefs.cli.job_views import (
     View,
     document,
     failure_document,
-    failure_line,
+    failure_lines,
     make_view,
     runs,
     summary,
@@ -28,6 +28,7 @@ from cachefs.core.jobs import JobFailure, JobShown, JobState
 FIRST_LOOK_S: Final = 0.05
 LOOK_S: Final = 0.25
 SHOWN_FAILURES: Final = 20
+LOOKED_FAILURES: Final = 10_000  # of which causes are counted
 FAILED: Final = 1
 
 
@@ -48,8 +49,8 @@ def to_its_end(place: Place, job: int, as_json: bool) -> int:
 
 def goes_on(place: Place, job: int) -> str:
     return (
-        f"job {job} goes on: `cachefs jobs show {job} {place.where}` shows it,"
-        f" `cachefs jobs stop {job} {place.where}` stops it"
+        f"job {job} goes on: `cachefs jobs show {job} {place.named}` shows it,"
+        f" `cachefs jobs stop {job} {place.named}` stops it"
     )
 
 
@@ -72,30 +73,38 @@ def look(place: Place, job: int) -> JobShown:
 
 def report(place: Place, job: JobShown, as_json: bool) -> int:
     """Prints how it ended, with what failed (the first of it); the exit code."""
-    listed = list(itertools.islice(failures(place, job.job), SHOWN_FAILURES))
     if as_json:
+        listed = itertools.islice(failures(place, job.job), SHOWN_FAILURES)
         named = [failure_document(place, one) for one in listed]
         output.print_json_line({**document(place, job), "failures": named})
     else:
-        for one in listed:
-            print(f"cachefs: {failure_line(place, one)}", file=sys.stderr)
-        if job.files_failed > len(listed):
-            more = f"and {job.files_failed - len(listed):,} more"
-            hint = f"cachefs jobs show {job.job} {place.where} --failures"
-            print(f"cachefs: {more}: {hint}", file=sys.stderr)
+        for text in _what_failed(place, job):
+            print(f"cachefs: {text}", file=sys.stderr)
         click.echo("; ".join([summary(job), *_how_on(place, job)]))
     return 0 if job.state is JobState.SUCCEEDED else FAILED
+
+
+def _what_failed(place: Place, job: JobShown) -> list[str]:
+    """Returns a line for each cause of failures, and where the files are listed."""
+    known = list(itertools.islice(failures(place, job.job), LOOKED_FAILURES))
+    lines = failure_lines(place, known)
+    hint = f"cachefs jobs show {job.job} {place.named} --failures"
+    if len(lines) > SHOWN_FAILURES or job.files_failed > len(known):
+        lines = [*lines[:SHOWN_FAILURES], f"these are not all of them; all: {hint}"]
+    elif len(lines) < len(known):
+        lines.append(f"each of the {len(known):,} files: {hint}")
+    return lines
 
 
 def _how_on(place: Place, job: JobShown) -> list[str]:
     """What can be done about it."""
     if job.state is JobState.STOPPED:
-        return [f"`cachefs jobs resume {job.job} {place.where}` goes on"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` goes on"]
     if job.state is not JobState.FAILED:
         return []
     if not job.listing_done or job.files_done + job.files_failed < job.files_found:
-        return [f"`cachefs jobs resume {job.job} {place.where}` goes on, once there is room"]
-    return [f"`cachefs jobs retry {job.job} {place.where}` tries them again"]
+        return [f"`cachefs jobs resume {job.job} {place.named}` goes on, once there is room"]
+    return [f"`cachefs jobs retry {job.job} {place.named}` tries them again"]
 
 
 def failures(place: Place, job: int) -> Iterator[JobFailure]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import open_admin
-from cachefs.cli.session import Target, attached, find_target
+from cachefs.cli import clusters, output, paths, settings
+from cachefs.cli.paths import InCluster
+from cachefs.cli.session import Target, attached
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster
+from cachefs.core.config import Config
 from cachefs.core.units import format_size
 
 
@@ -21,12 +21,20 @@ from cachefs.core.units import format_size
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
     """Drop what is cached of PATH and everything below it; of a cluster's path, on all its workers.
-    Nothing is deleted at the origin. Exit code 3 if a worker did not answer."""
-    home = settings.state_home(settings.load_settings(flags, config_file))
-    if is_cluster(path) or is_cluster(find_target(path, home).record.source.url):
-        freed, silent = _free_everywhere(path, flags, config_file)
+    Nothing is deleted at the origin. Exit code 3 if a worker did not answer.
+
+    \b
+    cachefs free /mnt/data/train
+    cachefs free cachefs://master:19998/imagenet
+    """
+    chosen = settings.load_settings(flags, config_file)
+    place = paths.find(path, chosen, settings.state_home(chosen))
+    shared = paths.in_cluster(place, chosen)
+    if shared is not None:
+        freed, silent = _free_everywhere(shared, chosen)
     else:
-        freed, silent = _free_here(find_target(path, home)), []
+        assert isinstance(place, Target), "of no cluster"
+        freed, silent = _free_here(place), []
     if as_json:
         facts = {"files": freed.files, "bytes": freed.bytes, "busy_files": freed.busy_files}
         output.print_json(facts | {"silent": silent})
@@ -40,14 +48,11 @@ def _free_here(target: Target) -> m.Freed:
         return session.call(m.Free(session.namespace, target.in_namespace), m.Freed)
 
 
-def _free_everywhere(
-    path: str, flags: dict[str, Any], config_file: str | None
-) -> tuple[m.Freed, list[str]]:
+def _free_everywhere(place: InCluster, chosen: Config) -> tuple[m.Freed, list[str]]:
     """Frees on all workers; returns what was freed, and the workers that did not answer. A file
     that several workers have counts once for each."""
-    master, inside = open_admin(path, flags, config_file)
-    with master:
-        freed = master.free(inside)
+    with clusters.admin_at(place.url, chosen) as master:
+        freed = master.free(place.path)
     return m.Freed(freed.files, freed.bytes, freed.busy_files), freed.silent
 
 

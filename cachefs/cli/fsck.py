@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 import msgspec
-import xxhash
 
 from cachefs.cli import output, settings
 from cachefs.cli.cluster_files import (
@@ -21,10 +19,8 @@ from cachefs.cli.cluster_files import (
     open_cluster,
 )
 from cachefs.core import cluster as c
-from cachefs.core import messages as m
 from cachefs.core.addresses import address_of
 from cachefs.core.errors import CacheFSError, NotFound
-from cachefs.core.model import PAGE_BYTES
 from cachefs.core.units import format_size
 
 FAILED: Final = 1
@@ -64,10 +60,10 @@ class Total(msgspec.Struct):
 def command(
     path: str, no_verify: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """Check what workers have cached of PATH and everything known below it: every page that a
-    worker lists is read and compared with the checksum of its coming. Damaged copies are dropped,
-    and come anew with the next read. Exit code 1 if any was damaged or missing, 3 if a worker did
-    not answer.
+    """Check what workers have cached of PATH and everything known below it: each worker reads every
+    page that it lists and compares it with the checksum of when it came. Damaged copies are
+    dropped, and come anew with the next read. Exit code 1 if any was damaged or missing, 3 if a
+    worker did not answer.
 
     \b
     cachefs fsck /mnt/imagenet
@@ -139,18 +135,14 @@ class Check:
         client = self._cluster.worker(worker)
         while first < end:
             try:
-                data, sums = client.pages(file.content, first, end)
+                found = client.call(c.Verify(file.content.key, first, end), c.Verified)
             except NotFound:
                 yield self._finding(MISSING, file, worker, first, end, "it is not there")
                 return
-            wrong = [first + n for n in wrong_pages(data, sums)]
-            self.total.verified_pages += len(sums)
-            for page in wrong:
+            self.total.verified_pages += found.pages
+            for page in found.wrong:
                 yield self._finding(WRONG, file, worker, page, page + 1, "other bytes than it had")
-            if wrong:
-                with contextlib.suppress(CacheFSError):
-                    client.call(c.Doubt(file.content.key, wrong), m.Done)
-            first += len(sums)
+            first += max(1, found.pages)
 
     def _finding(
         self, state: str, file: File, worker: str, first: int, end: int, cause: str
@@ -171,16 +163,6 @@ def runs(bits: int) -> Iterator[tuple[int, int]]:
         end = min(page + length, block_end)
         yield page, end
         page = end
-
-
-def wrong_pages(data: bytes, sums: list[int]) -> list[int]:
-    """Which of the pages in `data` do not match their checksums."""
-    view = memoryview(data)
-    return [
-        n
-        for n, wanted in enumerate(sums)
-        if xxhash.xxh3_64_intdigest(view[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) != wanted
-    ]
 
 
 # ---- printing ------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import is_dead, read_mounts
-from cachefs.cli.session import attached, checked, connected, find_target
+from cachefs.cli.owners import find_record
+from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url
@@ -23,16 +24,17 @@ from cachefs.core.errors import (
     ProtocolError,
     Unreachable,
 )
-from cachefs.core.health import Problem, facts_of, health, problem, problem_lines, verdict
+from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
+CLUSTER_S: Final = 4.0  # for a master's answer about a mount that is asked about
 WELL: Final = "OK, nothing is wrong"
 
 
 @click.command("health")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER]", required=False)
-@settings.setting_flags("status")
+@settings.setting_flags("health")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -56,12 +58,12 @@ def command(
     return verdict(found)
 
 
-def unique(problems: Iterable[Problem]) -> list[Problem]:
+def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Returns each problem once: two mounts of one server have the same ones."""
     return [*dict.fromkeys(problems)]
 
 
-def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
+def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
     """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
     master answers."""
     if is_dead(record.mountpoint):
@@ -71,32 +73,37 @@ def of_mount(record: MountRecord, chosen: Config) -> list[Problem]:
     try:
         with connected(record) as client:
             tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
-        if is_cluster(record.source.url):
-            return [*of_tree(tree), *_of_its_cluster(record.source.url, chosen)]
-        with attached(record) as session:
-            quotas = session.call(m.GetPolicies(session.namespace, b""), m.PoliciesAt)
     except CacheFSError as err:
         return [_no_answer(record, err)]
-    return of_tree(_with_quotas(tree, quotas))
+    return of_mount_tree(record.source.url, tree, chosen)
 
 
-def of_tree(tree: dict[str, Any]) -> list[Problem]:
+def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[HealthProblem]:
+    """Returns what is wrong with the mount of a source, by its server's document; for a mount of a
+    cluster also what the master says, unless the document says that the master is away."""
+    found = of_tree(tree)
+    if is_cluster(source) and all(one.code != "MASTER_AWAY" for one in found):
+        found += _of_its_cluster(source, chosen)
+    return unique(found)
+
+
+def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
     """Returns what is wrong, by a status document."""
     return health(facts_of(tree), time.time())
 
 
-def of_master(master: AdminClient) -> list[Problem]:
+def of_master(master: AdminClient, timeout_s: float = 0.0) -> list[HealthProblem]:
     """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
     earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
     try:
-        return master.health()
+        return master.health(timeout_s)
     except (Unreachable, DeadlineExceeded) as err:
-        return [_away(master.url, err)]
+        return [away(master.url, err)]
     except (NotFound, ProtocolError):
         return []
 
 
-def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Problem]:
+def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     if where is not None and clusters.is_master(where):
         url = master_url(where, tls=clusters.speaks_tls(chosen))
         with AdminClient(url, clusters.security(chosen, url)) as master:
@@ -107,9 +114,9 @@ def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[Pr
         yield from _of_everything(chosen, home)
 
 
-def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
+def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
     for mount in read_mounts().ours():
-        record = home.find_mount(mount.mountpoint)
+        record = find_record(mount, home)
         if record is not None:
             yield from of_mount(record, chosen)
         elif is_dead(mount.mountpoint):
@@ -119,34 +126,23 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[Problem]:
             yield from of_master(master)
 
 
-def _of_its_cluster(url: str, chosen: Config) -> list[Problem]:
-    """The master's list; a master that is away is in the node's own facts."""
+def _of_its_cluster(url: str, chosen: Config) -> list[HealthProblem]:
+    """Returns the master's list; a master that is away is in the node's own facts."""
     try:
         master, _ = clusters.admin_of(url, chosen)
         with master:
-            return master.health()
+            return master.health(CLUSTER_S)
     except CacheFSError:
         return []
 
 
-def _with_quotas(tree: dict[str, Any], found: m.PoliciesAt) -> dict[str, Any]:
-    """Adds the quotas that are used up: a mount's server counts, its master knows the limits."""
-    used = tree.get("cache", {}).get("quota_used_bytes", {})
-    limits = [*found.quotas, *((one.path, one.policy.quota_bytes or 0) for one in found.below)]
-    rows = []
-    for path, limit in limits:
-        shown = "/" + output.text_of(path.strip(b"/"))
-        if limit and used.get(shown, 0) >= limit:
-            rows.append({"path": shown, "quota_bytes": limit, "used_bytes": used[shown]})
-    return {**tree, "quotas": rows}
-
-
-def _no_answer(record: MountRecord, err: CacheFSError) -> Problem:
+def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
     cause = f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
 
 
-def _away(url: str, err: CacheFSError) -> Problem:
+def away(url: str, err: CacheFSError) -> HealthProblem:
+    """Returns the problem of a master that gave no answer."""
     remedy = err.remedy or "start it: cachefs master"
     return problem("MASTER_AWAY", url, err.cause, remedy)

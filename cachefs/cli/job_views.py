@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.cli import output
@@ -86,9 +88,29 @@ def settings_of(spec: JobSpec) -> str:
 
 def failure_line(place: Place, failure: JobFailure) -> str:
     """The path once, and the cause."""
-    shown, named = place.shown(failure.path), output.text_of(failure.path)
-    cause = failure.cause.removeprefix(f"/{named}: ").removeprefix(f"{named}: ")
-    return f"{shown}: {cause}"
+    return f"{place.shown(failure.path)}: {_cause(failure)}"
+
+
+def _cause(failure: JobFailure) -> str:
+    named = output.text_of(failure.path)
+    return failure.cause.removeprefix(f"/{named}: ").removeprefix(f"{named}: ")
+
+
+def failure_lines(place: Place, failures: Iterable[JobFailure]) -> list[str]:
+    """Returns a line for each cause, the most frequent first: of one file as `failure_line`, of
+    several with their count and the first path."""
+    firsts: dict[str, JobFailure] = {}
+    counts: Counter[str] = Counter()
+    for failure in failures:
+        cause = _cause(failure)
+        firsts.setdefault(cause, failure)
+        counts[cause] += 1
+    return [
+        failure_line(place, firsts[cause])
+        if count == 1
+        else f"{count:,} files: {cause}; the first is {place.shown(firsts[cause].path)}"
+        for cause, count in counts.most_common()
+    ]
 
 
 # ---- documents -----------------------------------------------------------------------------------

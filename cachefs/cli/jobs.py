@@ -35,9 +35,10 @@ _WHERE: Final = "[MOUNTPOINT|cachefs://MASTER]"
 
 
 @click.group("jobs", invoke_without_command=True)
+@settings.setting_flags("jobs")
 @output.json_flag
 @click.pass_context
-def command(context: click.Context, as_json: bool) -> Any:
+def command(context: click.Context, /, as_json: bool, **flags: Any) -> Any:
     """The load jobs of a mount's source, or of a cluster. Without a command: list them.
 
     \b
@@ -59,7 +60,7 @@ def command(context: click.Context, as_json: bool) -> Any:
 
 def _flags(function: _Command) -> _Command:
     function = output.debug_flag(output.json_flag(function))
-    return settings.setting_flags("location")(function)
+    return settings.setting_flags("jobs")(function)
 
 
 def _one(function: _Command) -> _Command:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.cli import output
-from cachefs.cli.session import Session
+from cachefs.cli.names import UNKNOWN, Names
 from cachefs.core import messages as m
 from cachefs.core.model import Inode, Kind
 from cachefs.launcher.state import MountRecord
@@ -23,46 +23,44 @@ _BITS: Final = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYML
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One path below the namespace root. `cached_bytes` is -1 where nobody asked."""
+    """One path below the namespace root. `cached_bytes` is UNKNOWN where no process was asked."""
 
     path: bytes
     inode: Inode
-    cached_bytes: int = -1
+    cached_bytes: int = UNKNOWN
 
 
-def children(session: Session, directory: Inode, path: bytes) -> Iterator[list[Row]]:
+def children(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
     """The entries of a directory in pages, in the order of the store."""
     after = b""
     while True:
-        page = session.call(m.ListDir(session.namespace, directory.ino, after), m.Listing)
+        page = names.call(m.ListDir(names.namespace, directory.ino, after), m.Listing)
         yield [Row(join(path, entry.name), _inodes.decode(entry.inode)) for entry in page.entries]
         if not page.next:
             return
         after = page.next
 
 
-def tree(session: Session, directory: Inode, path: bytes) -> Iterator[list[Row]]:
+def tree(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
     """Everything below a directory, a directory's entries before those below them."""
     todo = [(path, directory)]
     while todo:
         here, inode = todo.pop()
         below = []
-        for page in children(session, inode, here):
+        for page in children(names, inode, here):
             yield page
             below += [(row.path, row.inode) for row in page if row.inode.kind is Kind.DIRECTORY]
         todo += reversed(below)
 
 
-def with_cached(session: Session, rows: Sequence[Row]) -> list[Row]:
+def with_cached(names: Names, rows: Sequence[Row]) -> list[Row]:
     """The rows with what is cached of each file."""
-    inos = [row.inode.ino for row in rows if row.inode.kind is Kind.FILE]
-    cached: dict[int, int] = {}
-    for i in range(0, len(inos), m.LIST_LIMIT):
-        part = inos[i : i + m.LIST_LIMIT]
-        reply = session.call(m.CacheState(session.namespace, part), m.CacheStateReply)
-        cached |= zip(part, reply.cached_bytes, strict=True)
+    files = [row.inode for row in rows if row.inode.kind is Kind.FILE]
+    found = zip((inode.ino for inode in files), names.cached_bytes(files), strict=True)
+    cached = dict(found)
     return [
-        msgspec.structs.replace(row, cached_bytes=cached.get(row.inode.ino, -1)) for row in rows
+        msgspec.structs.replace(row, cached_bytes=cached.get(row.inode.ino, UNKNOWN))
+        for row in rows
     ]
 
 

@@ -34,7 +34,7 @@ _PER_SECOND: Final = re.compile(r"\s*(?:/s|ps)\s*$")
 @click.option("--verify", is_flag=True, help="Read it all at the end, against its checksums.")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", show_default=True)
 @click.option("--wait", is_flag=True, help="Show it to its end; exit code 1 if anything failed.")
-@settings.setting_flags("location")
+@settings.setting_flags("load")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -204,4 +204,4 @@ def say_started(place: Place, submitted: m.JobSubmitted, as_json: bool) -> None:
         facts = {"job": job, "where": place.where, "updated": submitted.updated}
         return output.print_json_line(facts)
     what = "was there, with these settings from now on" if submitted.updated else "is started"
-    click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.where}` shows it")
+    click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.named}` shows it")

@@ -8,10 +8,13 @@ from typing import Any, Final
 
 import click
 
-from cachefs.cli import output, settings
-from cachefs.cli.cluster_files import SHOWN_ID, Block, Cluster, File, blocks_of, open_cluster
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.cluster_files import SHOWN_ID
+from cachefs.cli.paths import find_in_cluster
+from cachefs.client.admin import AdminClient, Values
+from cachefs.core import admin as a
 from cachefs.core.addresses import address_of
-from cachefs.core.model import PAGE_BYTES
+from cachefs.core.errors import AccessDenied
 from cachefs.core.units import format_size
 
 _HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
@@ -31,60 +34,74 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs location /mnt/imagenet/train.tar
     cachefs location cachefs://master:19998/imagenet
     """
-    cluster, inside = open_cluster(path, flags, config_file)
-    with cluster:
-        pages = _pages(cluster, inside)
-        _print_json(pages) if as_json else _print(cluster, pages)
-        return cluster.warn_of_silent()
+    chosen = settings.load_settings(flags, config_file)
+    url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
+    with clusters.admin_at(url, chosen) as master:
+        places = Places(master, inside)
+        _print_json(places.rows()) if as_json else _print(places)
+    return output.warn_of_silent(places.silent)
 
 
-def _pages(cluster: Cluster, path: bytes) -> Iterator[list[dict[str, Any]]]:
-    for files in cluster.files(path):
-        found = zip(files, cluster.have(files), strict=True)
-        yield [
-            row(cluster, file, block, bits)
-            for file, bits in found
-            for block in blocks_of(file.inode)
-        ]
+def _pages(master: AdminClient, path: bytes) -> Iterator[a.Locations]:
+    query: Values = {"path": a.text_of(path), "limit": a.MAX_LIMIT}
+    return master.pages("/locations", a.Locations, query)
 
 
-def row(cluster: Cluster, file: File, block: Block, bits: dict[str, int]) -> dict[str, Any]:
-    """One block, for programs."""
-    start = block.first * PAGE_BYTES
-    size_bytes = min(file.inode.size, block.end * PAGE_BYTES) - start
-    owners = cluster.owners(file, block.number)
-    counts = {worker: block.count(pages) for worker, pages in bits.items()}
-    having = sorted(counts, key=lambda worker: (worker not in owners, worker))
-    cached = [
-        {"worker": one, "address": address_of(cluster.rows[one].url), "pages": counts[one]}
-        for one in having
-        if counts[one]
-    ]
-    return {
-        "path": "/" + output.text_of(file.path),
-        "block": block.number,
-        "size_bytes": size_bytes,
-        "pages": block.pages,
-        "owner": owners[0] if owners else "",
-        "address": _address(cluster, owners[0]) if owners else "",
-        "owners": owners,
-        "addresses": [_address(cluster, owner) for owner in owners],
-        "cached": cached,
-    }
+def _addresses(master: AdminClient) -> dict[str, str]:
+    """Returns where each worker is; nothing for a token that is limited to a path."""
+    try:
+        return {row.id: address_of(row.url) for row in master.workers().rows}
+    except AccessDenied:
+        return {}
 
 
-def _address(cluster: Cluster, worker: str) -> str:
-    return address_of(cluster.rows[worker].url) if worker in cluster.rows else ""
+class Places:
+    """The blocks of the files that a master lists, page by page. Afterwards `epoch`, `moving` and
+    `silent` are what the master said with the last page."""
+
+    def __init__(self, master: AdminClient, path: bytes) -> None:
+        """Asks for nothing but the workers yet."""
+        self.epoch = 0
+        self.moving = False
+        self.silent: list[str] = []
+        self._pages = _pages(master, path)
+        self._at = _addresses(master)
+
+    def rows(self) -> Iterator[list[dict[str, Any]]]:
+        """Yields the blocks of each page."""
+        for page in self._pages:
+            self.epoch, self.moving = page.epoch, page.moving
+            self.silent += [line for line in page.silent if line not in self.silent]
+            yield [self._row(file, block) for file in page.items for block in file.blocks]
+
+    def _row(self, file: a.FileAt, block: a.BlockAt) -> dict[str, Any]:
+        """Returns one block, for programs."""
+        having = sorted(block.cached, key=lambda one: (one.worker not in block.owners, one.worker))
+        addresses = [self._at.get(owner, "") for owner in block.owners]
+        return {
+            "path": "/" + output.text_of(a.bytes_of(file.path)),
+            "block": block.block,
+            "size_bytes": block.size_bytes,
+            "pages": block.pages,
+            "owner": block.owners[0] if block.owners else "",
+            "address": addresses[0] if addresses else "",
+            "owners": block.owners,
+            "addresses": addresses,
+            "cached": [
+                {"worker": one.worker, "address": self._at.get(one.worker, ""), "pages": one.pages}
+                for one in having
+            ],
+        }
 
 
-def _print(cluster: Cluster, pages: Iterator[list[dict[str, Any]]]) -> None:
+def _print(places: Places) -> None:
     head: list[list[str]] = [_HEAD]
-    for rows in pages:
+    for rows in places.rows():
         for line in output.columns([*head, *(_line(row) for row in rows)], right=(1, 2)):
             click.echo(line)
         head = []
-    moving = ", data is moving to its new places" if cluster.view.before else ""
-    click.echo(f"epoch {cluster.view.epoch}{moving}")
+    moving = ", data is moving to its new places" if places.moving else ""
+    click.echo(f"epoch {places.epoch}{moving}")
 
 
 def _line(row: dict[str, Any]) -> list[str]:

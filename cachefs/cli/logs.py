@@ -13,8 +13,8 @@ import click
 
 from cachefs.cli import output, settings
 from cachefs.cli.session import find_target
-from cachefs.launcher.processes import client_log
-from cachefs.launcher.state import LOG_NAME, MountRecord, StateHome
+from cachefs.core.addresses import is_cluster
+from cachefs.launcher.state import LOG_NAME, MountRecord, StateHome, mount_id
 
 SERVER_LOG: Final = "server.log"
 LINES: Final = 50
@@ -25,7 +25,7 @@ LOOK_S: Final = 0.5
 @click.argument("where", metavar="MOUNTPOINT")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option("-n", "--lines", default=LINES, show_default=True, help="Lines of each log.")
-@settings.setting_flags("status")
+@settings.setting_flags("logs")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -44,7 +44,7 @@ def command(
     cachefs logs -f /mnt/data
     """
     home = settings.state_home(settings.load_settings(flags, config_file))
-    found = files_of(find_target(where, home).record, home)
+    found = files_of(find_target(where, home).record)
     if as_json:
         return output.print_json({name: str(path) for name, path in found.items()})
     for name, path in found.items():
@@ -54,10 +54,18 @@ def command(
         _follow(found)
 
 
-def files_of(record: MountRecord, home: StateHome) -> dict[str, Path]:
+def files_of(record: MountRecord) -> dict[str, Path]:
     """Returns the log files of a mount, by the process that writes them."""
+    home = _home_of(record)
     server = Path(record.socket).parent / LOG_NAME / SERVER_LOG
-    return {"server": server, "client": Path(client_log(home, record.source, record.mountpoint))}
+    client = home.log_path(record.source) / f"client-{mount_id(record.mountpoint)}.log"
+    return {"server": server, "client": client}
+
+
+def _home_of(record: MountRecord) -> StateHome:
+    """Returns the state home that a mount's server listens in; root may ask for another user's."""
+    depth = 4 if is_cluster(record.source.url) else 2
+    return StateHome(Path(record.socket).parents[depth])
 
 
 def last_lines(path: Path, count: int) -> list[str]:

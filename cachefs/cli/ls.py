@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from cachefs.cli import listing, output, settings
+from cachefs.cli import listing, names, output, settings
 from cachefs.cli.listing import Row
-from cachefs.cli.session import Session, Target, attached, find_target
+from cachefs.cli.names import Names
+from cachefs.cli.session import Target
 from cachefs.core.model import Inode, Kind
 
 
@@ -30,24 +31,30 @@ def command(
     debug: bool,
     config_file: str | None,
     **flags: Any,
-) -> None:
-    """List PATH, under a mount point or as the URL of a mounted source."""
-    target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
-    with attached(target.record) as session:
-        pages = _pages(session, target, session.resolve(target), recursive)
+) -> int:
+    """List PATH: below a mount point, the URL of a mounted source, or a path of a cluster, which
+    needs no mount. Exit code 3 if a worker did not answer what it has cached.
+
+    \b
+    cachefs ls -l /mnt/data/train
+    cachefs ls -R cachefs://master:19998/imagenet
+    """
+    with names.opened(path, flags, config_file) as (asked, target):
+        pages = _pages(asked, target, asked.resolve(target), recursive)
         if long or as_json:
-            pages = (listing.with_cached(session, page) for page in pages)
+            pages = (listing.with_cached(asked, page) for page in pages)
         if as_json:
             _print_json(pages, target)
         else:
             _print(pages, target, long=long, full=long or recursive)
+        return asked.warn_of_silent()
 
 
-def _pages(session: Session, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
+def _pages(asked: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
     if inode.kind is not Kind.DIRECTORY:
         return iter([[Row(target.path, inode)]])
     walk = listing.tree if recursive else listing.children
-    return walk(session, inode, target.path)
+    return walk(asked, inode, target.path)
 
 
 def shown(target: Target, path: bytes) -> str:

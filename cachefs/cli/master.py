@@ -65,6 +65,7 @@ def _tell_token(spec: MasterSpec, url: str) -> None:
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
     """Raises BadConfig."""
+    clusters.check_authority(chosen)
     directory = home.master_dir()
     makes_token, security = clusters.makes_token(chosen), clusters.server_files(chosen)
     is_open = not makes_token and not security.token_file

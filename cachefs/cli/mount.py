@@ -47,18 +47,20 @@ class Request(msgspec.Struct, frozen=True):
 
 
 @click.command("mount")
-@click.argument("source")
+@click.argument("source", required=False)
 @click.argument("where", metavar="MOUNTPOINT", required=False)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front, log here; Ctrl-C unmounts.")
 @click.option("--upgrade", is_flag=True, help="Let this version take over a mount: --upgrade DIR.")
+@click.option("--all", "every", is_flag=True, help="With --upgrade: every mount of this user.")
 @settings.setting_flags("mount")
 @output.json_flag
 @output.debug_flag
 def command(
-    source: str,
+    source: str | None,
     where: str | None,
     foreground: bool,
     upgrade: bool,
+    every: bool,
     as_json: bool,
     debug: bool,
     config_file: str | None,
@@ -71,8 +73,15 @@ def command(
     cachefs mount s3://bucket/train /mnt/data --cache-dir /ssd/cachefs
     cachefs mount cachefs://master:19998/imagenet /mnt/imagenet
     cachefs mount --upgrade /mnt/data      # after an upgrade of the package, under running readers
+    cachefs mount --upgrade --all          # every mount of this user; exit code 1 if one failed
     """
     chosen = settings.load_settings(flags, config_file)
+    if every and (source or not upgrade):
+        raise click.UsageError("--all is for --upgrade, without a mount point")
+    if upgrade and every:
+        return take_over.perform_all(settings.state_home(chosen), as_json=as_json)
+    if source is None:
+        raise click.UsageError("Missing argument 'SOURCE'.")
     if upgrade:
         return take_over.perform(where or source, settings.state_home(chosen), as_json=as_json)
     if where is None:

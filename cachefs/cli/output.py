@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # The exit code of a command whose result lacks what some workers have, as they did not answer.
 INCOMPLETE: Final = 3
+SHOWN_WORKERS: Final = 5  # that a warning names
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a failure.")
@@ -47,20 +48,36 @@ def live() -> Live:
     )
 
 
+def warn(text: str) -> None:
+    """Prints a warning for people."""
+    click.echo(f"cachefs: warning: {text}", err=True)
+
+
 def warn_of_silent(lines: Sequence[str]) -> int:
     """Prints who did not answer, as the last of a command's output, and returns its exit code.
 
     `lines`: `ID: why` of each worker that did not answer. The code is INCOMPLETE if there is any,
     else 0.
     """
+    by_cause: dict[str, list[str]] = {}
     for line in lines:
         worker, _, why = line.partition(": ")
-        click.echo(f"cachefs: warning: worker {worker[:8]}: {why}", err=True)
+        by_cause.setdefault(why, []).append(worker[:8])
+    for why, workers in by_cause.items():
+        warn(f"{_named(workers)}: {why}")
     if not lines:
         return 0
     who = "this worker has" if len(lines) == 1 else f"these {len(lines)} workers have"
     click.echo(f"cachefs: the result lacks what {who}", err=True)
     return INCOMPLETE
+
+
+def _named(workers: Sequence[str]) -> str:
+    """`worker 1a2b`, or `12 workers (1a2b, 3c4d, …)`."""
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    rest = ["…"] if len(workers) > SHOWN_WORKERS else []
+    return f"{len(workers)} workers ({', '.join([*workers[:SHOWN_WORKERS], *rest])})"
 
 
 def text_of(name: bytes) -> str:

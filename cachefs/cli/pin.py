@@ -19,7 +19,7 @@ from cachefs.core.policies import Policy
 @click.argument("path")
 @click.option("--wait", is_flag=True, help="Wait until all of it is cached; exit code 1 if not.")
 @click.option("--no-load", is_flag=True, help="Load nothing: what is read stays.")
-@settings.setting_flags("location")
+@settings.setting_flags("pin")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -66,6 +66,6 @@ def _say_pinned(place: Place, path: bytes, job: int | None, as_json: bool) -> in
     elif job is None:
         click.echo(f"OK, {shown} is pinned: what is cached of it stays")
     else:
-        hint = f"`cachefs jobs show {job} {place.where}` shows it"
+        hint = f"`cachefs jobs show {job} {place.named}` shows it"
         click.echo(f"OK, {shown} is pinned; job {job} brings in what is missing: {hint}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -13,12 +14,13 @@ import click
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import locate, read_mounts
-from cachefs.cli.session import Target, attached, base_of, find_target, seen_through
-from cachefs.cli.ufs import namespace_path
+from cachefs.cli.owners import all_records
+from cachefs.cli.paths import InCluster, find
+from cachefs.cli.session import Target, attached, base_of, seen_through
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.addresses import SCHEME, address_of, is_cluster, master_url, parse_cluster
+from cachefs.core.addresses import SCHEME, address_of, is_cluster
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import NamespaceId
@@ -38,12 +40,12 @@ class Link(Protocol):
 
 
 class Place:
-    """One namespace and who answers for it. `where` names it in commands. Close it (a context
-    manager)."""
+    """One namespace and who answers for it. `where` names it. Close it (a context manager)."""
 
     where: str
 
     def __init__(self) -> None:
+        self.flags: list[str] = []  # of the connection, as they were given
         self._stack = contextlib.ExitStack()
         self._link: Link | None = None
         self._namespace = NamespaceId(b"")
@@ -58,6 +60,11 @@ class Place:
         """Ends the connection; the next question makes another one."""
         self._link = None
         self._stack.close()
+
+    @property
+    def named(self) -> str:
+        """The place as a command that is suggested names it, with the flags that it needs."""
+        return " ".join([shlex.quote(self.where), *self.flags])
 
     @property
     def namespace(self) -> NamespaceId:
@@ -140,16 +147,14 @@ class Finder:
 
     def find(self, path: str) -> tuple[Place, bytes]:
         """Who is asked about a path, and the path in the namespace: below a mount point, the URL of
-        a mounted source, `cachefs://…`, or a path of the namespace of --master. Raises NotFound,
+        a mounted source, `cachefs://…`, or a path of the configured cluster. Raises NotFound,
         BadConfig."""
-        if is_cluster(path):
-            return self._master(path), os.fsencode(parse_cluster(path).path)
         if self._last is not None and (inside := _inside(path, self._last.record)) is not None:
             return self._last, inside
-        if self._chosen.text("master") and self._is_outside(path):
-            return self._master(""), namespace_path(path).strip(b"/")
-        target = find_target(path, self._home, self._mounts)
-        return self._mount(target), target.in_namespace
+        place = find(path, self._chosen, self._home, self._mounts)
+        if isinstance(place, InCluster):
+            return self._master(place.url), place.path
+        return self._mount(place), place.in_namespace
 
     def is_local(self, path: str) -> bool:
         """Does the path lead through the file system?"""
@@ -167,28 +172,26 @@ class Finder:
         return [*found.values()]
 
     def _candidates(self) -> list[Place]:
-        mounts = (self._home.find_mount(mount.mountpoint) for mount in self._mounts.ours())
-        places: list[Place] = [MountPlace(record) for record in mounts if record is not None]
+        records = all_records(self._mounts.ours(), self._home)
+        places: list[Place] = [MountPlace(record) for record in records]
         if clusters.has_cluster(self._chosen, self._home):
-            places.append(self._master(""))
-        return [self._places.setdefault(id(place), place) for place in places]
+            places.append(self._master(clusters.master_of(self._chosen, self._home)))
+        return [self._kept(id(place), place) for place in places]
 
     def _mount(self, target: Target) -> Place:
         record = target.record
         source = record.source
         key = (record.socket, "" if is_cluster(source.url) else source.key)
-        place = self._places.setdefault(key, MountPlace(record))
+        place = self._kept(key, MountPlace(record))
         self._last = place if isinstance(place, MountPlace) else None
         return place
 
     def _master(self, url: str) -> Place:
-        """Of a URL, "": of the settings. What the settings say of the way there goes for both."""
-        given = self._chosen.text("master") or url
-        tls = clusters.speaks_tls(self._chosen)
-        found = (
-            master_url(given, tls=tls) if given else clusters.master_of(self._chosen, self._home)
-        )
-        return self._places.setdefault(found, MasterPlace(found, self._chosen))
+        return self._kept(url, MasterPlace(url, self._chosen))
+
+    def _kept(self, key: object, place: Place) -> Place:
+        place.flags = settings.connection_flags(self._chosen)
+        return self._places.setdefault(key, place)
 
     def _is_outside(self, path: str) -> bool:
         return "://" not in path and locate(path, self._mounts).mount is None
@@ -207,14 +210,17 @@ def _inside(path: str, record: MountRecord) -> bytes | None:
 
 
 def insist(ask: Callable[[], _R], on_silence: Callable[[CacheFSError], None]) -> _R:
-    """The answer of who may be just starting again. What is asked may be asked again. Raises what
-    asking does: when nobody can be reached, after `PATIENCE_S`."""
-    until = time.monotonic() + PATIENCE_S
+    """The answer of a process that may be just starting again. What is asked may be asked again.
+    `on_silence` hears of each cause once in a row. Raises what asking does: when no process can be
+    reached, after `PATIENCE_S`."""
+    until, heard = time.monotonic() + PATIENCE_S, ""
     while True:
         try:
             return ask()
         except (Unreachable, DeadlineExceeded) as err:
             if time.monotonic() >= until:
                 raise
-            on_silence(err)
+            if err.cause != heard:
+                on_silence(err)
+            heard = err.cause
         time.sleep(PAUSE_S)

@@ -24,7 +24,8 @@ _UNSAID = {
 
 
 @click.group("policy")
-def command() -> None:
+@settings.setting_flags("policy")
+def command(**flags: Any) -> None:
     """The policies of a path, inherited by all that is below it.
 
     \b
@@ -36,7 +37,7 @@ def command() -> None:
 
 def _flags(function: _Command) -> _Command:
     function = output.debug_flag(output.json_flag(function))
-    return settings.setting_flags("location")(function)
+    return settings.setting_flags("policy")(function)
 
 
 @command.command("show")

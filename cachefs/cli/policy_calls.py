@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 from cachefs.cli import clusters, output, settings
-from cachefs.cli.session import Session, Target, attached, find_target, seen_through
+from cachefs.cli.paths import InCluster, find
+from cachefs.cli.session import Session, Target, attached, seen_through
 from cachefs.core import messages as m
-from cachefs.core.addresses import is_cluster
 from cachefs.core.model import NamespaceId
 from cachefs.core.policies import Policy, formatted
 
@@ -53,17 +53,15 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator[Asked]:
-    """Raises NotFound for a path that is under no mount, and what connecting raises."""
+    """Raises what `paths.find` and connecting raise."""
     chosen = settings.load_settings(flags, config_file)
-    if is_cluster(path):
-        master, inside = clusters.admin_of(path, chosen)
-        with master:
-            yield Asked(master, master.namespace, inside)
+    place = find(path, chosen, settings.state_home(chosen))
+    if isinstance(place, InCluster):
+        with clusters.admin_at(place.url, chosen) as master:
+            yield Asked(master, master.namespace, place.path)
         return
-    home = settings.state_home(chosen)
-    target = find_target(path, home)
-    with attached(target.record) as session:
-        yield Asked(session, session.namespace, target.in_namespace, target)
+    with attached(place.record) as session:
+        yield Asked(session, session.namespace, place.in_namespace, place)
 
 
 def said(policy: Policy) -> str:

@@ -20,7 +20,7 @@ from cachefs.core.units import format_size
 @click.command("quota")
 @click.argument("path")
 @click.argument("size", required=False)
-@settings.setting_flags("location")
+@settings.setting_flags("quota")
 @output.json_flag
 @output.debug_flag
 def command(

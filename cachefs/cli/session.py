@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
 from cachefs.cli import output
-from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
@@ -69,15 +70,21 @@ def find_target(path: str, home: StateHome, mounts: MountTable | None = None) ->
         raise NotFound(
             "not under a CacheFS mount", path=path, remedy="`cachefs status` lists the mounts"
         )
-    mountpoint = mounts.original(place.mount).mountpoint
-    record = home.find_mount(mountpoint)
+    mount = mounts.original(place.mount)
+    record = find_record(mount, home)
     if record is None:
         raise NotFound(
-            f"no record of the mount {mountpoint} under {home.path}",
+            f"no record of {_whose(mount)} under {home.path}",
             path=path,
             remedy="ask as the user who mounted it, or give the --home of the mount",
         )
     return Target(record, os.fsencode(place.inside))
+
+
+def _whose(mount: Mount) -> str:
+    if mount.owner_uid in (-1, os.geteuid()):
+        return f"the mount {mount.mountpoint}"
+    return f"the mount {mount.mountpoint} of user {shown_user(mount.owner_uid)}"
 
 
 def _target_of_url(url: str, home: StateHome) -> Target:
@@ -108,6 +115,19 @@ class Session:
         if found.inode is None:
             raise NotFound("no such file or directory", path=target.shown())
         return found.inode
+
+    def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
+        """Returns how much of each file this node has cached."""
+        found: list[int] = []
+        for first in range(0, len(files), m.LIST_LIMIT):
+            inos = [inode.ino for inode in files[first : first + m.LIST_LIMIT]]
+            reply = self.call(m.CacheState(self.namespace, inos), m.CacheStateReply)
+            found += reply.cached_bytes
+        return found
+
+    def warn_of_silent(self) -> int:
+        """Returns 0: no other process is asked."""
+        return 0
 
 
 def checked(reply: m.Message, answer: type[_T]) -> _T:

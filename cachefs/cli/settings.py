@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from cachefs.core import config
 from cachefs.core.config import Config, TomlFile
 from cachefs.core.errors import BadConfig
-from cachefs.core.settings import BY_NAME, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
+from cachefs.core.settings import BY_NAME, KNOWN, LIST_SEPARATOR, SETTINGS, Scalar, Setting, Type
 from cachefs.launcher.state import StateHome
 
 Command = Callable[..., Any]
@@ -19,6 +20,8 @@ Command = Callable[..., Any]
 
 def setting_flags(command: str) -> Callable[[Command], Command]:
     """Adds --config and a flag for every setting that `command` takes."""
+
+    assert command in KNOWN, command
 
     def decorate(function: Command) -> Command:
         for setting in reversed(SETTINGS):
@@ -60,12 +63,29 @@ _METAVARS: Mapping[Type, str] = {
 def load_settings(
     flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] = os.environ
 ) -> Config:
-    """Merge everything. Relative paths in flags are taken from here. Raises BadConfig."""
+    """Merge everything, with flags that stand before the command of a group. Relative paths in
+    flags are taken from here. Raises BadConfig."""
+    flags, config_file = _with_groups(flags, config_file)
     paths = config.config_paths(config_file, environ, os.path.expanduser("~"))
     named = bool(config_file or environ.get(config.CONFIG_ENV))
     files = [file for path in paths if (file := _read(path, named)) is not None]
     absolute = {name: _absolute(name, value) for name, value in flags.items()}
     return config.load(flags=absolute, environ=environ, files=files)
+
+
+def _with_groups(
+    flags: Mapping[str, Any], config_file: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the flags with those of the groups that the command is in, the nearest first."""
+    merged = dict(flags)
+    context = click.get_current_context(silent=True)
+    while context is not None:
+        config_file = config_file or context.params.get("config_file")
+        for name, value in context.params.items():
+            if name in BY_NAME and merged.get(name) in (None, ()):
+                merged[name] = value
+        context = context.parent
+    return merged, config_file
 
 
 def _absolute(name: str, value: Scalar | tuple[str, ...]) -> Scalar:
@@ -86,6 +106,18 @@ def _read(path: str, must_exist: bool) -> TomlFile | None:
         raise BadConfig("no such configuration file", path=path) from err
     except (OSError, UnicodeDecodeError) as err:
         raise BadConfig(f"configuration file cannot be read: {err}", path=path) from err
+
+
+def connection_flags(chosen: Config) -> list[str]:
+    """Returns the flags of the connection that were given, as they are typed; --master is in the
+    names of places."""
+    found: list[str] = []
+    for name in ("home", "token_file", "tls", "tls_ca"):
+        value = chosen[name]
+        if value.source == f"flag {value.setting.flag}" and value.value is not False:
+            found.append(value.setting.flag)
+            found += [shlex.quote(str(value.value))] if value.value is not True else []
+    return found
 
 
 def state_home(settings: Config, environ: Mapping[str, str] = os.environ) -> StateHome:

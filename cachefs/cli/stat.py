@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from cachefs.cli import listing, output, settings
+from cachefs.cli import listing, names, output, settings
 from cachefs.cli.ls import shown
-from cachefs.cli.session import Target, attached, find_target
+from cachefs.cli.session import Target
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
 from cachefs.core.units import format_size
 from cachefs.launcher.state import MountRecord
@@ -19,19 +19,27 @@ from cachefs.launcher.state import MountRecord
 @settings.setting_flags("stat")
 @output.json_flag
 @output.debug_flag
-def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Everything known about PATH: attributes, version, what is cached of it."""
-    target = find_target(path, settings.state_home(settings.load_settings(flags, config_file)))
-    with attached(target.record) as session:
-        inode = session.resolve(target)
-        row = listing.with_cached(session, [listing.Row(target.path, inode)])[0]
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+    """Everything known about PATH: attributes, version, what is cached of it: here, or, of a
+    cluster's path, by any of its workers. A path of a cluster needs no mount. Exit code 3 if a
+    worker did not answer.
+
+    \b
+    cachefs stat /mnt/data/train/0001.jpg
+    cachefs stat cachefs://master:19998/imagenet/train.tar
+    """
+    with names.opened(path, flags, config_file) as (asked, target):
+        inode = asked.resolve(target)
+        row = listing.with_cached(asked, [listing.Row(target.path, inode)])[0]
         facts = listing.document(row, target.record, shown(target, target.path))
-        facts |= _more(target, session.namespace, inode)
+        facts |= _more(target, asked.namespace, inode)
+        code = asked.warn_of_silent()
     if as_json:
         output.print_json(facts)
-        return
+        return code
     for line in output.columns(_rows(facts, row, target.record)):
         click.echo(line)
+    return code
 
 
 def _more(target: Target, namespace: NamespaceId, inode: Inode) -> dict[str, Any]:
@@ -50,7 +58,7 @@ def _rows(facts: dict[str, Any], row: listing.Row, record: MountRecord) -> list[
         "source": facts["source"],
         "type": facts["type"],
         "size": f"{row.inode.size} ({format_size(row.inode.size)})",
-        "cached": f"{format_size(max(0, row.cached_bytes))} ({share})",
+        "cached": f"{format_size(row.cached_bytes)} ({share})" if row.cached_bytes >= 0 else share,
         "mode": f"{facts['mode']} {mode}",
         "owner": f"{owner}:{group}",
         "mtime": mtime,

@@ -7,17 +7,19 @@ import time
 from typing import Any, Final
 
 import click
+import msgspec
 
 from cachefs.cli import clusters, health, logs, output, settings, status_view
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
+from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError
-from cachefs.core.health import Problem, problem_lines
+from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
+from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
@@ -42,17 +44,20 @@ def command(
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     if where is not None:
-        tree = _of_cluster(where, chosen) if clusters.is_master(where) else ask_of(where, home)
-        return _print([tree], as_json, tree, chosen)
-    trees = [_try(mount, home) for mount in read_mounts().ours()]
+        if clusters.is_master(where):
+            tree = _of_cluster(where, chosen)
+        else:
+            tree = _with_problems(ask_of(where, home), chosen)
+        return _print([tree], as_json, tree)
+    trees = [_with_problems(_try(mount, home), chosen) for mount in read_mounts().ours()]
     if clusters.has_cluster(chosen, home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
-    _print(trees, as_json, trees, chosen)
+    _print(trees, as_json, trees)
 
 
 def ask_of(where: str, home: StateHome) -> dict[str, Any]:
     """The status tree of the mount that a path is in. Raises NotFound, Unreachable."""
-    return ask(find_target(where, home).record, home)
+    return ask(find_target(where, home).record)
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -62,15 +67,19 @@ def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
-        tree, rows = master.status(), master.workers().rows
-    return {"master": url, "state": "ok", **tree, "workers": [_worker(row) for row in rows]}
+        tree, rows, problems = master.status(), master.workers().rows, health.of_master(master)
+    workers = [_worker(row) for row in rows]
+    found = {"master": url, "state": "ok", **tree, "workers": workers}
+    return {**found, "problems": [msgspec.to_builtins(one) for one in problems]}
 
 
 def _try_cluster(url: str, chosen: Config) -> dict[str, Any]:
     try:
         return _of_cluster(url, chosen)
     except CacheFSError as err:
-        return {"master": url, "state": "no answer", "cause": err.cause}
+        is_away = isinstance(err, Unreachable | DeadlineExceeded)
+        problems = [msgspec.to_builtins(health.away(url, err))] if is_away else []
+        return {"master": url, "state": "no answer", "cause": err.cause, "problems": problems}
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def _worker(row: c.WorkerRow) -> dict[str, Any]:
 # ---- mounts --------------------------------------------------------------------------------------
 
 
-def _print(trees: list[dict[str, Any]], as_json: bool, document: Any, chosen: Config) -> None:
+def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
     if as_json:
         output.print_json(document)
         return
@@ -90,40 +99,39 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any, chosen: Co
     for i, tree in enumerate(trees):
         if i:
             click.echo()
-        for line in view(tree, chosen):
+        for line in view(tree):
             click.echo(line)
 
 
-def view(tree: dict[str, Any], chosen: Config) -> list[str]:
+def view(tree: dict[str, Any]) -> list[str]:
     """Returns the lines of a mount or a master for people, with its problems first."""
-    problems = problem_lines(problems_of(tree, chosen), time.time())
+    problems = problem_lines(msgspec.convert(tree["problems"], list[HealthProblem]), time.time())
     show = status_view.master_lines if "master" in tree else status_view.mount_lines
     return show(tree, problems)
 
 
-def problems_of(tree: dict[str, Any], chosen: Config) -> list[Problem]:
-    """Returns what is wrong, by a document of this module."""
+def _with_problems(tree: dict[str, Any], chosen: Config) -> dict[str, Any]:
+    """Adds what is wrong with a mount to its document."""
     if tree["state"] == "dead":
-        return health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
-    if tree["state"] != "ok":
-        return []
-    if "master" in tree:
-        with AdminClient(tree["master"], clusters.security(chosen, tree["master"])) as master:
-            return health.of_master(master)
-    return health.of_tree(tree)
+        found = health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
+    elif tree["state"] == "ok":
+        found = health.of_mount_tree(tree["source"], tree, chosen)
+    else:
+        found = []
+    return {**tree, "problems": [msgspec.to_builtins(one) for one in found]}
 
 
-def ask(record: MountRecord, home: StateHome) -> dict[str, Any]:
+def ask(record: MountRecord) -> dict[str, Any]:
     """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
     with connected(record) as client:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
-    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record, home)}
+    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record)}
 
 
-def _logs(record: MountRecord, home: StateHome) -> dict[str, str]:
-    return {f"{name}_log": str(path) for name, path in logs.files_of(record, home).items()}
+def _logs(record: MountRecord) -> dict[str, str]:
+    return {f"{name}_log": str(path) for name, path in logs.files_of(record).items()}
 
 
 def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
@@ -135,16 +143,22 @@ def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
 
 
 def _try(mount: Mount, home: StateHome) -> dict[str, Any]:
-    """As `ask`, for a mount that may be dead or somebody else's."""
-    record = home.find_mount(mount.mountpoint)
+    """As `ask`, for a mount that may be dead or another user's."""
+    record = find_record(mount, home)
     if record is not None:
         try:
-            return ask(record, home)
+            return ask(record)
         except CacheFSError as err:
             state = "dead" if is_dead(mount.mountpoint) else "no answer"
             return {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
-    state = "dead" if is_dead(mount.mountpoint) else "not recorded here"
+    state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
     return _head(mount.mountpoint, mount.source, state)
+
+
+def _unknown(mount: Mount) -> str:
+    if mount.owner_uid in (-1, os.geteuid()):
+        return "not recorded here"
+    return f"of user {shown_user(mount.owner_uid)}, not recorded here"
 
 
 def _head(mountpoint: str, source: str, state: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _SIGNS: Final = {ChangeKind.ADDED: "+", ChangeKind.REPLACED: "~", ChangeKind.GON
 @click.argument("path")
 @click.option("-R", "--recursive", is_flag=True, help="PATH and everything below it.")
 @click.option("--dry-run", is_flag=True, help="Say what changed, and change nothing.")
-@settings.setting_flags("location")
+@settings.setting_flags("sync")
 @output.json_flag
 @output.debug_flag
 def command(

@@ -13,6 +13,7 @@ import click
 from cachefs.cli import clusters, health, output, settings, top_view
 from cachefs.cli.cluster_files import SHOWN_ID
 from cachefs.cli.mounts import read_mounts
+from cachefs.cli.owners import all_records
 from cachefs.cli.session import attached, find_target
 from cachefs.cli.top_view import Look, node_look, summed
 from cachefs.client.admin import AdminClient
@@ -22,8 +23,8 @@ from cachefs.core import messages as m
 from cachefs.core.access import is_loopback, parse_address
 from cachefs.core.addresses import address_of, is_cluster, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unsupported
-from cachefs.core.health import Problem
+from cachefs.core.errors import BadConfig, NotFound, ProtocolError, Unreachable, Unsupported
+from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
@@ -38,7 +39,7 @@ Looker = Callable[[], Look]
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER|http://WORKER]", required=False)
 @click.option("--interval", default="2s", show_default=True, help="Between two looks.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many.")
-@settings.setting_flags("status")
+@settings.setting_flags("top")
 @output.json_flag
 @output.debug_flag
 def command(
@@ -128,13 +129,13 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
             yield lambda: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
-        yield lambda: _look_at_mounts([record])
+        yield lambda: _look_at_mounts([record], chosen)
     elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
             yield lambda: _look_at_cluster(master)
     else:
         records = _mounted(home)
-        yield lambda: _look_at_mounts(records)
+        yield lambda: _look_at_mounts(records, chosen)
 
 
 def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
@@ -147,22 +148,23 @@ def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
 def _mounted(home: StateHome) -> list[MountRecord]:
     """Of each server here one mount. Raises NotFound."""
     found: dict[str, MountRecord] = {}
-    for mount in read_mounts().ours():
-        record = home.find_mount(mount.mountpoint)
-        if record is not None:
-            found.setdefault(record.socket, record)
+    for record in all_records(read_mounts().ours(), home):
+        found.setdefault(record.socket, record)
     if not found:
         raise NotFound("nothing is mounted", remedy="name a cluster: cachefs top cachefs://MASTER")
     return [*found.values()]
 
 
-def _look_at_mounts(records: list[MountRecord]) -> Look:
+def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
     trees, jobs, problems = [], [], []
     for record in records:
         with attached(record) as session:
             status = session.call(m.Status(), m.StatusReply).status
             trees.append((record, status["cache"]))
-            problems += health.of_tree(status)
+            found = health.of_mount_tree(record.source.url, status, chosen)
+            problems += found
+            if any(one.code == "MASTER_AWAY" for one in found):
+                continue
             jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
                 m.ListJobs(s.namespace, limit=JOBS), m.JobTable
             ).jobs)  # fmt: skip
@@ -180,7 +182,7 @@ def _look(
     title: str,
     trees: list[tuple[str, str, dict[str, Any]]],
     jobs: list[JobShown],
-    problems: list[Problem],
+    problems: list[HealthProblem],
 ) -> Look:
     """Of servers, by the trees of their caches."""
     nodes = [
@@ -214,8 +216,9 @@ def _look_at_cluster(master: AdminClient) -> Look:
 
 
 def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:
-    """Jobs that have not ended; none where there are none to be asked for."""
+    """Returns the jobs that have not ended; none where there are none to be asked for, or the
+    master is away, which is among the problems."""
     try:
         return [job for job in ask() if not job.state.has_ended]
-    except (Unsupported, ProtocolError):
+    except (Unsupported, ProtocolError, Unreachable):
         return []

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from cachefs.cli import output
-from cachefs.core.health import Problem, problem_lines
+from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, format_size
 
@@ -45,7 +45,7 @@ class Look(msgspec.Struct, frozen=True):
     paths: dict[str, dict[str, int]]
     slow: dict[str, dict[str, float]]
     jobs: list[JobShown]
-    problems: list[Problem] = []
+    problems: list[HealthProblem] = []
 
 
 def node_look(name: str, state: str, facts: Mapping[str, Any], **sizes: int) -> NodeLook:
@@ -102,7 +102,7 @@ class Frame(msgspec.Struct, frozen=True):
     paths: list[PathRow]
     slow: list[tuple[str, dict[str, float]]]
     jobs: list[JobShown]
-    problems: list[Problem] = []
+    problems: list[HealthProblem] = []
 
 
 def frame(old: Look, new: Look) -> Frame:

@@ -15,7 +15,7 @@ from cachefs.core.policies import FREE, formatted, parse
 @click.argument("path")
 @click.argument("time", required=False)
 @click.option("--action", type=click.Choice([FREE]), help="What happens then: free (the default).")
-@settings.setting_flags("location")
+@settings.setting_flags("ttl")
 @output.json_flag
 @output.debug_flag
 def command(

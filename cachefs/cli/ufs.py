@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, output, settings
+from cachefs.cli.paths import namespace_path
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
@@ -23,7 +23,8 @@ _Command = Callable[..., Any]
 
 
 @click.group("ufs")
-def command() -> None:
+@settings.setting_flags("ufs")
+def command(**flags: Any) -> None:
     """The sources of a cluster, and where in its namespace they are seen.
 
     \b
@@ -107,14 +108,6 @@ def _source(source: str, chosen: Config) -> UfsSpec:
     if spec.url.startswith("cachefs://"):
         raise BadConfig("a cluster cannot be a source of another one")
     return spec
-
-
-def namespace_path(path: str) -> bytes:
-    """A path of the namespace, absolute. Raises BadConfig."""
-    parts = [part for part in path.split("/") if part]
-    if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
-        raise BadConfig(f"not a path of the namespace: {path!r}", remedy="start it with '/'")
-    return os.fsencode("/" + "/".join(parts))
 
 
 def _state(row: c.UfsRow) -> str:

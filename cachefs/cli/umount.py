@@ -15,6 +15,7 @@ import click
 from cachefs.cli import detach, namespaces, output, settings, users
 from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
 from cachefs.cli.namespaces import Holder
+from cachefs.cli.owners import find_recorded
 from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
 from cachefs.fuse.supervisor.remains import tell_server
 from cachefs.launcher.processes import Watch, is_served
@@ -52,14 +53,18 @@ def command(
 def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     """Unmount; the mount point, and a note on what has not ended yet.
 
-    Raises CannotMount when it is no mount of ours, InUse naming the users of a busy one. A process
+    Raises CannotMount when it is no mount of ours, AccessDenied when it is another user's and the
+    caller is not root, InUse naming the users of a busy one. A process
     of another mount namespace that still has the mount is in the note: here it is unmounted, and
     another `umount` could do nothing more.
     """
     table = read_mounts()
     mount = find_mount(where, table)
-    record = home.find_mount(mount.mountpoint)
-    server = read_pointer(Path(record.socket).parent) if record is not None else None
+    found = find_recorded(mount, home)
+    record, home = found if found is not None else (None, home)
+    server = None
+    if record is not None:
+        server = read_pointer(Path(record.socket).parent, home.owner)
     if server is not None and server.stays:
         server = None  # of this node, not of its mounts
     with contextlib.ExitStack() as stack:
@@ -69,6 +74,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
         supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
         server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
         dead = record is not None and not is_served(record)
+        users.leave(mount.mountpoint)
         _detach(mount, table, lazy=lazy)
         if dead and record is not None:
             tell_server(record.socket, record.mountpoint)

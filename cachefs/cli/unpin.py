@@ -13,7 +13,7 @@ from cachefs.core.policies import Policy
 
 @click.command("unpin")
 @click.argument("path")
-@settings.setting_flags("location")
+@settings.setting_flags("unpin")
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:

@@ -30,6 +30,13 @@ def find_users(mountpoint: str, proc: str = "/proc") -> list[User]:
     return found
 
 
+def leave(mountpoint: str) -> None:
+    """Changes to `/` if the working directory of this process is below a mount point, so that this
+    process does not keep the mount busy. The mount is not touched."""
+    if _below(_target(Path("/proc/self/cwd")), mountpoint):
+        os.chdir("/")
+
+
 def describe(users: list[User]) -> str:
     """`python (pid 12), bash (pid 7) and 3 more`."""
     text = ", ".join(f"{user.name} (pid {user.pid})" for user in users[:SHOWN])

@@ -38,8 +38,6 @@ def command(
     cachefs workers remove 3f2a            # forget one whose process has ended
     """
     if ctx.invoked_subcommand is not None:
-        if any(value is not None for value in (config_file, *flags.values())):
-            raise click.UsageError(f"give options after {ctx.invoked_subcommand!r}, not before")
         return
     with _master(settings.load_settings(flags, config_file)) as master:
         table = master.call(c.ListWorkers(), c.WorkerTable)

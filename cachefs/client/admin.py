@@ -23,7 +23,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.admin_syncs import NewSync, Sync
 from cachefs.core.errors import ProtocolError
-from cachefs.core.health import Problem
+from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import JobSpec
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
@@ -174,10 +174,9 @@ class AdminClient:
         """What `cachefs status` shows."""
         return self.get("/status", a.Status).status
 
-    def health(self) -> list[Problem]:
+    def health(self, timeout_s: float = 0.0) -> list[HealthProblem]:
         """Returns what is wrong now, errors first."""
-        found = self.get("/health", a.Health).items
-        return [Problem(**msgspec.structs.asdict(one)) for one in found]
+        return self.get("/health", a.Health, timeout_s=timeout_s).items
 
     def sources(self) -> list[c.UfsRow]:
         return [

@@ -34,7 +34,7 @@ ATTACH_DEADLINE_S: Final = 120.0
 RECONNECT_WAIT_S: Final = 30.0  # of a caller; the connection itself is tried for ever
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
-MAX_IN_FLIGHT: Final = 1024
+MAX_IN_FLIGHT: Final = 3072
 MAX_OUTBOX: Final = 65536
 FRAMES_PER_WAKEUP: Final = 64  # then other tasks get their turn
 

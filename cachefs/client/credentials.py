@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from typing import Final
+from typing import Any, Final
 
-from cachefs.core.access import Access, Token, parse_tokens
+from cachefs.core.access import Token, parse_tokens
+from cachefs.core.certificates import expires_at_s
 from cachefs.core.errors import AccessDenied, BadConfig
 from cachefs.core.specs import Security
 from cachefs.doors.outgoing import Judge, any_process
@@ -46,11 +47,6 @@ def _check_private(info: os.stat_result, path: str) -> None:
         raise AccessDenied("others may read the token file", path=path, remedy="chmod 600 it")
 
 
-def access_of(security: Security) -> Access:
-    """What a server accepts; everybody where there is no token file. Raises as `read_tokens`."""
-    return Access(read_tokens(security.token_file) if security.token_file else ())
-
-
 def presented_token(security: Security) -> str:
     """What is presented to others; "" without a token file. Raises as `read_tokens`."""
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
@@ -72,6 +68,19 @@ def client_context(security: Security, url: str) -> ssl.SSLContext | None:
         raise BadConfig(f"tls_ca cannot be used: {err}", path=security.tls_ca) from err
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def certificate_facts(security: Security) -> dict[str, Any]:
+    """Returns the certificate that a server shows, as `cachefs.core.health` takes it; {} for http.
+    Raises BadConfig."""
+    if not security.tls_cert:
+        return {}
+    try:
+        with open(security.tls_cert, encoding="ascii", errors="replace") as file:
+            expires_s = expires_at_s(file.read(_MAX_BYTES))
+    except (OSError, ValueError) as err:
+        raise BadConfig(f"tls_cert cannot be used: {err}", path=security.tls_cert) from err
+    return {"path": security.tls_cert, "expires_at_s": expires_s}
 
 
 def server_context(security: Security) -> ssl.SSLContext | None:

@@ -10,14 +10,14 @@ import http.client
 import socket
 import ssl
 import time
-import urllib.parse
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from cachefs.client.credentials import client_context, presented_token, presents_to
+from cachefs.client.credentials import client_context, presents_to
+from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, header_of, parse_address
+from cachefs.core.access import parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.errors import (
     AccessDenied,
@@ -27,7 +27,6 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.messages import Failure, Message, error_of
-from cachefs.core.model import ContentId
 from cachefs.core.specs import Security
 from cachefs.doors.outgoing import Judge, connect
 from cachefs.doors.owners import ForeignListener
@@ -47,10 +46,7 @@ class HttpClient:
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
         self.url = url
         self._name = name
-        self._headers: dict[str, str] = {}
-        token = presented_token(security)
-        if token:
-            self._headers[HEADER] = header_of(token)
+        self._tokens = TokenFile(security.token_file)
         self._context = client_context(security, url)
         self._presents_to = presents_to(security)
         self._connection: http.client.HTTPConnection | None = None
@@ -67,24 +63,6 @@ class HttpClient:
         if not isinstance(reply, answer):
             raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
         return reply
-
-    def pages(self, content: ContentId, first: int, end: int) -> tuple[bytes, list[int]]:
-        """What a worker has of the pages [first, end) of a content, from the first one on, and
-        their checksums as it recorded them; the caller compares. Raises NotFound where it has not
-        the first one, else as `call`."""
-        question = {"ino": content.ino, "first": first, "end": end, "epoch": -1, "have": 1}
-        path = f"{c.DATA_PATH}/{content.name}?{urllib.parse.urlencode(question)}"
-        status, headers, data = self.exchange("GET", path, None, CALL_TIMEOUT_S)
-        if status != http.client.OK:
-            reply = self._decoded(data)
-            if isinstance(reply, Failure):
-                raise error_of(reply)
-            raise ProtocolError(f"{self._name} answered {type(reply).__name__} to a request")
-        try:
-            sums = [int(part, 16) for part in headers[c.CHECKSUMS_HEADER].split(",")]
-        except (KeyError, ValueError, AttributeError) as err:
-            raise ProtocolError(f"{self._name} sends pages without checksums") from err
-        return data, sums
 
     def close(self) -> None:
         """Idempotent."""
@@ -115,7 +93,8 @@ class HttpClient:
         ProtocolError. Must be idempotent, as `call`."""
         is_kept = self._connection is not None
         deadline = time.monotonic() + timeout_s
-        asked = _Question(method, path, body, {**self._headers, **(headers or {})})
+        self._tokens.look_now_and_then()
+        asked = _Question(method, path, body, {**self._tokens.headers, **(headers or {})})
         try:
             return self._attempt(asked, deadline)
         except Unreachable:

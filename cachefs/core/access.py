@@ -199,7 +199,8 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     c.Register: Need.JOIN,
     c.Heartbeat: Need.JOIN,
     c.Leave: Need.JOIN,
-    c.Have: Need.JOIN,
+    c.Have: Need.ALL,
+    c.Verify: Need.ALL,
     c.Offer: Need.JOIN,
     c.Doubt: Need.JOIN,
     c.Drop: Need.JOIN,
@@ -224,12 +225,12 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     Free: Need.WRITE | Need.PATH,
     SubmitJob: Need.WRITE | Need.PATH,
     AddJobPaths: Need.WRITE | Need.PATH | Need.LATER,
-    GetJob: Need.WRITE | Need.LATER,
-    ListJobs: Need.WRITE | Need.LATER,
-    GetJobFailures: Need.WRITE | Need.LATER,
+    GetJob: Need.LATER,
+    ListJobs: Need.LATER,
+    GetJobFailures: Need.LATER,
     ControlJob: Need.WRITE | Need.LATER,
-    StartSync: Need.WRITE | Need.PATH,
-    GetSync: Need.WRITE | Need.LATER,
+    StartSync: Need.WRITE | Need.PATH,  # a dry run: see `_needs_of`
+    GetSync: Need.LATER,  # whoever answers judges `stop`
     # A source is read with the credentials of the cluster's machines: who adds one reads all that
     # these may read, wherever it is put.
     c.AddUfs: Need.WRITE | Need.ALL,
@@ -249,7 +250,7 @@ def permit(caller: Caller, call: Message) -> None:
     judged here: see `inos_of`."""
     if not caller.is_limited:
         return
-    needs = NEEDS.get(type(call))
+    needs = _needs_of(call)
     if needs is None:
         raise _denied(caller, f"does not allow {type(call).__name__}")
     if Need.JOIN in needs and not caller.may_join:
@@ -258,6 +259,14 @@ def permit(caller: Caller, call: Message) -> None:
         raise _denied(caller, "is for reading only")
     if caller.prefix:
         _permit_paths(caller, call, needs)
+
+
+def _needs_of(call: Message) -> Need | None:
+    """Returns what `NEEDS` says of a call; None where it says nothing. A dry run writes nothing."""
+    needs = NEEDS.get(type(call))
+    if needs is not None and isinstance(call, StartSync) and call.dry_run:
+        return needs & ~Need.WRITE
+    return needs
 
 
 def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:

@@ -18,6 +18,7 @@ from cachefs.core import messages as m
 from cachefs.core.admin_paths import PathText as PathText
 from cachefs.core.admin_paths import bytes_of as bytes_of
 from cachefs.core.admin_paths import text_of as text_of
+from cachefs.core.health import HealthProblem
 from cachefs.core.jobs import PATHS_PER_CALL, JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.policies import Policy
 
@@ -67,19 +68,6 @@ class About(Answer, frozen=True):
     protocol: int
     epoch: int
     namespaces: list[str] = []
-
-
-class HealthProblem(Answer, frozen=True):
-    """One thing that is wrong. `severity`: error (reads fail or go past the cache) or warning.
-    `since_s`: wall time in seconds, 0 if unknown. `code`: one of the table in
-    docs/operations.md."""
-
-    code: str
-    severity: str
-    since_s: float
-    subject: str
-    cause: str
-    remedy: str
 
 
 class Health(Answer, frozen=True):

@@ -46,6 +46,8 @@ from cachefs.core.messages import (
 from cachefs.core.model import Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import View
 from cachefs.core.policies import Rule
+from cachefs.core.verify import Verified as Verified
+from cachefs.core.verify import Verify as Verify
 
 PROTOCOL: Final = 1
 DEFAULT_PORT: Final = 19998  # of a master
@@ -456,23 +458,21 @@ class Batched(Message, frozen=True):
 
 Call = (
     Register | Heartbeat | Leave | GetView
-    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch
-    | RulesOf | SetPolicy | GetPolicies
+    | Greeting | Lookup | GetAttr | ListDir | Resolve | Batch | RulesOf | SetPolicy | GetPolicies
     | Locate | ListNext | ReportChanged | PermitEviction | Walk | GetEvents | GetUfs
     | SubmitJob | AddJobPaths | GetJob | ListJobs | GetJobFailures | ControlJob | Work
     | StartSync | GetSync
     | AddUfs | RemoveUfs | ListUfs | ListWorkers | Drain | RemoveWorker | MasterStatus
-    | Have | Offer | Doubt | Drop | WorkerStatus
+    | Have | Offer | Doubt | Verify | Drop | WorkerStatus
 )  # fmt: skip
 Answer = (
-    Done | Failure
-    | Registered | Beaten | ViewReply
+    Done | Failure | Registered | Beaten | ViewReply
     | Greeted | Found | Listing | Batched
     | Rules | PolicySet | PoliciesAt
     | Located | Permitted | Walked | Events | UfsFound
     | UfsAdded | UfsTable | WorkerTable | MasterStatusReply
     | JobSubmitted | JobReply | JobTable | JobFailures | Worked | SyncReply
-    | Had | Dropped | WorkerStatusReply
+    | Had | Verified | Dropped | WorkerStatusReply
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,6 +17,8 @@ from cachefs.core.units import format_duration, format_size
 
 UNSETTLED_AFTER_S: Final = 600.0  # blocks that move for longer do not move by themselves
 STORE_FREE_BYTES: Final = 64 << 20  # less than that: the names cannot grow
+CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # less than that: a certificate is to be renewed
+QUOTA_SLACK: Final = 64  # a quota of which less than such a part is left is used up
 FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
 
 
@@ -40,6 +42,7 @@ CODES: Final[dict[str, Severity]] = {
     "WORKER_LOST": Severity.WARNING,
     "DAMAGED": Severity.WARNING,
     "QUOTA_FULL": Severity.WARNING,
+    "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error once it has expired
     "JOB_FAILED": Severity.WARNING,
     "JOB_WAITS": Severity.WARNING,
     "MEMORY": Severity.WARNING,
@@ -48,8 +51,9 @@ CODES: Final[dict[str, Severity]] = {
 }
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `code`: of `CODES`. `since_s`: wall time in seconds, 0 if unknown.
+class HealthProblem(msgspec.Struct, frozen=True):
+    """One thing that is wrong. `code`: one of the table in docs/operations.md. `severity`: error
+    (reads fail or go past the cache) or warning. `since_s`: wall time in seconds, 0 if unknown.
     `subject`: the source, worker, directory or job concerned. `remedy`: what to do."""
 
     code: str
@@ -65,7 +69,7 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.code}{lasts}: {self.subject}: {self.cause}; {self.remedy}"
 
 
-def problem_lines(problems: Iterable[Problem], now: float) -> list[str]:
+def problem_lines(problems: Iterable[HealthProblem], now: float) -> list[str]:
     """Returns a line for each problem, as all commands print them. `now`: wall time, s."""
     return [f"{one.severity}: {one.one_line(now)}" for one in problems]
 
@@ -126,9 +130,18 @@ class MemoryFacts(msgspec.Struct, frozen=True):
 
 
 class QuotaFacts(msgspec.Struct, frozen=True):
+    """A quota, and what counts against it on all nodes."""
+
     path: str
     quota_bytes: int
     used_bytes: int
+
+
+class CertificateFacts(msgspec.Struct, frozen=True):
+    """The certificate that a server showed since its start. `expires_at_s`: wall time; 0: none."""
+
+    path: str = ""
+    expires_at_s: float = 0.0
 
 
 class CacheFacts(msgspec.Struct, frozen=True):
@@ -150,6 +163,7 @@ class MemberFacts(msgspec.Struct, frozen=True):
     seen_s: float = 0.0
     version: str = ""
     tiers: list[TierFacts] = []
+    certificate: CertificateFacts = CertificateFacts()
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -165,6 +179,7 @@ class Facts(msgspec.Struct, frozen=True):
     failed_jobs: list[JobFacts] = []
     waiting_jobs: list[JobFacts] = []
     store: StoreFacts = StoreFacts()
+    certificate: CertificateFacts = CertificateFacts()
     unsettled_since_s: float = 0.0
 
 
@@ -181,7 +196,7 @@ def facts_of(tree: dict[str, Any]) -> Facts:
 # ---- decisions -----------------------------------------------------------------------------------
 
 
-def health(facts: Facts, now: float) -> list[Problem]:
+def health(facts: Facts, now: float) -> list[HealthProblem]:
     """Returns what is wrong: errors first, then in the order of `CODES`. `now`: wall time, s."""
     found = [
         *_mount(facts),
@@ -189,27 +204,30 @@ def health(facts: Facts, now: float) -> list[Problem]:
         *(one for tier in facts.cache.tiers for one in _tier(tier, "")),
         *_cache(facts.cache),
         *(one for member in facts.workers for one in _member(member, facts.version, now)),
-        *map(_quota, facts.quotas),
+        *(_quota(one) for one in facts.quotas if _is_used_up(one)),
         *_master(facts, now),
+        *_certificate(facts.certificate, "the master", now),
         *_settling(facts, now),
     ]
     order = {code: place for place, code in enumerate(CODES)}
     return sorted(found, key=lambda one: (one.severity != Severity.ERROR, order[one.code]))
 
 
-def verdict(problems: Sequence[Problem]) -> int:
+def verdict(problems: Sequence[HealthProblem]) -> int:
     """Returns the exit code of `cachefs health`: 0 well, 1 warnings only, 2 errors."""
     if not problems:
         return 0
     return 2 if any(one.severity == Severity.ERROR for one in problems) else 1
 
 
-def problem(code: str, subject: str, cause: str, remedy: str, since_s: float = 0.0) -> Problem:
+def problem(
+    code: str, subject: str, cause: str, remedy: str, since_s: float = 0.0
+) -> HealthProblem:
     """Returns a problem with the severity of its code."""
-    return Problem(code, CODES[code].value, since_s, subject, cause, remedy)
+    return HealthProblem(code, CODES[code].value, since_s, subject, cause, remedy)
 
 
-def _mount(facts: Facts) -> Iterator[Problem]:
+def _mount(facts: Facts) -> Iterator[HealthProblem]:
     if facts.mount_is_dead:
         cause, where = "no process serves this mount", facts.mountpoint
         yield problem(
@@ -217,7 +235,7 @@ def _mount(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
+def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
     """The problems of an origin, or of a namespace and all its origins."""
     if source.master_down:
         cause = "the master does not answer; what this node knows is still served"
@@ -230,7 +248,7 @@ def _source(source: SourceFacts, now: float) -> Iterator[Problem]:
     yield from _master(source, now)
 
 
-def _origin(source: SourceFacts) -> Problem:
+def _origin(source: SourceFacts) -> HealthProblem:
     code, usual = "ORIGIN_DOWN", "check the network and the endpoint"
     if source.down_code == "credentials-missing":
         code, usual = "CREDENTIALS_EXPIRED", "renew the credentials"
@@ -240,7 +258,7 @@ def _origin(source: SourceFacts) -> Problem:
     return problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
 
 
-def _master(facts: Facts | SourceFacts, now: float) -> Iterator[Problem]:
+def _master(facts: Facts | SourceFacts, now: float) -> Iterator[HealthProblem]:
     """The problems of a master's store and of its load jobs."""
     yield from _store(facts.store)
     for job in facts.failed_jobs:
@@ -252,7 +270,7 @@ def _master(facts: Facts | SourceFacts, now: float) -> Iterator[Problem]:
         yield problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
 
 
-def _store(store: StoreFacts) -> Iterator[Problem]:
+def _store(store: StoreFacts) -> Iterator[HealthProblem]:
     if store.cause:
         remedy = f"free space, or repair the disk of {store.path}"
         yield problem("STORE_DISK", store.path, store.cause, remedy)
@@ -261,7 +279,7 @@ def _store(store: StoreFacts) -> Iterator[Problem]:
         yield problem("STORE_DISK", store.path, cause, f"free space on the disk of {store.path}")
 
 
-def _tier(tier: TierFacts, worker: str) -> Iterator[Problem]:
+def _tier(tier: TierFacts, worker: str) -> Iterator[HealthProblem]:
     if tier.state == "normal":
         return
     subject = f"{worker} {tier.path}".strip()
@@ -276,7 +294,7 @@ def _tier(tier: TierFacts, worker: str) -> Iterator[Problem]:
         yield problem("TIER_DEGRADED", subject, cause, remedy, tier.since_s)
 
 
-def _cache(cache: CacheFacts) -> Iterator[Problem]:
+def _cache(cache: CacheFacts) -> Iterator[HealthProblem]:
     if cache.bad_pages:
         pages = (
             "1 cached page was" if cache.bad_pages == 1 else f"{cache.bad_pages} cached pages were"
@@ -289,7 +307,7 @@ def _cache(cache: CacheFacts) -> Iterator[Problem]:
         yield problem("MEMORY", "the server", cause, "give a larger --memory-limit")
 
 
-def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
+def _member(member: MemberFacts, version: str, now: float) -> Iterator[HealthProblem]:
     if not member.weight:
         return
     name = f"worker {member.id[:8]} ({member.host or member.url})"
@@ -303,15 +321,35 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[Problem]:
         yield problem("VERSION_SKEW", name, cause, "install one version on all machines")
     for tier in member.tiers:
         yield from _tier(tier, name)
+    yield from _certificate(member.certificate, name, now)
 
 
-def _quota(quota: QuotaFacts) -> Problem:
+def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iterator[HealthProblem]:
+    left_s = certificate.expires_at_s - now
+    if not certificate.expires_at_s or left_s >= CERTIFICATE_LEFT_S:
+        return
+    remedy = f"put a new one at {certificate.path}, and restart {server}"
+    if left_s > 0:
+        cause = f"its certificate expires in {format_duration(left_s)}"
+        yield problem("CERTIFICATE_EXPIRES", server, cause, remedy)
+        return
+    cause = "its certificate has expired: clients refuse it"
+    expired = problem("CERTIFICATE_EXPIRES", server, cause, remedy, certificate.expires_at_s)
+    yield msgspec.structs.replace(expired, severity=Severity.ERROR.value)
+
+
+def _is_used_up(quota: QuotaFacts) -> bool:
+    """Returns True if so little is left that most files are refused."""
+    return quota.quota_bytes - quota.used_bytes <= quota.quota_bytes // QUOTA_SLACK
+
+
+def _quota(quota: QuotaFacts) -> HealthProblem:
     sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
     remedy = f"give a larger one: cachefs quota {quota.path} SIZE"
     return problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
 
 
-def _settling(facts: Facts, now: float) -> Iterator[Problem]:
+def _settling(facts: Facts, now: float) -> Iterator[HealthProblem]:
     since_s = facts.unsettled_since_s
     if since_s and now - since_s > UNSETTLED_AFTER_S:
         cause = "blocks have been moving to their new owners for long"

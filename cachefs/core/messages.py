@@ -228,7 +228,8 @@ class Ensured(Message, frozen=True):
     cache file. With one: from it, at `offset - base` (a segment of the scratch area, for what the
     cache refused). `data`: the bytes themselves, at most `COPY_BYTES`, for clients that say
     `takes_bytes`. The client keeps the latest `keep` segments of a handle while it is read; with 1
-    it closes that one before it asks for another."""
+    it closes that one before it asks for another; with 0 it also closes it as soon as it was read
+    to its end."""
 
     start: int
     end: int

@@ -5,7 +5,8 @@ a cluster passes an HTTP client. All methods belong to one event loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from contextvars import ContextVar
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,6 +24,11 @@ from cachefs.core.messages import (
 )
 from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule
+
+# For how long a question of the current task waits for a master that is not reached, in seconds. A
+# system call waits longer than a command, which says instead that the master is away.
+asker_reach_s: ContextVar[float] = ContextVar("asker_reach_s", default=30.0)
+COMMAND_REACH_S: Final = 4.0
 
 
 class Permission(msgspec.Struct, frozen=True):

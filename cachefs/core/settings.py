@@ -61,7 +61,10 @@ class Setting(msgspec.Struct, frozen=True):
         if self.commands == EVERY:
             return "every command"
         groups = set(self.commands)  # with a group its commands need not be named
-        return ", ".join(c for c in self.commands if " " not in c or c.split()[0] not in groups)
+        asks = set(ASKERS) <= groups
+        others = [c for c in self.commands if not (asks and c in ASKERS)]
+        named = [c for c in others if " " not in c or c.split()[0] not in groups]
+        return ", ".join([*named, "what asks"] if asks else named)
 
     @property
     def accepts(self) -> str:
@@ -69,15 +72,19 @@ class Setting(msgspec.Struct, frozen=True):
         return " \\| ".join(self.choices) if self.choices else self.type.value
 
 
-_OPERATORS: Final = ("ufs", "ufs add", "workers", "status", "location", "fsck")  # of a cluster
-_CLIENTS: Final = ("mount", "worker", *_OPERATORS)
+# Commands that ask a master, its workers, or the server of a mount.
+ASKERS: Final = (
+    "status", "health", "top", "logs", "ls", "stat", "du", "sync", "load", "jobs", "free", "pin",
+    "unpin", "ttl", "quota", "policy", "ufs", "ufs add", "workers", "location", "fsck",
+)  # fmt: skip
+_CLIENTS: Final = ("mount", "worker", *ASKERS)
 _SERVERS: Final = ("master", "worker")
 _CACHES: Final = ("mount", "worker")
 _SOURCES: Final = ("mount", "ufs add")
 EVERY: Final = (
-    "mount", "umount", "status", "ls", "stat", "load", "free", "config", "doctor",
-    "master", "worker", "up", "down", "ufs", "ufs add", "workers", "location", "fsck",
+    "mount", "umount", "doctor", "cache", "master", "worker", "up", "down", "config", *ASKERS
 )  # fmt: skip
+KNOWN: Final = frozenset(EVERY)
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
@@ -275,7 +282,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "",
         "The cluster's master, as HOST:PORT or a URL.",
         "the cluster of `cachefs up`, else 127.0.0.1:19998",
-        commands=("worker", *_OPERATORS),
+        commands=("worker", *ASKERS),
     ),
     Setting(
         "token_file",
@@ -296,9 +303,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "tls",
         Type.SWITCH,
         None,
-        "Speak TLS with a master that was given without a scheme.",
+        "Speak TLS with a master that was given without a scheme; a master: with its workers.",
         "yes where tls_ca is set",
-        commands=_CLIENTS,
+        commands=("master", *_CLIENTS),
     ),
     Setting(
         "tls_ca",

@@ -236,10 +236,17 @@ class Files:
                 await self._ensure(handle, offset, stop - offset)
             data = await self._read_part(handle, offset, stop)
             offset += len(data)
-            if offset == stop and not parts:
-                return data
+            if offset == stop:
+                handle.was_read_to(stop)
+                if not parts:
+                    return data
             parts.append(bytes(data))
         return b"".join(parts)
+
+    def answered(self, fh: int, end: int) -> None:
+        """The kernel was given what lies before `end`: what is to be read once goes."""
+        if self.table.has(fh):
+            self.table.get(fh).was_read_to(end)
 
     async def _read_part(self, handle: FileHandle, offset: int, stop: int) -> Bytes:
         source = handle.source(offset)
@@ -282,15 +289,12 @@ class Files:
     def _granted(self, handle: FileHandle, reply: m.Ensured, fd: int | None) -> None:
         if reply.segment and fd is not None:
             descriptor = self._descriptor(fd, handle.tier)
-            segment = Segment(reply.start, reply.end, reply.base, descriptor)
-            return self._keep(handle, segment, reply.keep)
+            return self._keep(handle, reply, reply.end, reply.base, descriptor)
         close_fd(fd)
         if reply.data:
             descriptor = Descriptor(_file_of(reply.data), INLINE, handle.tier)
             end = reply.start + len(reply.data)
-            return self._keep(
-                handle, Segment(reply.start, end, reply.start, descriptor), reply.keep
-            )
+            return self._keep(handle, reply, end, reply.start, descriptor)
         if handle.complete:
             return
         if handle.descriptor is None or handle.present is None:
@@ -299,8 +303,11 @@ class Files:
         if reply.complete:
             handle.use_complete(None)
 
-    def _keep(self, handle: FileHandle, segment: Segment, keep: int) -> None:
-        handle.add_segment(segment, keep)
+    def _keep(
+        self, handle: FileHandle, reply: m.Ensured, end: int, base: int, descriptor: Descriptor
+    ) -> None:
+        segment = Segment(reply.start, end, base, descriptor, once=not reply.keep)
+        handle.add_segment(segment, reply.keep)
         self.lent.note(handle)
 
     # ---- uses ----

@@ -48,15 +48,19 @@ class Descriptor:
 
 
 class Segment:
-    """Bytes [start, end) of the file, at `offset - base` of a descriptor of their own."""
+    """Bytes [start, end) of the file, at `offset - base` of a descriptor of their own. `once`: it
+    is dropped when it was read to its end."""
 
-    __slots__ = ("base", "descriptor", "end", "start")
+    __slots__ = ("base", "descriptor", "end", "once", "start")
 
-    def __init__(self, start: int, end: int, base: int, descriptor: Descriptor) -> None:
+    def __init__(
+        self, start: int, end: int, base: int, descriptor: Descriptor, *, once: bool = False
+    ) -> None:
         self.start = start
         self.end = end
         self.base = base
         self.descriptor = descriptor
+        self.once = once
 
 
 class FileHandle:
@@ -138,6 +142,13 @@ class FileHandle:
         self.segments.append(segment)
         self._drop_segments(self.keep)
 
+    def was_read_to(self, end: int) -> None:
+        """Drops the segments to be read once that end there or before."""
+        for segment in [*self.segments]:
+            if segment.once and segment.end <= end:
+                self.segments.remove(segment)
+                segment.descriptor.drop()
+
     def give_back(self) -> None:
         """Drops all segments. Reads of them ask the server again."""
         self._drop_segments(0)
@@ -201,6 +212,9 @@ class HandleTable:
         if handle is None:
             raise NotFound(f"file handle {fh} is not open")
         return handle
+
+    def has(self, fh: int) -> bool:
+        return fh in self._handles
 
     def remove(self, fh: int) -> FileHandle:
         """The handle, no longer in the table; the caller closes it. Raises NotFound."""

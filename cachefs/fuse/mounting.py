@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 SUBTYPE: Final = "cachefs"
 READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequential reads
-MAX_BACKGROUND: Final = 256  # read-ahead requests under way; the kernel's 12 are one reader's
+MAX_BACKGROUND: Final = 4096  # read-ahead requests under way; the kernel's 12 are one reader's
+CONGESTED: Final = 256  # of these; the kernel asks for nothing more that nobody waits for then
 FUSERMOUNT_S: Final = 10.0
 _MNT_DETACH: Final = 2
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system calls
@@ -78,16 +79,19 @@ def raise_read_ahead(device: str) -> None:
 
 def raise_background(device: str) -> None:
     """Lets the kernel send `MAX_BACKGROUND` requests of read-ahead at once on this mount. With its
-    own limit it drops read-ahead when a dozen readers read at a time, and asks page by page. Needs
-    root, no error without. The control file system is used unmounted: nobody else sees it."""
+    own limit it drops read-ahead when a dozen readers read at a time, and asks page by page. Above
+    the limit readers wait in the kernel, which lets some of them pass others again and again; with
+    fewer requests than that, the client serves them in the order in which they come. Needs root, no
+    error without. The control file system is used unmounted: nobody else sees it."""
     minor = device.partition(":")[2]
     with contextlib.suppress(OSError):
         control = control_file_system()
         try:
-            for name in ("max_background", "congestion_threshold"):
+            limits = {"max_background": MAX_BACKGROUND, "congestion_threshold": CONGESTED}
+            for name, value in limits.items():
                 fd = os.open(f"{minor}/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=control)
                 with open(fd, "w") as file:
-                    file.write(f"{MAX_BACKGROUND}\n")
+                    file.write(f"{value}\n")
         finally:
             os.close(control)
 

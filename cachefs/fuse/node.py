@@ -14,7 +14,9 @@ from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError
 
-TRIES: Final = 3  # each waits for the next connection, a bounded time
+# Each waits for the next connection, a bounded time. The server may be killed again and again while
+# a request is under way; a request that itself ends the server must not be sent for ever.
+TRIES: Final = 8
 
 
 class Must(enum.Enum):
@@ -71,7 +73,7 @@ class Node:
                 return *await self.ask_once(body, expected), epoch
             except ConnectionLost:
                 continue
-        epoch = self.epoch
+        epoch = self.epoch  # the last try raises ConnectionLost to the caller
         return *await self.ask_once(body, expected), epoch
 
     async def ask_once(self, body: m.Message, expected: type[Reply]) -> tuple[Reply, int | None]:

@@ -90,6 +90,7 @@ class Vfs:
         self._node = Node(caller)
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
+        self.give_back = self._files.lent.run  # closes what is lent and not read, until cancelled
         self._directories = DirectoryTable()
         self._ahead = NamesAhead()
         # Does the kernel keep a file's pages from one open to the next? Not once some may be wrong.
@@ -218,8 +219,7 @@ class Vfs:
             return MUST_WAIT
         if not inode.size or inode.kind is not _FILE:
             return None
-        opened = self._files.open_published(inode)
-        if opened is None:
+        if (opened := self._files.open_published(inode)) is None:
             return MUST_WAIT
         self._files.note_passthrough(inode.size)
         return opened[0], inode.size, opened[2]
@@ -269,6 +269,10 @@ class Vfs:
     async def make_readable(self, fh: int, offset: int, size: int) -> None:
         """Asks the server for what of a read is not here."""
         await self._files.make_readable(fh, offset, size)
+
+    def answered(self, fh: int, end: int) -> None:
+        """A read that `make_readable` was asked for was answered up to `end`."""
+        self._files.answered(fh, end)
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
         """As `read_nowait`, asking the server for what is not here."""
@@ -445,10 +449,6 @@ class Vfs:
         while True:
             await trio.sleep(REPORT_USES_S)
             self._files.report_uses()
-
-    async def give_back(self) -> None:
-        """Gives the server back what it lent to files that are not read, until cancelled."""
-        await self._files.lent.run()
 
     async def read_names_ahead(self) -> None:
         """Reads directories whose names are asked for one by one, until cancelled."""

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
 from cachefs.core.units import format_duration
-from cachefs.launcher import allocator, collecting, gil_home
+from cachefs.launcher import allocator, collecting, gil_home, kept
 from cachefs.launcher.admin_site import Admin, admin_site
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.metrics_site import metrics_site
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
+from cachefs.launcher.reserve_keeper import keep_reserve
 from cachefs.launcher.serving import limit_end, quit_now
 from cachefs.launcher.state import PINNED_NAME, Pointer, StateHome, remove_pointer, write_pointer
 from connectors.base import Connector
@@ -141,8 +142,11 @@ class Source:
 class EmbeddedSources:
     """All sources of this server (`worker.server.server.Sources`)."""
 
-    def __init__(self, home: StateHome, deadline_s: float, pointer: Pointer) -> None:
+    def __init__(
+        self, home: StateHome, deadline_s: float, pointer: Pointer, cache_dir: str
+    ) -> None:
         self._home = home
+        self._cache_dir = cache_dir
         self._deadline_s = deadline_s
         self._pointer = pointer
         self._by_key: dict[str, asyncio.Task[Source]] = {}
@@ -191,6 +195,7 @@ class EmbeddedSources:
         await source.open(sync_interval_s)
         try:
             write_pointer(directory, self._pointer)
+            kept.note(directory, spec.url, [self._cache_dir])
         except BaseException:
             await source.close()
             raise
@@ -224,12 +229,15 @@ class EmbeddedSources:
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
 
-    def more_status(self) -> dict[str, Any]:
-        """Of load jobs, beside what every server says: sums over all sources."""
+    def more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what this server says beside what every server says: sums of load jobs, and the
+        quotas of all sources with what the cache uses of them."""
         total: Counter[str] = Counter()
+        quotas: list[dict[str, Any]] = []
         for source in self._open.values():
             total.update(source.loading())
-        return {"loading": dict(total)}
+            quotas += source.master.quotas(cache["quota_used_bytes"])
+        return {"loading": dict(total), "quotas": quotas}
 
     async def close(self) -> None:
         """Ends all sources; one that is just being opened is not waited for."""
@@ -292,7 +300,7 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
     directory = home.source_dir(spec.source)
     socket_path = directory / "server.sock"
     pointer = Pointer(str(socket_path), os.getpid())
-    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer)
+    sources = EmbeddedSources(home, spec.origin_deadline_s, pointer, spec.cache_dir)
     try:
         source = await sources.open(spec.source, spec.sync_interval_s)
         worker = await _start_worker(spec, sources)

@@ -15,25 +15,24 @@ from typing import Final
 import msgspec
 
 from cachefs.client.credentials import (
-    access_of,
+    certificate_facts,
     client_context,
-    presented_token,
     presents_to,
     server_context,
 )
+from cachefs.client.token_file import TokenFile
 from cachefs.core import messages as m
 from cachefs.core.access import check_listen, join_address, parse_address
 from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import UfsSpec
 from cachefs.core.specs import MasterSpec, Started
-from cachefs.doors.guard import Authorize
 from cachefs.launcher import collecting, tokens
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.serving import limit_end, quit_now, stop_event
+from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
 from cachefs.launcher.state import StateHome
 from connectors.base import Connector
 from connectors.compose import open_connector
@@ -62,13 +61,16 @@ class _OwnToken:
             self._drawn = "" if port else file
             self.security = msgspec.structs.replace(spec.security, token_file=file, own_token=True)
 
-    def listens(self, port: int) -> None:
-        """Records that this master has the port: only now is the token of the last one void."""
+    def listens(self, port: int) -> str:
+        """Records that this master has the port: only now is the token of the last one void.
+        Returns where the token file is from here on."""
         if self._open_home:
             tokens.remove(StateHome(self._open_home), port)
         if self._drawn:
             tokens.keep(self._home, self._drawn, port)
             self._drawn = ""
+            return str(tokens.path_of(self._home, port))
+        return self.security.token_file
 
     def close(self) -> None:
         """Leaves no token that is of no port."""
@@ -88,14 +90,13 @@ class Process:
         host, port = parse_address(self._spec.listen, DEFAULT_PORT)
         own = _OwnToken(self._spec, port)
         try:
-            access = access_of(own.security)
-            check_listen(host, has_tokens=not access.is_open)
+            accepted = TokenFile(own.security.token_file)
+            check_listen(host, has_tokens=not accepted.is_open)
             check_own(self._spec.store_dir, trust=self._spec.trust_directories)
             master = await asyncio.to_thread(Master.open_empty, self._spec.store_dir)
             try:
                 master.limit_waits(self._spec.origin_deadline_s)
-                authorize = None if access.is_open else access.check
-                await self._serve(master, own, authorize, ready, stop)
+                await self._serve(master, own, accepted, ready, stop)
             finally:
                 await master.close()
                 log.info("stopped")
@@ -106,35 +107,40 @@ class Process:
         self,
         master: Master,
         own: _OwnToken,
-        authorize: Authorize | None,
+        accepted: TokenFile,
         ready: ReadyPipe,
         stop: asyncio.Event,
     ) -> None:
         spec, security = self._spec, own.security
         context, peers_ssl = server_context(security), client_context(security, "https://")
-        peers = PeerCalls(presented_token(security), peers_ssl, presents_to(security))
+        peers = PeerCalls(accepted.headers, peers_ssl, presents_to(security))
         try:
             server = MasterServer(
                 master,
                 listen=parse_address(spec.listen, DEFAULT_PORT),
                 open_connector=self._connector,
-                authorize=authorize,
+                authorize=None if accepted.is_open else accepted.check,
                 ssl_context=context,
                 peers=peers,
                 lost_after_s=spec.lost_after_s,
+                certificate=certificate_facts(security),
             )
             await self._attach(master)
             port = await server.start()
             try:
-                own.listens(port)
+                accepted.path = own.listens(port)
                 url = self._url(port, is_plain=context is None)
                 log.info("serving %s at %s", spec.store_dir, url)
                 collecting.settle()
                 ready.say(Started(os.getpid(), url=url))
-                checking = asyncio.ensure_future(self._check(master))
+                beside = [
+                    asyncio.ensure_future(self._check(master)),
+                    asyncio.ensure_future(keep_fresh(accepted)),
+                ]
                 master.start_probes()
                 await stop.wait()
-                checking.cancel()
+                for task in beside:
+                    task.cancel()
             finally:
                 limit_end()
                 await server.stop()

@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,29 +23,30 @@ import msgspec
 
 import cachefs
 from cachefs.client.credentials import (
-    access_of,
+    certificate_facts,
     client_context,
-    presented_token,
     presents_to,
     server_context,
 )
+from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.access import HEADER, check_listen, header_of, join_address, parse_address
+from cachefs.core.access import check_listen, join_address, parse_address
+from cachefs.core.addresses import SCHEME, address_of
 from cachefs.core.errors import AccessDenied, BadConfig, CacheFSError, Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin, UfsSpec
 from cachefs.core.placement import Member, View, block_count, share_of
 from cachefs.core.specs import Started, WorkerSpec
 from cachefs.core.tiers import TierSpec, parse_tiers
 from cachefs.core.units import format_size
-from cachefs.launcher import allocator, collecting, gil_home, worker_id
+from cachefs.launcher import allocator, collecting, gil_home, kept, worker_id
 from cachefs.launcher.cluster import node_dir
 from cachefs.launcher.directories import check_own
 from cachefs.launcher.logs import log_to
 from cachefs.launcher.peer_calls import PeerCalls
 from cachefs.launcher.ready import ReadyPipe
-from cachefs.launcher.reserve import keep_reserve
-from cachefs.launcher.serving import limit_end, quit_now, stop_event
+from cachefs.launcher.reserve_keeper import keep_reserve
+from cachefs.launcher.serving import keep_fresh, limit_end, quit_now, stop_event
 from cachefs.launcher.state import (
     LOG_NAME,
     SOCKET_NAME,
@@ -96,12 +97,12 @@ class Node:
         for tier in self._tiers:
             check_own(tier.path, trust=trust)
         self._directory = node_dir(spec)
-        self._access = access_of(spec.security)
-        self._token = presented_token(spec.security)
+        self._tokens = TokenFile(spec.security.token_file)
         self._peers_ssl = client_context(spec.security, "https://")
         self._server_ssl = server_context(spec.security)
+        self._certificate = certificate_facts(spec.security)
         self._host, self._port = parse_address(spec.listen, 0)
-        check_listen(self._host, has_tokens=not self._access.is_open)
+        check_listen(self._host, has_tokens=not self._tokens.is_open)
         self._presents_to = presents_to(spec.security)
         paths = [tier.path for tier in self._tiers]
         self._known_id = worker_id.read(paths)
@@ -144,7 +145,10 @@ class Node:
         spec = self._spec
         context = client_context(spec.security, spec.master)
         client = MasterClient(
-            spec.master, token=self._token, ssl_context=context, presents_to=self._presents_to
+            spec.master,
+            token=self._tokens.headers,
+            ssl_context=context,
+            presents_to=self._presents_to,
         )
         try:
             yield client
@@ -160,7 +164,7 @@ class Node:
             self._ring,
             OriginSource(self._sources.connector),
             refresh=in_loop(asyncio.get_running_loop(), self._refresh),
-            headers={HEADER: header_of(self._token)} if self._token else None,
+            headers=self._tokens.headers,
             ssl_context=self._peers_ssl,
             presents_to=self._presents_to,
         )
@@ -221,7 +225,7 @@ class Node:
             self._ring,
             Handlers(self._drop, status, self._offered, exposition(status)),
             refresh=self._refresh,
-            authorize=None if self._access.is_open else self._access.check,
+            authorize=None if self._tokens.is_open else self._tokens.check,
             ssl_context=self._server_ssl,
         )
         try:
@@ -242,7 +246,7 @@ class Node:
         spec = self._spec
         capacity_bytes = self._capacity_bytes()
         self._weighing = Weighing(capacity_bytes, time.monotonic())
-        calls = PeerCalls(self._token, self._peers_ssl, self._presents_to)
+        calls = PeerCalls(self._tokens.headers, self._peers_ssl, self._presents_to)
         stack.push_async_callback(calls.close)
         self._members = Membership(
             self._master,
@@ -302,6 +306,8 @@ class Node:
         server.listen(socket_path)
         pointer = Pointer(str(socket_path), os.getpid(), self._spec.stays, url)
         write_pointer(self._directory, pointer)
+        source = f"{SCHEME}{address_of(self._spec.master)}"
+        kept.note(self._directory, source, [tier.path for tier in self._tiers])
         log.info("worker %s at %s, a member of %s", self.id, url, self._spec.master)
         collecting.settle()
         ready.say(Started(os.getpid(), url=url))
@@ -309,6 +315,7 @@ class Node:
             asyncio.ensure_future(_stop_when(stop, server)),
             asyncio.ensure_future(gil_home.keep_together(*MOVING_THREADS)),
             asyncio.ensure_future(keep_reserve(self._spec.home)),
+            asyncio.ensure_future(keep_fresh(self._tokens)),
         ]
         try:
             await server.serve()
@@ -374,7 +381,8 @@ class Node:
         capacity_bytes = int(status["limit_bytes"])
         if self._spec.weight < 0 and self._weighing.handle(capacity_bytes, time.monotonic()):
             self._tasks.start(self._reweigh(capacity_bytes))
-        return Condition(settled, capacity_bytes, int(status["used_bytes"]), facts(status))
+        told = {**facts(status), "certificate": self._certificate}
+        return Condition(settled, capacity_bytes, int(status["used_bytes"]), told)
 
     async def _reweigh(self, capacity_bytes: int) -> None:
         log.info("the capacity is %s now", format_size(capacity_bytes))
@@ -383,7 +391,7 @@ class Node:
         except CacheFSError as err:
             log.warning("the master does not hear of the capacity: %s", err.one_line())
 
-    def _more_status(self) -> dict[str, Any]:
+    def _more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
         """This node's part in the cluster, beside what every server says; plain values."""
         if self._migration is None:
             return {}

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
 
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, header_of
 from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.doors.connector import JudgingConnector
 from cachefs.doors.outgoing import Judge, any_process
@@ -23,13 +23,12 @@ class PeerCalls:
 
     def __init__(
         self,
-        token: str,
+        token: Mapping[str, str],
         ssl_context: ssl.SSLContext | None,
         presents_to: Judge = any_process,
     ) -> None:
-        headers = {"Content-Type": "application/msgpack"}
-        if token:
-            headers[HEADER] = header_of(token)
+        """`token`: the headers that present it, as they are at each call."""
+        self._token = token
         self._session = aiohttp.ClientSession(
             connector=JudgingConnector(
                 presents_to,
@@ -37,7 +36,7 @@ class PeerCalls:
                 ssl=ssl_context if ssl_context is not None else True,
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            headers=headers,
+            headers={"Content-Type": "application/msgpack"},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -45,7 +44,10 @@ class PeerCalls:
         """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""
         try:
             async with self._session.post(
-                url + c.CALL_PATH, data=c.encode(call), allow_redirects=False
+                url + c.CALL_PATH,
+                data=c.encode(call),
+                headers=self._token,
+                allow_redirects=False,
             ) as reply:
                 data = await reply.content.read(c.MAX_ANSWER_BYTES + 1)
                 while len(data) <= c.MAX_ANSWER_BYTES and not reply.content.at_eof():

@@ -6,7 +6,6 @@ has next to no room; a server that runs makes it again once there is room enough
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -21,7 +20,6 @@ NAME: Final = "reserve"
 RESERVE_BYTES: Final = 8 << 20
 SHORT_BYTES: Final = 1 << 20  # a start needs less: a pointer, a socket, some pages of names
 ROOMY_BYTES: Final = 4 * RESERVE_BYTES  # with less it is not made
-PAUSE_S: Final = 600.0  # between looks of a server whether there is room for it
 
 
 class Reserve:
@@ -79,11 +77,3 @@ class Reserve:
             (self._home / NAME).unlink()
             return True
         return False
-
-
-async def keep_reserve(home: str | os.PathLike[str]) -> None:
-    """Makes the reserve when there is room for it. Runs until it is cancelled."""
-    reserve = Reserve(home)
-    while True:
-        await asyncio.to_thread(reserve.make)
-        await asyncio.sleep(PAUSE_S)

@@ -1,4 +1,5 @@
-"""What every server process of ours does alike: hear the signals that ask it to end, and end."""
+"""What every server process of ours does alike: hear the signals that ask it to end, end, and look
+at its token file."""
 
 from __future__ import annotations
 
@@ -11,11 +12,20 @@ import threading
 import traceback
 from typing import Final, NoReturn
 
+from cachefs.client.token_file import LOOK_S, TokenFile
+
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TELL_S: Final = 15.0  # an end that takes longer is explained in the log
 END_S: Final = 120.0  # for all that an end waits for
+
+
+async def keep_fresh(tokens: TokenFile) -> None:
+    """Looks at a token file until it is cancelled. A disk that hangs holds up no other work."""
+    while tokens.path:
+        await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(tokens.look)
 
 
 def stop_event() -> asyncio.Event:

@@ -15,8 +15,9 @@
     <cache dir>/launch.lock, server.json
 
 Everything here is private to one user: directories are opened with O_NOFOLLOW and must belong to
-the caller, so that nobody else can point a client at a server of theirs. Files are replaced whole
-(rename), and removed only by the process that they name, under a lock on their directory.
+the caller, so that nobody else can point a client at a server of theirs. Root may also read the
+state home of another user. Files are replaced whole (rename), and removed only by the process that
+they name, under a lock on their directory.
 """
 
 from __future__ import annotations
@@ -132,6 +133,14 @@ class StateHome:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
+    @property
+    def owner(self) -> int:
+        """The user whose documents are read: the caller, or the owner of the home for root."""
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):
+                return os.lstat(self.path).st_uid
+        return os.geteuid()
+
     def source_dir(self, spec: UfsSpec) -> Path:
         """The private directory of a source, or of a cluster whichever of its paths is named;
         created when missing. Raises AccessDenied."""
@@ -172,7 +181,15 @@ class StateHome:
 
     def log_dir(self, spec: UfsSpec) -> Path:
         """Where the server and the clients of a source log."""
-        return private_dir(self.source_dir(spec) / LOG_NAME)
+        self.source_dir(spec)
+        return private_dir(self.log_path(spec))
+
+    def log_path(self, spec: UfsSpec) -> Path:
+        """Returns the path of `log_dir`; creates nothing."""
+        if is_cluster(spec.url):
+            address = parse_cluster(spec.url).address
+            return self.path / "clusters" / _digest(SCHEME + address) / LOG_NAME
+        return self.path / "sources" / source_id(spec) / LOG_NAME
 
     def server_dirs(self) -> list[Path]:
         """The directories of every source and every worker that ever served here."""
@@ -199,11 +216,11 @@ class StateHome:
 
     def find_mount(self, mountpoint: str) -> MountRecord | None:
         """The record of a mount point (absolute, no trailing '/'), or None."""
-        return _as_record(_read(self.path / "mounts", _record_name(mountpoint)))
+        return _as_record(_read(self.path / "mounts", _record_name(mountpoint), self.owner))
 
     def remove_mount(self, mountpoint: str, pid: int | None = None) -> bool:
         """Remove a record if it is still that of `pid` (None: whoever's). True if removed."""
-        return _remove(self.path / "mounts", _record_name(mountpoint), pid)
+        return _remove(self.path / "mounts", _record_name(mountpoint), pid, self.owner)
 
     def mount_records(self) -> list[MountRecord]:
         """Every readable record, by mount point."""
@@ -211,14 +228,16 @@ class StateHome:
             names = os.listdir(self.path / "mounts")
         except OSError:
             return []
-        found = (_as_record(_read(self.path / "mounts", n)) for n in names if n.endswith(".json"))
+        read = (_read(self.path / "mounts", n, self.owner) for n in names if n.endswith(".json"))
+        found = map(_as_record, read)
         return sorted((r for r in found if r is not None), key=lambda record: record.mountpoint)
 
 
-def read_pointer(directory: str | os.PathLike[str]) -> Pointer | None:
-    """The pointer in a source's or a cache directory; None when missing, torn or another user's."""
+def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer | None:
+    """The pointer in a source's or a cache directory; None when missing, torn or not the owner's
+    (-1: the caller's)."""
     try:
-        return msgspec.convert(_read(Path(directory), POINTER_NAME), Pointer)
+        return msgspec.convert(_read(Path(directory), POINTER_NAME, owner), Pointer)
     except msgspec.ValidationError:
         return None
 
@@ -308,8 +327,8 @@ def _locked_dir(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _read_at(dir_fd: int, name: str) -> Any:
-    """The JSON document, or None when missing, torn, too long or not ours."""
+def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
+    """The JSON document, or None when missing, torn, too long or not the owner's (-1: ours)."""
     try:
         fd = os.open(
             name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd
@@ -318,7 +337,8 @@ def _read_at(dir_fd: int, name: str) -> Any:
         return None
     try:
         info = os.fstat(fd)
-        if info.st_uid != os.geteuid() or not stat.S_ISREG(info.st_mode):
+        wanted = os.geteuid() if owner < 0 else owner
+        if info.st_uid != wanted or not stat.S_ISREG(info.st_mode):
             return None
         return json.loads(os.read(fd, _MAX_RECORD_BYTES))
     except (OSError, ValueError):
@@ -327,13 +347,13 @@ def _read_at(dir_fd: int, name: str) -> Any:
         os.close(fd)
 
 
-def _read(directory: Path, name: str) -> Any:
+def _read(directory: Path, name: str, owner: int = -1) -> Any:
     try:
         dir_fd = os.open(directory, _OPEN_DIR)
     except OSError:
         return None
     try:
-        return _read_at(dir_fd, name)
+        return _read_at(dir_fd, name, owner)
     finally:
         os.close(dir_fd)
 
@@ -354,11 +374,11 @@ def _write(directory: Path, name: str, value: Any) -> None:
             raise
 
 
-def _remove(directory: Path, name: str, pid: int | None) -> bool:
+def _remove(directory: Path, name: str, pid: int | None, owner: int = -1) -> bool:
     try:
         with _locked_dir(directory) as dir_fd:
             if pid is not None:
-                value = _read_at(dir_fd, name)
+                value = _read_at(dir_fd, name, owner)
                 if not isinstance(value, dict) or value.get("pid") != pid:
                     return False
             os.unlink(name, dir_fd=dir_fd)

@@ -18,7 +18,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import (
@@ -86,11 +86,13 @@ class MasterServer:
         peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
         lost_after_s: float = c.LOST_AFTER_S,
+        certificate: dict[str, Any] | None = None,
     ) -> None:
         """`listen`: host ("" = every address) and port (0: any free one). `authorize`: who asks, by
         the `Authorization` header; raises AccessDenied. None: processes of this user and of root
         may do everything, on loopback only. `open_connector`: of a source that an operator adds;
-        called in a thread. `peers`: asks workers, for the admin API. Raises BadConfig.
+        called in a thread. `peers`: asks workers, for the admin API. `certificate`: what the
+        server shows, for its status. Raises BadConfig.
         """
         if authorize is None:
             check_listen(listen[0], has_tokens=False)
@@ -101,7 +103,7 @@ class MasterServer:
         self._tally = Tally()
         self._encoder = _Encoder()
         self.members = Members(master.store, clock, lost_after_s, master.run.set_back)
-        self._calls = Calls(master, self.members, open_connector)
+        self._calls = Calls(master, self.members, open_connector, certificate or {})
         self._registry = registry or CollectorRegistry()
         if registry is None:
             ProcessCollector(registry=self._registry)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, get_args
 
 import msgspec
@@ -96,12 +97,17 @@ class Calls:
     """One master's answers."""
 
     def __init__(
-        self, master: Namespace, members: Members | Solo, open_connector: OpenConnector
+        self,
+        master: Namespace,
+        members: Members | Solo,
+        open_connector: OpenConnector,
+        certificate: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`open_connector` blocks; it is called in a thread."""
+        """`open_connector` blocks; it is called in a thread. `certificate`: for the status."""
         self.members = members
         self._master = master
         self._open_connector = open_connector
+        self._certificate = certificate
         self._additions: set[asyncio.Task[c.UfsAdded]] = set()
         self._polls = EventPolls(master)
         self._walks = Walks()
@@ -402,6 +408,8 @@ class Calls:
         if not caller.sees(reply.sync.path):
             raise NotFound(f"no such sync: {call.sync}")
         if call.stop:
+            if not (caller.may_write or reply.sync.dry_run):
+                raise AccessDenied("the token is for reading only")
             reply = await self._master.sync(call.sync, call.after, stop=True)
         return reply
 
@@ -420,6 +428,7 @@ class Calls:
             "members": len(view.members),
             "workers": self.members.counts(),
             "queues": self.queues(),
+            "certificate": {**self._certificate},
             **self._master.status(),
         }
 

@@ -7,7 +7,7 @@ not. Whoever makes a path protected waits out the permissions that were given be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from cachefs.core.model import ContentId
@@ -105,6 +105,12 @@ class PolicyTable:
 
     def rule(self, path: bytes) -> Rule:
         return self.effective(path).rule if self._policies else NO_RULE
+
+    def quotas(self) -> Iterator[tuple[bytes, int]]:
+        """Yields each path with a quota, and its bytes."""
+        for path, policy in self._policies.items():
+            if policy.quota_bytes:
+                yield path, policy.quota_bytes
 
     def is_pinned(self, path: bytes) -> bool:
         return bool(self._policies) and bool(self.effective(path).policy.pin)

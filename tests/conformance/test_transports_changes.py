@@ -273,10 +273,14 @@ def test_the_kernels_limits_are_raised(mounted: Mounted) -> None:
     assert int(Path(f"/sys/class/bdi/{device}/read_ahead_kb").read_text()) >= 1024
     control = mounting.control_file_system()
     try:
-        for name in ("max_background", "congestion_threshold"):
+        limits = {
+            "max_background": mounting.MAX_BACKGROUND,
+            "congestion_threshold": mounting.CONGESTED,
+        }
+        for name, limit in limits.items():
             minor = device.partition(":")[2]
             with open(os.open(f"{minor}/{name}", os.O_RDONLY, dir_fd=control)) as file:
-                assert int(file.read()) == mounting.MAX_BACKGROUND
+                assert int(file.read()) == limit
     finally:
         os.close(control)
 

@@ -10,8 +10,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,16 @@ import pytest
 from cachefs.cli.status import ask_of
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
+from tests.services.authority import Authority
 from tests.services.cluster import Cluster, Machine
+from tests.services.commands import run_cachefs
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
 
-CACHEFS = str(Path(sys.executable).parent / "cachefs")
 COMMAND_LIMIT_S = 60.0
-LOG_SHOWN = 12_000  # characters
+LOG_SHOWN = 40  # lines of each log of a test that failed
+LINE_SHOWN = 300  # characters
 _buckets = itertools.count(1)
 
 
@@ -59,27 +60,22 @@ class Node:
     def state(self) -> Path:
         return self.home / ".cache" / "cachefs"
 
-    def run(self, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        """`cachefs ARGUMENTS`, not checked."""
-        return subprocess.run(
-            [CACHEFS, *map(str, arguments)],
-            env={**self.environment, **options.pop("env", {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=options.pop("timeout_s", COMMAND_LIMIT_S),
-            **options,
-        )
+    def run(
+        self, *arguments: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`cachefs ARGUMENTS`, not checked, with `env` added to the environment."""
+        environment = {**self.environment, **(env or {})}
+        return run_cachefs([*map(str, arguments)], environment, COMMAND_LIMIT_S)
 
-    def ok(self, *arguments: str | Path, **options: Any) -> str:
+    def ok(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Standard output of a command that must succeed."""
-        done = self.run(*arguments, **options)
-        assert done.returncode == 0, f"cachefs {arguments}: {done.stdout}{done.stderr}{self.logs()}"
+        done = self.run(*arguments, env=env)
+        assert done.returncode == 0, f"cachefs {arguments}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def fails(self, *arguments: str | Path, **options: Any) -> str:
+    def fails(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
         """The one line on standard error of a command that must fail."""
-        done = self.run(*arguments, **options)
+        done = self.run(*arguments, env=env)
         assert done.returncode != 0, f"cachefs {arguments} succeeded: {done.stdout}"
         assert "Traceback" not in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -118,7 +114,7 @@ class Node:
         try:
             return ask_of(str(mountpoint), StateHome(str(self.state)))
         except CacheFSError as err:
-            raise AssertionError(f"status of {mountpoint}: {err.one_line()}{self.logs()}") from err
+            raise AssertionError(f"status of {mountpoint}: {err.one_line()}") from err
 
     def processes(self, mountpoint: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.status(mountpoint)["processes"]
@@ -144,9 +140,12 @@ class Node:
                 os.kill(pid, number)
         wait_until(lambda: not any(is_running(pid) for pid in pids), "killed processes end")
 
-    def logs(self) -> str:
+    def log_texts(self) -> dict[str, str]:
         files = sorted(self.state.glob("sources/*/log/*.log*"))
-        return "".join(f"\n--- {path.name}\n{path.read_text(errors='replace')}" for path in files)
+        return {path.name: path.read_text(errors="replace") for path in files}
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {name}\n{text}" for name, text in self.log_texts().items())
 
     def unexpected(self) -> list[str]:
         """Log lines of level WARNING and up that no test declared, and tracebacks."""
@@ -173,13 +172,38 @@ class Node:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test tells what its mounts wrote into their logs: nothing is left to look at."""
+    """Adds to the report of a failed test the ends of the logs of its mounts and machines: nothing
+    is left to look at."""
     report = yield
-    node = getattr(item, "funcargs", {}).get("node")
-    if report.failed and isinstance(node, Node):
-        mounted = "\n".join(line for line in open_mountinfo() if str(node.root) in line)
-        report.sections.append(("mounts and logs", f"{mounted}\n{node.logs()[-LOG_SHOWN:]}"))
+    if report.failed:
+        fixtures = getattr(item, "funcargs", {})
+        root = str(fixtures.get("tmp_path", "no folder"))
+        mounted = "\n".join(line for line in open_mountinfo() if root in line)
+        logs = "".join(map(log_tails, fixtures.values()))
+        if logs:
+            report.sections.append(("mounts and logs", f"{mounted}\n{logs}"))
     return report
+
+
+def log_tails(fixture: object) -> str:
+    """Returns the last lines of each log that a node, a machine or a cluster has, "" of others."""
+    match fixture:
+        case Node():
+            texts = fixture.log_texts()
+        case Machine():
+            texts = fixture.logs()
+        case Cluster():
+            return "".join(map(log_tails, (fixture.master, *fixture.workers)))
+        case _:
+            return ""
+    name = f"{fixture.name} " if isinstance(fixture, Machine) else ""
+    return "".join(f"\n--- {name}{path}\n{tail(text)}" for path, text in texts.items())
+
+
+def tail(text: str) -> str:
+    lines = text.splitlines()
+    left_out = [f"[{len(lines) - LOG_SHOWN} earlier lines]"] if len(lines) > LOG_SHOWN else []
+    return "\n".join([*left_out, *(line[:LINE_SHOWN] for line in lines[-LOG_SHOWN:])])
 
 
 @pytest.fixture
@@ -195,7 +219,7 @@ def node(tmp_path: Path, s3: S3Server, transport_options: tuple[str, ...]) -> It
         yield user
     finally:
         left = user.clean_up()
-    assert not left, "\n".join(["processes left behind:", *left, user.logs()])
+    assert not left, "\n".join(["processes left behind:", *left])
     assert user.unexpected() == []
 
 
@@ -209,10 +233,12 @@ class Bucket:
         self.client.create_bucket(Bucket=name)
         self.url = f"s3://{name}"
         self.endpoint_url = server.endpoint_url
+        self.ca_bundle: Path | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--endpoint-url", self.endpoint_url)
+        trusted = ("--ca-bundle", str(self.ca_bundle)) if self.ca_bundle else ()
+        return ("--endpoint-url", self.endpoint_url, *trusted)
 
     def put(self, key: str, body: bytes) -> None:
         self.client.put_object(Bucket=self.name, Key=key, Body=body)
@@ -231,10 +257,19 @@ def bucket(s3: S3Server) -> Bucket:
 
 
 @pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[FaultProxy]:
+def scheme() -> str:
+    """What mounts speak to an origin with faults. Real stores speak TLS, so tests that are slow run
+    over TLS alone; a mount without `proxy` speaks plain HTTP. Some tests parametrize both."""
+    return "https"
+
+
+@pytest.fixture
+def proxy(bucket: Bucket, scheme: str, authority: Authority) -> Iterator[FaultProxy]:
     """A proxy before the bucket's server, which counts; `bucket.options` lead through it."""
-    with FaultProxy(bucket.endpoint_url) as between:
+    certificate = authority.certificate if scheme == "https" else None
+    with FaultProxy(bucket.endpoint_url, certificate=certificate) as between:
         bucket.endpoint_url = between.endpoint_url
+        bucket.ca_bundle = authority.bundle if certificate else None
         yield between
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.integration.conftest import CACHEFS, COMMAND_LIMIT_S, Bucket, Node
+from tests.integration.conftest import COMMAND_LIMIT_S, Bucket, Node
 from tests.integration.dataset import body
 from tests.services.cluster import Machine
+from tests.services.commands import CACHEFS
 from tests.services.proxy import Counters
 from worker.state.loading import REQUESTS
 

@@ -208,7 +208,11 @@ def test_tokens_let_do_here_what_they_let_do_elsewhere(tmp_path: Path) -> None:
                 (VISION, "/policies?path=/other", 403),
                 (VISION, "/sources", 403),
                 (VISION, "/workers", 403),
-                (VISION, "/locations?path=/im", 403),
+                (VISION, "/locations?path=/im", 200),
+                (VISION, "/locations?path=/other", 403),
+                (VISION, "/checks?path=/im", 403),
+                (READ, "/jobs", 200),
+                (VISION, "/jobs", 200),
                 (VISION, "/status", 403),
                 (ALL, "/locations?path=/im", 200),
             ):

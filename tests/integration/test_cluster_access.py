@@ -21,7 +21,7 @@ import pytest
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import AccessDenied, BadConfig, ProtocolError
+from cachefs.core.errors import AccessDenied, BadConfig, NotFound, ProtocolError
 from cachefs.core.model import ContentId, NamespaceId, UfsSpec
 from cachefs.doors import strangers
 from master.server import app as master_app
@@ -31,6 +31,7 @@ from tests.integration.dataset import digests, expected, images
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
+from tests.services.processes import wait_until
 from worker.peers import server as worker_server
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
@@ -183,19 +184,93 @@ def test_tokens_at_a_workers_door(cluster: Cluster, bucket: Bucket) -> None:
             status, body = Caller(url, token).page(path)
             assert status == 403
             assert len(body) < 1000, "no byte for who is no worker"
-    workers_only = (c.Have([CONTENT.key]), c.Doubt(CONTENT.key, [0]), c.Drop([CONTENT.key]))
     offer = c.Offer("w", "http://127.0.0.1:1", 1, [])
+    workers_only = (c.Doubt(CONTENT.key, [0]), c.Drop([CONTENT.key]), offer)
+    of_fsck = (c.Have([CONTENT.key]), c.Verify(CONTENT.key, 0, 1))
     for token in ("", "some-other-token-of-theirs", READING, TEAM, TEAM_READING):
-        for call in (*workers_only, offer):
+        for call in workers_only if token == READING else (*workers_only, *of_fsck):
             with pytest.raises(AccessDenied):
                 Caller(url, token).call(call)
+    (data, *_) = [ContentId.parse(one.name) for one in cluster.root.glob("node0/tier/files/*/*")]
+    assert Caller(url, READING).call(c.Have([data.key])) == c.Had([b"\x01"])
+    assert Caller(url, READING).call(c.Verify(data.key, 0, 8)) == c.Verified(1, [])
+    with pytest.raises(NotFound):
+        Caller(url, READING).call(c.Verify(CONTENT.key, 0, 1))
+    with pytest.raises(ProtocolError):
+        Caller(url, READING).call(c.Verify(data.key, 0, c.MAX_DATA_PAGES + 1))
     assert Caller(url, READING).call(c.WorkerStatus())
     for token in ("", TEAM, TEAM_READING):
         with pytest.raises(AccessDenied):
             Caller(url, token).call(c.WorkerStatus())
         assert Caller(url, token).page("/metrics")[0] == 403
+    for asked in (cluster.master.url, url):
+        assert Caller(asked).page("/metrics") == (403, b"a token is needed; give a --token-file\n")
     assert Caller(url).page("/healthz") == (200, b"ok\n")
     cluster.workers[0].umount(mount)
+
+
+def test_what_commands_show_with_limited_tokens(cluster: Cluster, bucket: Bucket) -> None:
+    """With a token for reading, `top`, `jobs`, `fsck`, `location` and `sync --dry-run` work; with
+    one of a path, `location` and `jobs` do there. Neither may do more."""
+    bucket.fill({f"train/{name}": data for name, data in images(2).items()})
+    cluster.add_ufs(bucket.url, "/data", *bucket.options)
+    worker, train = cluster.workers[0], cluster.path("/data/train")
+    worker.run("load", train)
+    worker.environment["CACHEFS_MASTER"] = cluster.master.url
+    with_token(cluster, READING)
+    top = worker.json("top", "-n", "1", "--interval", "200ms")
+    assert [one["state"] for one in top["nodes"]] == ["serving"]
+    (job,) = worker.json("jobs")
+    show = ("jobs", "show", str(job["job"]))
+    assert worker.json(*show)["paths"] == ["/data/train"]
+    assert worker.json("fsck", train)["verified_pages"] == 2
+    assert [one["cached"][0]["pages"] for one in worker.json("location", train)] == [1, 1]
+    assert "nothing was changed" in worker.run("sync", "--dry-run", "-R", train)
+    stop = ("jobs", "stop", str(job["job"]))
+    for command in (("sync", train), ("free", train), ("load", train), stop):
+        with pytest.raises(ClusterFailed, match="for reading only"):
+            worker.run(*command)
+    with_token(cluster, TEAM_READING)
+    (row, _) = worker.json("location", train)
+    assert (row["owner"], row["address"]) == (row["cached"][0]["worker"], "")
+    assert len(worker.json("jobs")) == 1
+    for command in (("location", cluster.path("/")), ("fsck", train)):
+        with pytest.raises(ClusterFailed, match="limited to /data"):
+            worker.run(*command)
+
+
+def test_tokens_are_read_again_when_their_file_changes(cluster: Cluster, tmp_path: Path) -> None:
+    """By a master and a worker that run: a new token is taken, one that is withdrawn is not, and
+    the worker stays a member."""
+    file, new = tmp_path / "tokens", "the-token-from-now-on"
+    master, worker = cluster.master.url, cluster.workers[0].url
+    file.write_text(f"{ALL}\n{new}\n")
+    everywhere = [Caller(url, new) for url in (master, worker)]
+    wait_until(lambda: all(one.page("/metrics")[0] == 200 for one in everywhere), "the new token")
+    file.write_text(f"{new}\n")
+    before = [Caller(url, ALL) for url in (master, worker)]
+    wait_until(
+        lambda: all(one.page("/metrics")[0] in (401, 403) for one in before),
+        "the end of the old one",
+    )
+    table = Caller(master, new).call(c.ListWorkers())
+    assert isinstance(table, c.WorkerTable)
+    assert [row.state for row in table.rows] == ["serving"]
+    since = Caller(master, new)
+
+    def was_heard() -> bool:
+        table = since.call(c.ListWorkers())
+        return isinstance(table, c.WorkerTable) and table.rows[0].seen_s < c.HEARTBEAT_S
+
+    wait_until(was_heard, "a heartbeat with the new token")
+
+
+def with_token(cluster: Cluster, token: str) -> None:
+    """Commands of the first worker's machine present this token from here on."""
+    file = cluster.root / f"only-{token}"
+    file.touch(0o600)
+    file.write_text(token)
+    cluster.workers[0].environment["CACHEFS_TOKEN_FILE"] = str(file)
 
 
 def test_doors_that_stay_shut(cluster: Cluster) -> None:

@@ -91,7 +91,6 @@ def test_a_load_of_two_copies_takes_every_byte_from_the_origin_once(
         )
 
 
-@pytest.mark.alone
 def test_the_workers_of_a_cluster_share_the_bandwidth_of_a_load(
     tmp_path: Path, bucket: Bucket, proxy: FaultProxy
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 
 from tests.integration.conftest import Bucket, Node
 from tests.integration.dataset import body
-from tests.services.cluster import CACHEFS, Cluster, Machine
+from tests.services.cluster import CACHEFS, Cluster, ClusterFailed, Machine
 from tests.services.faults import expired_credentials
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
 
 MIB = 1 << 20
+COMMAND_S = 10.0  # of a command while the master is away
 NAMED_S = 15.0  # asked: 5 s on a quiet machine; commands take a second each on a busy one
 
 
@@ -165,9 +167,17 @@ def test_a_lost_worker_and_a_master_that_died_are_named(cluster: Cluster, bucket
     cluster.workers[1].kill()
     wait_until(lambda: codes(cluster.master, master) == ["WORKER_LOST"], "it is lost", 30.0)
     assert codes(cluster.workers[0], mountpoint) == ["WORKER_LOST"]
+    assert os.listdir(mountpoint) == ["d"]
     cluster.master.kill()
     assert codes(cluster.master, master) == ["MASTER_AWAY"]
     wait_until(
         lambda: codes(cluster.workers[0], mountpoint) == ["MASTER_AWAY"], "the node says so", 30.0
     )
     assert (mountpoint / "d/a").read_bytes() == b"a" * 1000
+    node = cluster.workers[0]
+    assert node.run("ls", mountpoint, limit_s=COMMAND_S) == "d/\n", "from what the node knows"
+    assert f"{mountpoint}/d/a\n" in node.run("stat", mountpoint / "d/a", limit_s=COMMAND_S)
+    top = node.run("top", mountpoint, "-n", "1", "--interval", "200ms", limit_s=COMMAND_S)
+    assert "MASTER_AWAY" in top
+    with pytest.raises(ClusterFailed, match=r"the master at \S+ cannot be reached"):
+        node.run("stat", mountpoint / "d/never-asked-for", limit_s=COMMAND_S)

@@ -162,9 +162,13 @@ def test_what_a_quota_refuses_says_which_and_how_much_of_it_is_used(
     assert re.search(full, done.stdout), done
     done = node.run("load", mounted, "--wait")
     assert "2 of 13 files could not be loaded" in done.stdout, done
-    assert done.stderr.count("the quota of /set has no room for it: 8 MiB of 8 MiB are used") == 2
+    assert "2 files: the quota of /set has no room for it: 8 MiB of 8 MiB are used" in done.stderr
     assert du(node, mounted / "other")["cached_bytes"] == 3 * MIB
+    for command in (["health"], ["status"], ["top", "-n", "1", "--interval", "200ms"]):
+        said = node.run(command[0], mounted, *command[1:]).stdout
+        assert "QUOTA_FULL: /set: 8 MiB of 8 MiB are used" in said, said
     node.ok("quota", mounted / "set", "10MiB")
+    assert "QUOTA_FULL" not in node.run("health", mounted).stdout
     job = node.ok("jobs", "resume", "3", mounted, "--wait")
     assert job.startswith("OK, loaded 6 of 6 files"), job
 

@@ -41,6 +41,7 @@ from master.store import transaction
 
 UFS = UfsSpec("s3://bucket/prefix")
 DEADLINE_S = 60.0
+PATIENCE_S = answers.LISTING_PATIENCE_S  # which most tests here replace
 
 
 @pytest.fixture(autouse=True)
@@ -632,8 +633,9 @@ def test_an_origin_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "s3://bucket/prefix/x" in caplog.text
 
 
-def test_an_origin_that_is_silent(tmp_path: Path) -> None:
+def test_an_origin_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """[S-origin-down] What is known is answered at the deadline, and at once after that."""
+    monkeypatch.setattr(answers, "LISTING_PATIENCE_S", PATIENCE_S)  # the listing never ends
 
     async def work() -> None:
         clock, origin = Clock(), MemoryConnector({b"x": b"1", b"d/f": b"1"})

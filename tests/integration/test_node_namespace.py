@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cachefs.core import messages as m
-from cachefs.core.access import Access, parse_tokens
+from cachefs.core.access import HEADER, Access, header_of, parse_tokens
 from cachefs.core.errors import (
     AccessDenied,
     BadConfig,
@@ -100,7 +100,9 @@ def play(
 async def cluster(directory: Path, tokens: str, token: str) -> AsyncIterator[Cluster]:
     made = Cluster(directory / "meta", tokens)
     await made.start()
-    made.client = MasterClient(f"127.0.0.1:{made.port}", token=token)
+    made.client = MasterClient(
+        f"127.0.0.1:{made.port}", token={HEADER: header_of(token)} if token else None
+    )
     try:
         made.node = await RemoteNamespace.open(made.client, reach_s=1.0)
         try:

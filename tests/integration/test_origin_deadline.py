@@ -21,8 +21,6 @@ from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy, drip_body, hang, stall_body
 
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 DEADLINE_S = 2.0
 SLACK_S = 5.0  # 2 s are promised; the rest is for a busy machine

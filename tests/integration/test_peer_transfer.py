@@ -84,7 +84,6 @@ def test_what_came_before_a_body_broke_off_is_kept(tmp_path: Path) -> None:
     run(script())
 
 
-@pytest.mark.alone
 def test_a_stopped_owner_is_waited_for_once(tmp_path: Path) -> None:
     async def script() -> None:
         times = SOON._replace(silence_s=3.0)
@@ -104,7 +103,6 @@ def test_a_stopped_owner_is_waited_for_once(tmp_path: Path) -> None:
     run(script())
 
 
-@pytest.mark.alone
 def test_a_slow_owner_is_hedged_by_the_other_replica(tmp_path: Path) -> None:
     async def script() -> None:
         cluster = Cluster(tmp_path, 3, replicas=2)

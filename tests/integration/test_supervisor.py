@@ -20,11 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.cli import take_over
+from cachefs.client.blocking import BlockingClient
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher.state import MountRecord, StateHome
-from tests.integration.conftest import CACHEFS, Node, is_mounted
+from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
+from tests.services.commands import CACHEFS
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
@@ -324,6 +327,54 @@ def test_an_upgrade_says_who_serves(mount: Callable[..., Mounted]) -> None:
     assert not is_running(supervisor)
     assert mounted.node.status(mounted.path)["mounts"][0]["pid"] == said["pid"]
     mounted.node.umount(mounted.path)
+
+
+def test_an_upgrade_renews_a_server_of_another_version(
+    mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says the version that is installed, so that the command is made another one. A
+    reader goes on meanwhile."""
+    mounted = mount()
+    record = mounted.record
+    with BlockingClient.connect(record.socket) as server:
+        old = server.welcome.pid
+    mounted.node.ok("mount", "--upgrade", mounted.path)
+    with BlockingClient.connect(record.socket) as server:
+        assert server.welcome.pid == old, "a server of this version goes on"
+    with (mounted.path / "a").open("rb", buffering=0) as file:
+        take_over.renew_server(record)
+        assert file.read(3 * MIB) == FILES["a"]
+    with BlockingClient.connect(record.socket) as server:
+        assert server.welcome.pid != old
+    assert not is_running(old)
+    mounted.check()
+    done = take_over.Upgraded(str(mounted.path))
+    monkeypatch.setattr("cachefs.__version__", "99.0")
+    take_over._renew(record, done)
+    assert "its server is of version" in done.note, "it was started by a client of that version"
+    mounted.check()
+    mounted.node.umount(mounted.path)
+
+
+def test_an_upgrade_of_all_mounts_has_a_line_for_each(
+    node: Node, source: Path, mount: Callable[..., Mounted]
+) -> None:
+    assert node.ok("mount", "--upgrade", "--all") == "nothing is mounted\n"
+    mounted = mount()
+    other = node.mount(f"file://{source}", "--transport", "pyfuse3", name="other")
+    client, _ = mounted.pids
+    done = node.run("mount", "--upgrade", "--all")
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"OK, {mounted.path} is served by version")
+    assert len(done.stdout.splitlines()) == len(done.stderr.splitlines()) == 1
+    assert f"{other}: this mount has no supervisor" in done.stderr
+    mounted.next_client(client)
+    node.umount(other)
+    (row,) = json.loads(node.ok("mount", "--upgrade", "--all", "--json"))
+    assert (row["mountpoint"], row["error"]) == (str(mounted.path), "")
+    mounted.check()
+    node.umount(mounted.path)
+    assert "--all is for --upgrade" in node.fails("mount", "--all")
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/nowhere/python", "/etc/passwd"])

@@ -31,7 +31,7 @@ from tests.services.processes import (
     children,
     is_running,
     next_child,
-    stat_fields,
+    stop,
     wait_until,
 )
 
@@ -441,12 +441,6 @@ def test_warm_files_are_served_while_the_server_hangs(
     assert path.read_bytes() == want
 
 
-def hung(pid: int) -> None:
-    """SIGSTOP; the process is stopped when this returns."""
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: stat_fields(pid)[0] == "T", "it is stopped")
-
-
 def test_a_server_that_hangs_is_replaced(
     mount: Callable[..., Survivor], rng: random.Random
 ) -> None:
@@ -455,7 +449,7 @@ def test_a_server_that_hangs_is_replaced(
     (survivor.path / "big0").read_bytes()
     survivor.start_readers(rng, ("stat", "hold"))
     stopped = survivor.server
-    hung(stopped)
+    stop(stopped)
     began_s = time.monotonic()
     assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
     assert time.monotonic() - began_s < HUNG_S + PAUSE_S
@@ -471,7 +465,7 @@ def test_a_server_hangs_and_its_client_dies(mount: Callable[..., Survivor]) -> N
     """[S-crash] The successor, which the server never answers, replaces it."""
     survivor = mount("--heartbeat-timeout", "1s")
     stopped, client = survivor.server, survivor.client
-    hung(stopped)
+    stop(stopped)
     os.kill(client, signal.SIGKILL)
     assert (survivor.path / "big3").read_bytes() == (survivor.source / "big3").read_bytes()
     assert not is_running(stopped)

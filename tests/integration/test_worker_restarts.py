@@ -331,7 +331,6 @@ def test_files_without_a_record_are_swept(tmp_path: Path) -> None:
 # ---- size ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 def test_100_000_cached_files_are_taken_over_at_once(tmp_path: Path) -> None:
     tier = Tier.take(str(tmp_path / "tier"))
     writer = Writer(tier.index)

@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +21,10 @@ from cachefs.core.access import HEADER, header_of
 from cachefs.core.cluster import ListWorkers, WorkerTable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
+from tests.services.commands import CACHEFS, run_program
 from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
 
-CACHEFS = Path(sys.executable).parent / "cachefs"
 COMMAND_LIMIT_S = 60.0
 END_S = 20.0
 LOG_TAIL = 2000
@@ -65,14 +64,7 @@ class Machine:
     ) -> str:
         """Standard output of `cachefs ARGUMENTS`. Raises ClusterFailed for an exit code that is not
         among `codes`."""
-        done = subprocess.run(
-            [*self.program, *map(str, arguments)],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
+        done = run_program(self.program, [*map(str, arguments)], self.environment, limit_s)
         if done.returncode not in codes:
             said = (done.stderr or done.stdout).strip()
             raise ClusterFailed(f"{self.name}: cachefs {arguments[0]}: {said}{self.log_tail()}")

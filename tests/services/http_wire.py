@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,9 +92,10 @@ class Stream:
         self._pipe: tuple[int, int] | None = None
 
     def wake(self) -> None:
-        """Ends the connection; its owner's waiting call returns, and the owner closes."""
+        """Ends the connection; its owner's waiting call returns, and the owner closes. A TLS
+        socket's own `shutdown` would let the owner send plain text from then on."""
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.wake()
@@ -133,10 +135,11 @@ class Stream:
             count -= len(piece)
 
     def pour(self, count: int, target: Target, piece_bytes: Callable[[], int]) -> None:
-        """Like `move`, through a pipe: what did not come with the head is never copied to us."""
+        """Like `move`, through a pipe: what did not come with the head is never copied to us. What
+        comes over TLS is."""
         while count:
             limit = min(count, piece_bytes(), PIPE_BYTES)
-            if self._ahead:
+            if self._ahead or isinstance(self.sock, ssl.SSLSocket):
                 piece = self._read_piece(limit)
                 done = len(piece)
                 target(piece)
@@ -150,8 +153,17 @@ class Stream:
 
     def take_from(self, reader: int, count: int) -> None:
         """Sends `count` bytes that are in a pipe."""
+        if isinstance(self.sock, ssl.SSLSocket):
+            return self._encrypt_from(reader, count)
         while count:
             count -= os.splice(reader, self.sock.fileno(), count)
+
+    def _encrypt_from(self, reader: int, count: int) -> None:
+        """Sends what is in a pipe over TLS, which takes bytes from memory only."""
+        while count:
+            size = os.readv(reader, [self._buffer[:count]])
+            self.sock.sendall(self._buffer[:size])
+            count -= size
 
     def _pipe_ends(self) -> tuple[int, int]:
         if self._pipe is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +37,18 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -
 def stat_fields(pid: int) -> list[str]:
     """The fields of `/proc/PID/stat` after the name, the state first. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and waits until each of its threads is stopped: one may answer until the
+    process's first thread had its turn."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_stopped() -> bool:
+        tasks = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+        return all(stat_fields(task)[0] in "TZ" for task in tasks)
+
+    wait_until(is_stopped, f"process {pid} is stopped")
 
 
 def is_running(pid: int) -> bool:

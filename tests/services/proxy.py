@@ -9,8 +9,12 @@ that it is cheap enough to sit in front of benches. One thread per client connec
         ...use proxy.endpoint_url...
         assert proxy.counters().body_bytes == size
 
-In another process: `python -m tests.services.proxy --upstream URL [--rate BYTES/S] [--latency S]`
-prints one JSON line with its URL, serves `/-/...` (see `proxy_control`), and ends when stdin does.
+With a certificate the proxy speaks TLS to its clients; `present` shows another one to whom
+connects from then on. `upstream_ca` is what it trusts of a server whose URL says https.
+
+In another process: `python -m tests.services.proxy --upstream URL [--rate BYTES/S] [--latency S]
+[--certificate PEM]` prints one JSON line with its URL, serves `/-/...` (see `proxy_control`), and
+ends when stdin does.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ import contextlib
 import copy
 import json
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,6 +58,7 @@ from tests.services.faults import (
 from tests.services.http_wire import Stream
 from tests.services.proxy_connection import Connection
 from tests.services.shaper import Shaper
+from tests.services.tls import server_context
 
 __all__ = [
     "Counters",
@@ -69,6 +76,7 @@ __all__ = [
     "wrong_etag",
 ]
 
+CONNECT_LIMIT_S = 10.0
 STOP_LIMIT_S = 10.0
 LONG_NAP_S = 0.1
 
@@ -84,6 +92,8 @@ class Counters(msgspec.Struct):
     object_bytes: int = 0
     aborted_by_client: int = 0
     connections: int = 0
+    handshakes: int = 0
+    resumed: int = 0
     faults: int = 0
 
 
@@ -98,13 +108,20 @@ class FaultProxy:
         latency_s: float = 0.0,
         host: str = "127.0.0.1",
         port: int = 0,
+        certificate: Path | None = None,
+        upstream_ca: Path | None = None,
     ) -> None:
         url = urlsplit(upstream_url)
         self.upstream = (url.hostname or "127.0.0.1", url.port or 80)
+        self._upstream_tls: ssl.SSLContext | None = None
+        if url.scheme == "https":
+            self._upstream_tls = ssl.create_default_context(cafile=upstream_ca)
         self.host = host
         self.port = port
         self.latency_s = latency_s
         self.stopping = threading.Event()
+        self._scheme = "https" if certificate else "http"
+        self._tls: ssl.SSLContext | None = None
         self._shaper = Shaper(rate_bytes_per_s)
         self._changed = threading.Condition()
         self._counters = Counters()
@@ -113,11 +130,22 @@ class FaultProxy:
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
         self._connections: dict[threading.Thread, Connection] = {}
+        if certificate:
+            self.present(certificate)
 
     @property
     def endpoint_url(self) -> str:
         """Of the proxy; the same after `offline` and `online`."""
-        return f"http://{self.host}:{self.port}"
+        return f"{self._scheme}://{self.host}:{self.port}"
+
+    def present(
+        self, certificate: Path, newest: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    ) -> None:
+        """Shows another certificate, and speaks TLS up to `newest`, to whom connects from now on.
+        Sessions of before cannot be resumed."""
+        context = server_context(certificate, newest)
+        with self._changed:
+            self._tls = context
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -253,10 +281,16 @@ class FaultProxy:
             if refused:
                 sock.close()
                 return
-            connection = Connection(self, Stream(sock))
+            connection = Connection(self, Stream(self._secured(sock)))
             thread = threading.Thread(target=self._run, args=(connection,), name="proxy-conn")
             self._connections[thread] = connection
         thread.start()
+
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        """The handshake is left to the connection's thread."""
+        if self._tls is None:
+            return sock
+        return self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def _run(self, connection: Connection) -> None:
         try:
@@ -265,6 +299,15 @@ class FaultProxy:
             connection.close()
             with self._changed:
                 del self._connections[threading.current_thread()]
+
+    def connect(self) -> Stream:
+        """A new connection to the server. Raises OSError."""
+        sock = socket.create_connection(self.upstream, CONNECT_LIMIT_S)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._upstream_tls is not None:
+            sock = self._upstream_tls.wrap_socket(sock, server_hostname=self.upstream[0])
+        return Stream(sock)
 
     def choose(self, request: Request) -> Fault | None:
         """Counts a request and says what hits it."""
@@ -275,6 +318,12 @@ class FaultProxy:
             self._counters.faults += fault is not None
             self._changed.notify_all()
             return fault
+
+    def count_handshake(self, resumed: bool) -> None:
+        with self._changed:
+            self._counters.handshakes += 1
+            self._counters.resumed += resumed
+            self._changed.notify_all()
 
     def count_response(self, number: int) -> None:
         with self._changed:
@@ -319,12 +368,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0, help="bytes/s over all connections")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before each response")
+    parser.add_argument("--certificate", type=Path, help="PEM with its key: clients use TLS")
     chosen = parser.parse_args(arguments)
     with FaultProxy(
         chosen.upstream,
         rate_bytes_per_s=chosen.rate or None,
         latency_s=chosen.latency,
         port=chosen.port,
+        certificate=chosen.certificate,
     ) as proxy:
         line: dict[str, Any] = {"endpoint_url": proxy.endpoint_url, "port": proxy.port}
         print(json.dumps(line), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -27,8 +27,6 @@ from tests.services.http_wire import Head, Stream, WireError
 
 if TYPE_CHECKING:
     from tests.services.proxy import FaultProxy
-
-CONNECT_LIMIT_S = 10.0
 
 
 class _ClientGone(Exception):
@@ -68,6 +66,7 @@ class Connection:
 
     def serve(self) -> None:
         try:
+            self._shake_hands()
             while (head := self._client.read_head()) is not None:
                 if not self._exchange(head):
                     return
@@ -76,6 +75,13 @@ class Connection:
                 self._proxy.count_abort()
         except (_Cut, WireError, OSError):
             return  # the client sees a closed connection, as from a server that broke off
+
+    def _shake_hands(self) -> None:
+        """Raises OSError for a client that refuses the certificate, or speaks no TLS."""
+        sock = self._client.sock
+        if isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+            self._proxy.count_handshake(bool(sock.session_reused))
 
     def _exchange(self, head: Head) -> bool:
         """One request and its response. False: the connection is at its end."""
@@ -138,10 +144,7 @@ class Connection:
     def _ask(self, head: Head) -> Head:
         upstream = self._upstream
         if upstream is None:
-            sock = socket.create_connection(self._proxy.upstream, CONNECT_LIMIT_S)
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            upstream = self._upstream = Stream(sock)
+            upstream = self._upstream = self._proxy.connect()
             if self._closed.is_set():  # `wake` may have missed it
                 raise _Cut
         upstream.send(head.encode())

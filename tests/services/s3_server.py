@@ -35,11 +35,12 @@ class S3Server:
     secret_key: str
     region: str
     log: Path
+    ca_bundle: Path | None = None  # it speaks TLS, and clients have to trust this file
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.ca_bundle else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -47,12 +48,13 @@ class S3Server:
 
     def credentials(self) -> dict[str, str]:
         """What a process that uses this server needs in its environment."""
-        return {
+        keys = {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             "AWS_DEFAULT_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        return {**keys, "AWS_CA_BUNDLE": str(self.ca_bundle)} if self.ca_bundle else keys
 
     def client(self) -> Any:
         """A boto3 client of this server, for the test's own reads and writes."""
@@ -64,8 +66,13 @@ class S3Server:
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
         )
-        config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
-        return session.client("s3", endpoint_url=self.endpoint_url, config=config)
+        config = Config(
+            s3={"addressing_style": "path"},
+            retries={"max_attempts": 1},
+            request_checksum_calculation="when_required",  # versitygw reads no trailer over TLS
+        )
+        trusted = str(self.ca_bundle) if self.ca_bundle else None
+        return session.client("s3", endpoint_url=self.endpoint_url, config=config, verify=trusted)
 
     def start(self) -> None:
         """Returns once the port answers. Raises RuntimeError with the end of the log."""

@@ -31,13 +31,22 @@ def binary() -> str:
 
 
 @contextlib.contextmanager
-def versitygw(directory: Path, *, region: str = "us-east-1") -> Iterator[S3Server]:
-    """A server over `directory` (its file system needs xattrs); one sub-folder per bucket."""
+def versitygw(
+    directory: Path,
+    *,
+    region: str = "us-east-1",
+    certificate: Path | None = None,
+    ca_bundle: Path | None = None,
+) -> Iterator[S3Server]:
+    """A server over `directory` (its file system needs xattrs); one sub-folder per bucket. With a
+    certificate (PEM with its key) it speaks TLS; `ca_bundle` is what its clients have to trust."""
     objects, versions = directory / "objects", directory / "versions"
     objects.mkdir(parents=True, exist_ok=True)
     versions.mkdir(exist_ok=True)
     port = free_port()
     command = [binary(), "--port", f"127.0.0.1:{port}", "--region", region, "--keep-alive"]
+    if certificate:  # the server changes its directory
+        command += ["--cert", str(certificate.absolute()), "--key", str(certificate.absolute())]
     command += ["--quiet", "posix", "--versioning-dir", str(versions), str(objects)]
     server = S3Server(
         command=command,
@@ -47,6 +56,7 @@ def versitygw(directory: Path, *, region: str = "us-east-1") -> Iterator[S3Serve
         secret_key=SECRET_KEY,
         region=region,
         log=directory / "versitygw.log",
+        ca_bundle=ca_bundle if certificate else None,
     )
     server.start()
     try:

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from bench.light_origin import span
+from tests.services.authority import Authority
 
 ETAG = '"0123abcd"'
 BODY = random.Random(1).randbytes(300_000)
@@ -38,8 +40,10 @@ class Upstream(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def origin(tmp_path: Path) -> Iterator[http.client.HTTPConnection]:
+@pytest.fixture(params=["http", "https"])
+def origin(
+    request: pytest.FixtureRequest, tmp_path: Path, authority: Authority
+) -> Iterator[http.client.HTTPConnection]:
     """A connection to a light origin that has one object, `bucket/a key`."""
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket/a key").write_bytes(BODY)
@@ -49,13 +53,20 @@ def origin(tmp_path: Path) -> Iterator[http.client.HTTPConnection]:
     thread.start()
     url = f"http://127.0.0.1:{upstream.server_port}"
     command = [sys.executable, "-m", "bench.light_origin", "--folder", str(tmp_path)]
+    if request.param == "https":
+        command += ["--certificate", str(authority.certificate)]
     with subprocess.Popen(
         [*command, "--upstream", url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        port = int(json.loads(process.stdout.readline())["endpoint_url"].rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        told = urlsplit(json.loads(process.stdout.readline())["endpoint_url"])
+        assert (told.scheme, told.hostname) == (request.param, "127.0.0.1")
+        connection = http.client.HTTPConnection("127.0.0.1", told.port, timeout=20)
+        if told.scheme == "https":
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", told.port, timeout=20, context=authority.trusting()
+            )
         yield connection
         connection.close()
         process.stdin.close()

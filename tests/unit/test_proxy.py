@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.services import proxy as faulty
+from tests.services.authority import Authority
 from tests.services.faults import Armed, Fault, Request, Rule, choose
 from tests.services.http_wire import Head
 from tests.services.proxy import FaultProxy
@@ -24,7 +26,9 @@ from tests.services.shaper import Shaper
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 ETAG = '"right"'
-BROKEN = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+BROKEN = (
+    http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError
+)  # fmt: skip
 
 
 class Origin(http.server.BaseHTTPRequestHandler):
@@ -84,16 +88,23 @@ def origin_url() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture
-def proxy(origin_url: str) -> Iterator[FaultProxy]:
-    with FaultProxy(origin_url) as running:
+@pytest.fixture(params=["http", "https"])
+def proxy(
+    request: pytest.FixtureRequest, origin_url: str, authority: Authority
+) -> Iterator[FaultProxy]:
+    certificate = authority.certificate if request.param == "https" else None
+    with FaultProxy(origin_url, certificate=certificate) as running:
         yield running
     assert not [t for t in threading.enumerate() if t.name.startswith("proxy")]
 
 
 @pytest.fixture
-def client(proxy: FaultProxy) -> Iterator[http.client.HTTPConnection]:
+def client(proxy: FaultProxy, authority: Authority) -> Iterator[http.client.HTTPConnection]:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=10)
+    if proxy.endpoint_url.startswith("https"):
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", proxy.port, timeout=10, context=authority.trusting()
+        )
     yield connection
     connection.close()
 
@@ -295,6 +306,28 @@ def test_a_client_that_goes_away_is_counted(
     client.close()
     seen = proxy.wait_until(lambda seen: seen.aborted_by_client == 1)
     assert seen.body_bytes < len(BODY)
+
+
+def test_another_certificate_is_shown_to_whom_connects(
+    origin_url: str, authority: Authority
+) -> None:
+    """Sessions of before are not resumed: the client sees the certificate."""
+    context = authority.trusting()
+    with FaultProxy(origin_url, certificate=authority.certificate) as proxy:
+        client = http.client.HTTPSConnection("127.0.0.1", proxy.port, timeout=10, context=context)
+        assert get(client)[1] == BODY
+        proxy.present(authority.issue("expired", expired=True))
+        assert get(client)[1] == BODY
+        client.close()
+        with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+            get(client)
+        client.close()
+        proxy.present(authority.certificate, ssl.TLSVersion.TLSv1_1)
+        with pytest.raises(ssl.SSLError, match="protocol version"):
+            get(client)
+        client.close()
+        seen = proxy.counters()
+        assert (seen.connections, seen.handshakes, seen.resumed) == (3, 1, 0)
 
 
 def test_latency_and_rate_hold(proxy: FaultProxy, client: http.client.HTTPConnection) -> None:

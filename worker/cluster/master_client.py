@@ -15,14 +15,13 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 import aiohttp
 from aiohttp import hdrs
 
 from cachefs.core import cluster as c
-from cachefs.core.access import HEADER, header_of
 from cachefs.core.addresses import master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
@@ -75,17 +74,16 @@ class MasterClient:
         self,
         url: str,
         *,
-        token: str = "",
+        token: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         presents_to: Judge = any_process,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`url`: as `master_url` takes it. `jitter` is uniform in [0, 1). Raises BadConfig."""
+        """`url`: as `master_url` takes it. `token`: the headers that present one, as they are at
+        each call. `jitter` is uniform in [0, 1). Raises BadConfig."""
         self.url = master_url(url, tls=ssl_context is not None)
-        self._headers: dict[str, str] = {hdrs.CONTENT_TYPE: "application/msgpack"}
-        if token:
-            self._headers[HEADER] = header_of(token)
+        self._token = token or {}
         self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True
         self._presents_to = presents_to
         self._clock = clock
@@ -213,8 +211,9 @@ class MasterClient:
 
     async def _exchange(self, data: bytes, connections: str) -> c.Answer:
         session = self._open_session(connections)
+        headers = {hdrs.CONTENT_TYPE: "application/msgpack", **self._token}
         async with session.post(
-            self.url + c.CALL_PATH, data=data, headers=self._headers, allow_redirects=False
+            self.url + c.CALL_PATH, data=data, headers=headers, allow_redirects=False
         ) as reply:
             body = await _bounded_body(reply)
             try:

@@ -37,12 +37,13 @@ from cachefs.core.model import (
     ROOT_INO,
     ContentId,
     Inode,
+    Kind,
     NamespaceId,
     Origin,
     UfsSpec,
 )
 from cachefs.core.policies import PERMISSION_WINDOW_S, Policy, Rule
-from cachefs.core.services import MetadataService, Permission, PolicyService
+from cachefs.core.services import MetadataService, Permission, PolicyService, asker_reach_s
 from worker.cluster import walk
 from worker.cluster.events import EventLog
 from worker.cluster.gather import Gather
@@ -50,6 +51,7 @@ from worker.cluster.jobs import MasterJobs
 from worker.cluster.master_client import REACH_S, MasterClient, MasterUnreachable
 from worker.cluster.node_cache import Asked, NodeCache
 from worker.cluster.permissions import Permissions
+from worker.cluster.resolved import Resolved
 from worker.cluster.stream import Stream
 
 DEGRADED_VALID_S: Final = 5.0  # of answers that could not be checked, as a master gives them
@@ -85,6 +87,7 @@ class RemoteNamespace(MasterJobs):
         self._clock = clock
         self._reach_s = reach_s
         self._cache = cache or NodeCache(greeted.namespace)
+        self._resolved = Resolved()
         self._permissions = Permissions()
         self._log = EventLog()
         self._stream = Stream(master, greeted, self._take, self._gap)
@@ -172,7 +175,7 @@ class RemoteNamespace(MasterJobs):
         return await self._or_stale(self._ask_attributes(ino, self._cache.asked(now)), known)
 
     async def _ask_attributes(self, ino: int, asked: Asked) -> Found:
-        found = await self._ask(GetAttr(self._namespace, ino), Found)
+        found = await self._ask(GetAttr(self._namespace, ino), Found, reach_s=self._patience())
         return self._kept(found, self._cache.put_attributes(found, asked))
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
@@ -186,7 +189,7 @@ class RemoteNamespace(MasterJobs):
         asked = self._cache.asked(now)
         question = ListDir(self._namespace, ino, after, limit)
         try:
-            page = await self._ask(question, Listing, answer_s=LISTING_S)
+            page = await self._ask(question, Listing, answer_s=LISTING_S, reach_s=self._patience())
         except MasterUnreachable:
             if known is None:
                 raise
@@ -196,23 +199,25 @@ class RemoteNamespace(MasterJobs):
 
     async def resolve(self, path: bytes) -> Found:
         """See MetadataService. While the master is down, from what is known."""
-        asked = self._cache.asked(self._clock())
-        try:
-            if self._master.down and (known := self._resolve_known(path)) is not None:
-                return self._stale_found(known)
-            found = await self._ask(Resolve(self._namespace, path), Found)
-        except MasterUnreachable:
-            known = self._resolve_known(path)
-            if known is None:
-                raise
+        path = b"/".join(name for name in path.split(b"/") if name not in (b"", b"."))
+        known = self._resolve_known(path)
+        if known is not None and self._master.down:
             return self._stale_found(known)
-        return self._kept(found, self._cache.put_attributes(found, asked))
+        return await self._or_stale(self._ask_path(path), known)
+
+    async def _ask_path(self, path: bytes) -> Found:
+        asked = self._cache.asked(self._clock())
+        found = await self._ask(Resolve(self._namespace, path), Found, reach_s=self._patience())
+        kept = self._cache.put_attributes(found, asked)
+        if kept and found.inode is not None and found.inode.kind is Kind.DIRECTORY:
+            self._resolved.put(path, found.inode)
+        return self._kept(found, kept)
 
     def _resolve_known(self, path: bytes) -> Inode | None:
-        inode = self._cache.getattr_stale(ROOT_INO)
-        for name in path.split(b"/"):
-            if name in (b"", b"."):
-                continue
+        inode, names = self._resolved.nearest(path)
+        if inode is None and not names:
+            return self._cache.getattr_stale(ROOT_INO)
+        for name in names:
             inode = self._cache.lookup_stale(inode.ino if inode else ROOT_INO, name)
             if inode is None:
                 return None
@@ -338,6 +343,7 @@ class RemoteNamespace(MasterJobs):
                 self._forget_everything()
             for parent, name in event.entries:
                 self._cache.invalidate(parent, name)
+                self._resolved.forget(name)
                 for gather in self._lookups.values():
                     gather.forget((parent, name))
             self._locates.forget_all()
@@ -350,6 +356,7 @@ class RemoteNamespace(MasterJobs):
 
     def _forget_everything(self) -> None:
         self._cache.invalidate_everything()
+        self._resolved.clear()
         self._permissions.clear()
         self._locates.forget_all()
         for gather in self._lookups.values():
@@ -372,6 +379,10 @@ class RemoteNamespace(MasterJobs):
     async def _ask(self, body: c.Call, kind: type[T], **limits: float) -> T:
         limits.setdefault("reach_s", self._reach_s)
         return await self._master.ask(body, kind, **limits)
+
+    def _patience(self) -> float:
+        """Returns for how long the current task waits for a master that is not reached."""
+        return min(self._reach_s, asker_reach_s.get())
 
     def _gather(self, parent: int) -> Gather[tuple[int, bytes], Found]:
         """Questions go together that may have to wait for the same origin."""

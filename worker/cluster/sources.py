@@ -112,12 +112,16 @@ class ClusterSources:
 
     async def _attach_again(self, url: str, path: bytes, former: m.Attached) -> m.Attached:
         """A mount does not wait for a master that is down where it was attached before."""
+        attached = former
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self._attach(url, path)
+                attached = await self._attach(url, path)
+                if not self._master.down:
+                    return attached
         except (TimeoutError, MasterUnreachable):
-            warning = f"the master at {self._master.url} gives no answer: serving what is known"
-            return msgspec.structs.replace(former, warning=warning)
+            pass
+        warning = f"the master at {self._master.url} gives no answer: serving what is known"
+        return msgspec.structs.replace(attached, warning=warning)
 
     async def _attach(self, url: str, path: bytes) -> m.Attached:
         namespace = await self.open()

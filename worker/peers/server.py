@@ -47,6 +47,7 @@ from worker.machine import descriptors
 from worker.peers.ring import Ring
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
+from worker.peers.verifying import wrong_pages
 from worker.serving import Pages, PeerCache
 from worker.source import NotHere
 
@@ -208,7 +209,7 @@ class PeerServer:
         try:
             self._guard.check_host(request)
         except RefusedRequest as err:
-            return self._refusal(err)
+            return self._refused_page(err)
         if request.path == "/healthz" and request.method == "GET":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="no such page\n")
@@ -319,6 +320,8 @@ class PeerServer:
                     _content(content).key, [page for page in pages if page >= 0]
                 )
                 return Done()
+            case c.Verify(content, first, end):
+                return await self._verify(_content(content).key, first, end)
             case c.Drop(contents):
                 _bounded(contents)
                 return await self._handlers.drop([_content(key) for key in contents])
@@ -327,12 +330,23 @@ class PeerServer:
             case _:
                 raise ProtocolError(f"{type(call).__name__} is a master's to answer")
 
+    async def _verify(self, key: bytes, first: int, end: int) -> c.Verified:
+        """Raises NotFound, ProtocolError."""
+        _check_pages(first, end)
+        found = await self._cache.here(key, first, end)
+        if found is None:
+            raise NotFound("not here")
+        wrong = await wrong_pages(found, self._senders.threads)
+        if wrong:
+            await self._cache.doubt(key, wrong)
+        return c.Verified(len(found.checksums), wrong)
+
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             self._guard.check_host(request)
             access.permit_metrics(self._guard.caller(request))
         except CacheFSError as err:
-            return self._refusal(err)
+            return self._refused_page(err)
         if self._handlers.metrics is None:
             return web.Response(status=404)
         body, kind = self._handlers.metrics()
@@ -353,6 +367,12 @@ class PeerServer:
             self._in_flight[address] -= 1
             if not self._in_flight[address]:
                 del self._in_flight[address]
+
+    def _refused_page(self, err: CacheFSError) -> web.Response:
+        """Returns the refusal of a page that people read: plain text."""
+        self.counters.refused += 1
+        status = err.status if isinstance(err, RefusedRequest) else _STATUS.get(type(err), 500)
+        return web.Response(status=status, text=err.one_line() + "\n")
 
     def _refusal(self, err: CacheFSError) -> web.Response:
         counters, shown = self.counters, err
@@ -401,8 +421,7 @@ def _asked(request: web.BaseRequest) -> Asked:
     origin = _origin(request, content, first)
     worker = query.get("worker", "")
     asked = Asked(content, origin, first, end, epoch, have, stands_in, worker)
-    if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
-        raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
+    _check_pages(first, end)
     if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
         raise ProtocolError(f"pages {first} to {end} are of two blocks")
     return asked
@@ -436,6 +455,12 @@ def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
         _content(key)
         if not 0 <= block <= MOST_BLOCK:
             raise ProtocolError(f"block {block} cannot be")
+
+
+def _check_pages(first: int, end: int) -> None:
+    """Raises ProtocolError."""
+    if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
+        raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
 
 
 def _content(key: bytes) -> ContentId:

@@ -20,6 +20,7 @@ from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.placement import Member, View, block_of, everyone
 from cachefs.doors.outgoing import Judge, any_process
 from connectors.fetch.request import Ask
+from worker.clipped import clipped
 from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
 from worker.peers.hunt import Hunt, Shared
@@ -117,13 +118,13 @@ class ClusterSource:
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
-        """See `Source`. Starts on page bounds."""
+        """See `Source`."""
         first, end = page_span(offset, size)
-        assert first * PAGE_BYTES == offset, "a read begins with a page"
         found = self._shared.candidates(origin, first, purpose)
         if not found and purpose is not Purpose.MIGRATE:
             return self._origin.read(origin, offset, size, purpose)
-        return PeerBody(self, self._shared, origin, (first, end), found, purpose)
+        body = PeerBody(self, self._shared, origin, (first, end), found, purpose)
+        return clipped(body, origin.size, (first, end), (offset, offset + size))
 
     # ---- what others tell ----
 

@@ -67,7 +67,8 @@ class NodeServer:
         self.ahead = Ahead(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
-        self.more_status: Callable[[], dict[str, Any]] = dict  # of what this server is a part of
+        # Of what this server is a part of, by the status of its cache.
+        self.more_status: Callable[[dict[str, Any]], dict[str, Any]] = lambda cache: {}
         self._sources = sources
         self._sessions: set[Session] = set()
         self._listener: socket.socket | None = None
@@ -154,6 +155,7 @@ class NodeServer:
     def status(self) -> dict[str, Any]:
         mounts = self._mounts()
         clients = [process for session in mounts for process in _processes(session)]
+        cache = self.worker.status()
         return {
             "version": cachefs.__version__,
             "protocol": m.PROTOCOL,
@@ -161,10 +163,10 @@ class NodeServer:
             "processes": [*clients, {"role": "server", "pid": os.getpid()}],
             "mounts": [_mount_status(session) for session in mounts],
             "sources": self._sources.status(),
-            "cache": self.worker.status(),
+            "cache": cache,
             "passthrough_bytes": self.passthrough_bytes,
             "ahead_files": self.ahead.files,
-            **self.more_status(),
+            **self.more_status(cache),
         }
 
     # ---- inside ----

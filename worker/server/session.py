@@ -26,7 +26,7 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from cachefs.core.model import NamespaceId
-from cachefs.core.services import MetadataService
+from cachefs.core.services import COMMAND_REACH_S, MetadataService, asker_reach_s
 from worker.arrivals import NEVER_S
 from worker.cache import TierView
 from worker.server import operators
@@ -103,6 +103,8 @@ class Session:
             self._interrupted(id)
 
     async def _answer(self, id: int, work: Awaitable[Answer]) -> None:
+        if self.role != "fuse":
+            asker_reach_s.set(COMMAND_REACH_S)
         try:
             body, fd = await work
         except asyncio.CancelledError:

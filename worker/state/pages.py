@@ -13,6 +13,7 @@ from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
 
 PageRange = tuple[int, int]
+ByteRange = tuple[int, int]  # of a file: the first byte, and the one behind the last
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES  # of a block of placement
 

@@ -19,9 +19,10 @@ import xxhash
 
 from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.fetch.request import Ask
+from worker.clipped import clipped
 from worker.parts import Parts
 from worker.source import Purpose, Source, SourceBody
-from worker.state.pages import range_bytes
+from worker.state.pages import page_span, range_bytes
 from worker.store.tier import Tier
 from worker.tiers.body import TierBody
 from worker.tiers.reading import DiskReader, GivenUp
@@ -61,20 +62,22 @@ class TierSource:
     def read(
         self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
     ) -> SourceBody:
-        """See `Source`; `offset` is that of a page."""
+        """See `Source`."""
         key = origin.content.key
+        first, end = page_span(offset, size)
+        pages = first * PAGE_BYTES, range_bytes(origin.size, first, end)
         for parts in self._others():
             if self._may_have(parts, key):
-                found = self._find(parts, origin, offset, size)
+                found = self._find(parts, origin, first, end)
                 if found is not None:
-                    return _Body(self, parts, origin, offset, size, found, purpose)
+                    body = _Body(self, parts, origin, *pages, found, purpose)
+                    return clipped(body, origin.size, (first, end), (offset, offset + size))
         return self.then.read(origin, offset, size, purpose)
 
     def _may_have(self, parts: Parts, key: bytes) -> bool:
         return parts.health.in_service and (not parts.order_known or key in parts.order)
 
-    def _find(self, parts: Parts, origin: Origin, offset: int, size: int) -> _Found | None:
-        first, end = offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)
+    def _find(self, parts: Parts, origin: Origin, first: int, end: int) -> _Found | None:
         look = functools.partial(_look, parts.tier, origin.content.key, origin.size, first, end)
         try:
             return self.reader.call(parts, look, _discard)

@@ -19,7 +19,8 @@ MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
 PAGE_BYTES: Final = 4096
 MAX_PAGES: Final = 128  # of one request: what fits into a pipe (`splice`); more is slower
 STACK_DEPTH: Final = 2  # the backing file may lie on overlayfs
-MAX_BACKGROUND: Final = 256  # see `cachefs.fuse.mounting`
+MAX_BACKGROUND: Final = 4096  # see `cachefs.fuse.mounting.raise_background`
+CONGESTED: Final = 256
 TIME_GRANULARITY_NS: Final = 1
 _WANTED: Final = (
     Init.ASYNC_READ
@@ -94,7 +95,7 @@ def _reply(unique: int, values: Negotiated, max_readahead: int) -> bytes:
         max(max_readahead, values.max_write),
         values.flags & 0xFFFFFFFF,
         MAX_BACKGROUND,
-        MAX_BACKGROUND * 3 // 4,
+        CONGESTED,
         values.max_write,
         TIME_GRANULARITY_NS,
         values.max_pages,

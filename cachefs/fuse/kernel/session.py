@@ -282,6 +282,7 @@ class KernelSession:
         await self._vfs.make_readable(fh, offset, size)
         if not self._splice(unique, fh, offset, size):
             self._device.write_data(unique, await self._vfs.read(fh, offset, size))
+        self._vfs.answered(fh, offset + size)
 
     def _splice(self, unique: int, fh: int, offset: int, size: int) -> bool:
         """Answers a read of bytes that lie in memory without copying them here; False: not done."""

@@ -22,6 +22,7 @@ from cachefs.core.policies import Rule, shown
 from master.server.admin.at import At, no_peers, position
 
 ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+LOST: Final = "lost"
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 WORKER_S: Final = 10.0  # for an answer of a worker
 GO_ON_S: Final = 10.0  # then a sum is answered as far as it got
@@ -53,9 +54,9 @@ class Asked:
         if at.backend.peers is None:
             raise no_peers()
         self._peers = at.backend.peers
-        self._rows = {row.id: row for row in at.backend.workers.rows() if row.state in ANSWERING}
+        self._rows = {row.id: row for row in at.backend.workers.rows()}
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self.silent: dict[str, str] = {}
+        self.silent = {id: "it is lost" for id, row in self._rows.items() if row.state == LOST}
 
     async def have(self, files: Sequence[File]) -> list[dict[str, int]]:
         """For each file the bitmaps of its pages, by the id of the worker that has some."""
@@ -71,7 +72,8 @@ class Asked:
         return [dropped for _, dropped in answers]
 
     async def _all(self, call: c.Have | c.Drop, kind: type[T]) -> list[tuple[str, T]]:
-        ids = [one for one in self._rows if one not in self.silent]
+        rows = self._rows.items()
+        ids = [id for id, row in rows if row.state in ANSWERING and id not in self.silent]
         answers = await asyncio.gather(*(self._one(id, call, kind) for id in ids))
         return [(id, one) for id, one in zip(ids, answers, strict=True) if one is not None]
 
@@ -187,7 +189,7 @@ async def _rules(at: At, files: list[File]) -> list[Rule]:
 
 
 async def list_locations(at: At) -> a.Locations:
-    await at.ask(c.ListWorkers(), c.WorkerTable)  # may this caller know them?
+    """Shows also a caller with a path the ids of workers, for the files that the caller sees."""
     asked = Asked(at)
     batch, items = await _located(at, asked)
     view = at.backend.workers.view

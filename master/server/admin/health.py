@@ -17,18 +17,14 @@ from master.server.admin.policies import quota_uses
 async def show(at: At) -> a.Health:
     """Answers `GET /health`. Raises AccessDenied for a token with a path: it names all sources."""
     tree = dict((await at.ask(c.MasterStatus(), c.MasterStatusReply)).status)
-    if "cache" not in tree:  # an embedded server's own document has its worker's cache
+    if "cache" not in tree:  # an embedded server's own document has its cache and quotas
         tree["workers"] = [_worker(row) for row in at.backend.workers.rows()]
-    uses = await quota_uses(at, b"")
-    tree["quotas"] = [
-        {"path": one.path, "quota_bytes": one.quota_bytes, "used_bytes": one.used_bytes}
-        for one in uses
-        if one.used_bytes >= one.quota_bytes
-    ]
-    found = health(facts_of(tree), time.time())
-    return a.Health([a.HealthProblem(**msgspec.structs.asdict(one)) for one in found])
+        tree["quotas"] = [msgspec.to_builtins(one) for one in await quota_uses(at, b"")]
+    return a.Health(health(facts_of(tree), time.time()))
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
     names = ("id", "url", "host", "state", "weight", "seen_s", "version")
-    return {name: getattr(row, name) for name in names} | {"tiers": row.facts.get("tiers", [])}
+    return {name: getattr(row, name) for name in names} | {
+        name: row.facts[name] for name in ("tiers", "certificate") if name in row.facts
+    }

@@ -23,6 +23,7 @@ from master.server.admin.at import At, Backend, Reply
 from master.server.http import status_of
 
 NAMESPACE = NamespaceId(b"n" * 16)
+OF_WORKERS = ("/usage", "/free", "/locations", "/health")  # pages that look at the workers
 Ask = Callable[[m.Message], m.Message]
 
 
@@ -61,7 +62,7 @@ def answer(method: str, target: str, body: bytes, key: str, ask: Ask) -> Page:
     async def ask_later(call: Any, caller: Caller) -> m.Message:
         return ask(call)
 
-    table = ask(c.ListWorkers()) if url.path.endswith(("/usage", "/free")) else None
+    table = ask(c.ListWorkers()) if url.path.endswith(OF_WORKERS) else None
     workers = Workers(table if isinstance(table, c.WorkerTable) else None)
     at = At(
         Backend(NAMESPACE, ask_later, workers, workers),

@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-import xxhash
 
-from cachefs.cli import clusters, fsck, master, settings, worker
+from cachefs.cli import clusters, fsck, master, output, settings, worker
 from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
+from cachefs.cli.mounts import MountTable
 from cachefs.cli.session import Target
 from cachefs.core import cluster as c
 from cachefs.core import errors
 from cachefs.core import messages as m
+from cachefs.core.addresses import address_of
 from cachefs.core.config import Config
 from cachefs.core.model import ContentId, Inode, Kind, NamespaceId, UfsSpec
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.specs import Security
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.state import MountRecord, StateHome, private_dir, write_document
 from tests.unit.cli.fake_master import FakeMaster
 from tests.unit.cli.test_commands import Run, ok, refused
 
@@ -30,8 +31,6 @@ NAMESPACE = NamespaceId(b"n" * 16)
 DIRECTORY = Inode(7, Kind.DIRECTORY)
 SMALL = Inode(8, Kind.FILE, 2 * MIB + 1, nonce=1)
 BIG = Inode(9, Kind.FILE, 300 * MIB, nonce=2)
-PAGES = [b"a" * MIB, b"b" * MIB, b"c"]
-SUMS = [xxhash.xxh3_64_intdigest(page) for page in PAGES]
 ALICE, BOB = "a" * 32, "b" * 32
 
 
@@ -50,7 +49,8 @@ class Cluster:
         self.before: tuple[Member, ...] = ()
         self.states = {ALICE: "serving", BOB: "serving"}
         self.members = (ALICE, BOB)
-        self.dropped: list[str] = []
+        self.pages = {ALICE: 0, BOB: 0}  # how many of SMALL each can read
+        self.wrong: set[int] = set()  # pages that have other bytes
         self.unlisted = 0  # directories below /imagenet whose names the master never listed
         self.policy = Policy()
         self.pinned: set[int] = set()
@@ -58,6 +58,7 @@ class Cluster:
             {
                 c.Greeting: lambda _: c.Greeted(NAMESPACE),
                 m.Resolve: self._resolve,
+                m.ListDir: self._list,
                 c.Walk: self._walk,
                 c.ListWorkers: lambda _: self._table(),
                 c.ListUfs: lambda _: c.UfsTable([self.ufs]),
@@ -92,6 +93,13 @@ class Cluster:
         found = {b"imagenet": DIRECTORY, b"imagenet/small": SMALL, b"imagenet/big": BIG}
         return m.Found(found.get(body.path), 1.0)
 
+    def _list(self, body: m.Message) -> m.Message:
+        assert isinstance(body, m.ListDir)
+        assert body.ino == DIRECTORY.ino
+        rows = [(b"big", BIG), (b"small", SMALL)]
+        encode = msgspec.msgpack.encode
+        return m.Listing([m.Dentry(name, msgspec.Raw(encode(one))) for name, one in rows], b"", 1.0)
+
     def _walk(self, body: m.Message) -> m.Message:
         assert isinstance(body, c.Walk)
         assert body.known, "nobody's origin is listed for this"
@@ -110,16 +118,19 @@ class Cluster:
             bits = [self.bits[id].get(ino, 0) for ino in inos]
             return c.Had([n.to_bytes(40, "little") if n else b"" for n in bits])
 
-        def doubt(body: m.Message) -> m.Message:
-            self.dropped.append(id)
-            return m.Done()
+        def verify(body: m.Message) -> m.Message:
+            assert isinstance(body, c.Verify)
+            pages = [page for page in range(body.first, body.end) if page < self.pages[id]]
+            if not pages:
+                raise errors.NotFound("not here")
+            return c.Verified(len(pages), [page for page in pages if page in self.wrong])
 
         def drop(body: m.Message) -> m.Message:
             assert isinstance(body, c.Drop)
             had = [self.bits[id].pop(ContentId.parse(key.hex()).ino, 0) for key in body.contents]
             return c.Dropped(sum(map(bool, had)), sum(n.bit_count() * MIB for n in had), 0)
 
-        return {c.Have: have, c.Doubt: doubt, c.Drop: drop}
+        return {c.Have: have, c.Verify: verify, c.Drop: drop}
 
 
 @pytest.fixture
@@ -202,8 +213,6 @@ def test_workers_that_are_not_told_apart(cluster: Cluster, run: Run) -> None:
     cluster.workers["a" * 31 + "c"] = cluster.workers[BOB]
     assert "2 workers match 'aa'" in refused(run("workers", "drain", "aa"))
     assert "drain it first" in refused(run("workers", "remove", BOB))
-    usage = refused(run("workers", "--master", "x:1", "drain", "aa"), code=2)
-    assert "after 'drain'" in usage
 
 
 def test_status_of_a_cluster(cluster: Cluster, run: Run) -> None:
@@ -216,6 +225,37 @@ def test_a_master_that_is_not_there(home: StateHome, run: Run) -> None:
     line = refused(run("workers", "--master", "127.0.0.1:1"))
     assert "http://127.0.0.1:1: the master does not answer" in line
     assert "is it running there?" in line
+
+
+def test_status_asks_on_one_connection(cluster: Cluster, run: Run) -> None:
+    cluster.states[BOB] = "lost"
+    where = f"cachefs://{cluster.master.url[7:]}"
+    tree = json.loads(ok(run("status", where, "--json")))
+    assert cluster.master.connections == 1
+    assert [one["code"] for one in tree["problems"]] == ["WORKER_LOST"]
+    assert "1 problem" in ok(run("status", where))
+    assert cluster.master.connections == 2
+
+
+def test_status_names_a_master_that_is_away(home: StateHome, run: Run) -> None:
+    text = ok(run("status", "--master", "127.0.0.1:1"))
+    assert "error: MASTER_AWAY: http://127.0.0.1:1: the master does not answer" in text
+
+
+def test_doctor_looks_at_the_cluster_of_the_settings(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a machine where nothing is mounted."""
+    monkeypatch.setattr("cachefs.cli.doctor.read_mounts", lambda: MountTable([]))
+
+    def found() -> dict[str, str]:
+        return {row["name"]: row["state"] for row in json.loads(run("doctor", "--json")[1])}
+
+    assert found()[f"cluster {cluster.master.url}"] == "ok"
+    cluster.states[BOB] = "lost"
+    assert found()["WORKER_LOST"] == "note"
+    monkeypatch.setenv("CACHEFS_MASTER", "127.0.0.1:1")
+    assert found()["MASTER_AWAY"] == "problem"
 
 
 # ---- location, fsck ----
@@ -271,35 +311,29 @@ def test_fsck_with_one_silent_worker_says_that_only_what_was_read_is_right(
     cluster: Cluster, run: Run
 ) -> None:
     cluster.members = (ALICE,)
-    give_pages(cluster, ALICE, PAGES, SUMS)
+    cluster.pages[ALICE] = 3
     cluster.workers[BOB].raw = (500, b"?")
     code, out, _ = run("fsck", "/imagenet")
     assert code == 3
     assert "3 of 3 copies read; what was read is right" in out
 
 
-def give_pages(cluster: Cluster, id: str, pages: list[bytes], sums: list[int]) -> None:
-    cluster.workers[id].pages = lambda first, end: (pages[first:end], sums[first:end])
-
-
 def test_fsck_of_what_is_right(cluster: Cluster, run: Run) -> None:
     cluster.members = (ALICE,)
-    give_pages(cluster, ALICE, PAGES, SUMS)
-    give_pages(cluster, BOB, PAGES, SUMS)
+    cluster.pages = {ALICE: 3, BOB: 3}
     text = ok(run("fsck", "/imagenet"))
     assert text.startswith("2 files of 302 MiB: 3 pages cached in 4 copies, 4 of 4 copies read")
     assert "nothing is damaged" in text
 
 
-def test_fsck_finds_damage_and_has_it_dropped(cluster: Cluster, run: Run) -> None:
+def test_fsck_finds_damage(cluster: Cluster, run: Run) -> None:
     cluster.members = (ALICE,)
-    give_pages(cluster, ALICE, [PAGES[0], b"x" * MIB, PAGES[2]], SUMS)
-    give_pages(cluster, BOB, [], [])
+    cluster.pages[ALICE] = 3
+    cluster.wrong = {1}
     code, out, err = run("fsck", "/imagenet", "--json")
     assert (code, err) == (1, "")
     found = {(one["state"], one["worker"], one["first"]) for one in json.loads(out)["findings"]}
     assert found == {(fsck.WRONG, ALICE, 1), (fsck.MISSING, BOB, 0)}
-    assert cluster.dropped == [ALICE]
 
 
 def test_fsck_finds_what_is_not_at_its_owner(cluster: Cluster, run: Run) -> None:
@@ -355,10 +389,19 @@ def test_the_plan_of_a_master(home: StateHome) -> None:
     spec = master.plan(chosen(), home, background=True)
     assert spec.listen == "127.0.0.1:19998"
     assert spec.store_dir == str(home.path / "master" / "namespace")
-    spec = master.plan(chosen(store="lmdb:/srv/x", tls_cert="/c"), home, background=False)
-    assert (spec.store_dir, spec.security) == ("/srv/x", Security(tls_cert="/c"))
+    tls = {"tls_cert": "/c", "tls_ca": "/ca"}
+    spec = master.plan(chosen(store="lmdb:/srv/x", **tls), home, background=False)
+    assert (spec.store_dir, spec.security) == ("/srv/x", Security(tls_cert="/c", tls_ca="/ca"))
     with pytest.raises(errors.BadConfig, match="no store"):
         master.plan(chosen(store="redis://x"), home, background=True)
+
+
+def test_a_master_with_tls_is_told_which_authority_signs_its_workers(home: StateHome) -> None:
+    """It is asked for at start, not found out when `free` reaches no worker."""
+    with pytest.raises(errors.BadConfig, match="which authority") as caught:
+        master.plan(chosen(tls_cert="/c"), home, background=True)
+    assert "--tls-ca" in caught.value.remedy
+    master.plan(chosen(tls_cert="/c", tls=True), home, background=True)
 
 
 def test_the_plan_of_a_worker(home: StateHome) -> None:
@@ -428,3 +471,133 @@ def test_a_command_that_no_worker_answered_exits_3(
     code, _, err = run(command, f"cachefs://{cluster.master.url[7:]}/imagenet")
     assert code == 3
     assert "lacks what these 2 workers have" in err.splitlines()[-1]
+
+
+# ---- one way to name a path and to connect ----
+
+
+@pytest.mark.parametrize("path", ["/imagenet", "cachefs://{address}/imagenet"])
+def test_ls_and_stat_of_a_cluster_need_no_mount(cluster: Cluster, run: Run, path: str) -> None:
+    path = path.format(address=address_of(cluster.master.url))
+    assert ok(run("ls", path)).splitlines() == ["big", "small"]
+    rows = [line.split() for line in ok(run("ls", "-l", path)).splitlines()]
+    assert [(words[-2], words[-1]) for words in rows] == [
+        ("0%", "/imagenet/big"),
+        ("100%", "/imagenet/small"),
+    ]
+    facts = json.loads(ok(run("stat", f"{path}/small", "--json")))
+    assert facts["cached_bytes"] == facts["size_bytes"] == SMALL.size
+    assert facts["source"] == f"cachefs://{address_of(cluster.master.url)}/imagenet/small"
+    assert "no such file or directory" in refused(run("stat", f"{path}/none"))
+
+
+def test_ls_says_which_worker_did_not_answer(cluster: Cluster, run: Run) -> None:
+    cluster.workers[ALICE].scripts.clear()
+    code, out, err = run("ls", "-l", "/imagenet")
+    assert code == 3
+    assert "38%" not in out
+    assert f"worker {ALICE[:8]}" in err
+    assert run("ls", "/imagenet")[0] == 0, "no worker is asked"
+
+
+@pytest.mark.parametrize(
+    "words", [("fsck", "/imagenet", "--no-verify"), ("location", "/imagenet"), ("du", "/imagenet"),
+              ("free", "/imagenet"), ("ls", "-l", "/imagenet"), ("stat", "/imagenet/small")],
+)  # fmt: skip
+def test_a_lost_worker_is_one_that_does_not_answer(
+    cluster: Cluster, run: Run, words: tuple[str, ...]
+) -> None:
+    """It owned data, and nobody says what it has of it."""
+    cluster.states[ALICE] = "lost"
+    code, _, err = run(*words)
+    assert code == 3
+    assert f"worker {ALICE[:8]}: it is lost" in err
+    assert err.splitlines()[-1] == "cachefs: the result lacks what this worker has"
+
+
+def test_workers_that_fail_alike_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    alike = [f"{n:032x}: no answer within 10 s" for n in range(1 << 124, (1 << 124) + 7)]
+    assert output.warn_of_silent([*alike, f"{BOB}: this token is not known"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == [
+        f"cachefs: warning: 7 workers ({', '.join(['10000000'] * 5)}, …): no answer within 10 s",
+        "cachefs: warning: worker bbbbbbbb: this token is not known",
+    ]
+    assert len(lines) == 3
+
+
+def test_ls_with_a_token_that_may_not_ask_workers(cluster: Cluster, run: Run) -> None:
+    def denied(body: m.Message) -> m.Message:
+        raise errors.AccessDenied("this token is limited to /imagenet")
+
+    cluster.master.scripts[c.ListWorkers] = denied
+    code, out, err = run("ls", "-l", "/imagenet")
+    assert (code, out.split()[-2]) == (0, "-")
+    assert "how much of each file is cached is not known: this token is limited" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("du", "{path}"),
+        ("free", "{path}"),
+        ("unpin", "{path}"),
+        ("ttl", "{path}"),
+        ("quota", "{path}"),
+        ("policy", "show", "{path}"),
+        ("ls", "{path}"),
+        ("stat", "{path}"),
+        ("location", "{path}"),
+        ("fsck", "{path}", "--no-verify"),
+    ],
+)
+def test_each_way_to_name_a_path_of_a_cluster(
+    cluster: Cluster, run: Run, words: tuple[str, ...]
+) -> None:
+    cluster.master.scripts[m.SetPolicy] = lambda _: m.PolicySet(Policy())
+    cluster.master.scripts[m.GetPolicies] = lambda _: m.PoliciesAt(
+        Policy(ttl_s=60.0), {"pin": "default", "ttl_s": "default"}, Policy()
+    )
+    bare = [word.format(path="/imagenet") for word in words]
+    url = [
+        word.format(path=f"cachefs://{address_of(cluster.master.url)}/imagenet") for word in words
+    ]
+    assert run(*bare)[0] == 0
+    first, cluster.master.asked = cluster.master.asked, []
+    ok(run(*url))
+    assert cluster.master.asked == first or words[0] == "free"
+
+
+def test_a_path_outside_of_mounts_without_a_cluster(run: Run) -> None:
+    for words in (("ls", "/p"), ("free", "/p"), ("ttl", "/p"), ("du", "/p")):
+        assert "/p: not under a CacheFS mount" in refused(run(*words))
+
+
+def test_flags_of_a_group_stand_before_or_after_its_command(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CACHEFS_MASTER")
+    flag = ("--master", cluster.master.url)
+    for group, *words in (("ufs", "ls"), ("workers", "drain", ALICE), ("policy", "show", "/p")):
+        before = run(group, *flag, *words)
+        assert before == run(group, *words, *flag)
+        assert before[0] == 0, before[2]
+    assert "not an address" in refused(run("jobs", "--master", ":", "show", "1"))
+    wrong, right = ("--master", "http://127.0.0.1:1"), flag
+    assert run("ufs", *wrong, "ls", *right)[0] == 0, "the flag next to the command counts"
+
+
+def test_a_cluster_whose_master_died_is_the_configured_one(
+    home: StateHome, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare path is then one of a master that does not answer, not one outside of mounts."""
+    directory = private_dir(home.path / "local")
+    processes = [{"name": "master", "url": "http://127.0.0.1:1", "pid": 101}]
+    processes += [{"name": "worker-1", "url": "http://127.0.0.1:2", "pid": 102}]
+    record = {"directory": str(directory), "home": str(home.path), "processes": processes}
+    write_document(directory, "cluster.json", record)
+    write_document(home.path, "local.json", {"directory": str(directory)})
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: pid == 102)
+    assert "127.0.0.1:1: the master does not answer" in refused(run("ls", "/p"))
+    monkeypatch.setattr("cachefs.launcher.local.is_ours", lambda pid: False)
+    assert "not under a CacheFS mount" in refused(run("ls", "/p"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, logs, mount, mountpoint, places, session, settings, umount
+from cachefs.cli import doctor, down, logs, mount, mountpoint, places, session, settings, umount
 from cachefs.cli import status as status_module
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
@@ -22,14 +22,17 @@ from cachefs.core.model import UfsSpec
 from cachefs.core.settings import BY_NAME
 from cachefs.launcher.state import MountRecord, StateHome
 from tests.unit.cli.fake_node import FakeNode
+from tests.unit.cli.test_documented_commands import commands
 
 MIB = 1 << 20
 FILES = {b"a.bin": MIB, b"d/x": 10, b"d/y": 20, b"d/z": 0, b"d/e/deep": 5, b"odd\xff\n": 1}
 TIER = {"path": "/ssd", "state": "normal", "files": 3, "used_bytes": MIB, "limit_bytes": 4 * MIB}
+CACHE = {"used_bytes": 10, "limit_bytes": 40, "hits": 3, "paths": {}, "slow_fills": {}}
 CACHED = {b"a.bin": MIB // 2, b"d/x": 10}
 
 GROUPS = {
     "ufs": ["add", "ls", "rm"],
+    "cache": ["ls", "rm"],
     "workers": ["drain", "remove"],
     "policy": ["show", "set", "unset"],
     "jobs": ["ls", "show", "stop", "resume", "retry", "forget"],
@@ -210,11 +213,24 @@ def test_status_and_doctor_and_health_name_the_same_problems(
 
 
 def test_health_of_what_is_well(node: FakeNode, run: Run) -> None:
-    node.status = {"cache": {"tiers": [TIER], "quota_used_bytes": {"/d": MIB}}}
+    quota = {"path": "/d", "quota_bytes": MIB, "used_bytes": MIB * 3 // 4}
+    node.status = {"cache": {"tiers": [TIER]}, "quotas": [quota]}
     assert ok(run("health", "/mnt/data")) == "OK, nothing is wrong\n"
-    ok(run("quota", "/mnt/data/d", "1MiB"))
+
+
+def test_a_quota_that_is_used_up_is_named_by_all_commands(
+    node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachefs.cli.doctor.read_mounts", status_module.read_mounts)
+    monkeypatch.setattr("cachefs.cli.doctor.is_dead", lambda mountpoint: False)
+    quota = {"path": "/d", "quota_bytes": MIB, "used_bytes": MIB}
+    node.status = {"cache": {**CACHE, "tiers": [TIER]}, "quotas": [quota]}
     code, out, _ = run("health", "/mnt/data")
     assert (code, out.split(":")[1]) == (1, " QUOTA_FULL")
+    assert out.strip() in ok(run("status", "/mnt/data"))
+    assert out.strip() in ok(run("top", "/mnt/data", "-n", "1", "--interval", "200ms"))
+    code, out, _ = run("doctor", "--json")
+    assert "QUOTA_FULL" in [row["name"] for row in json.loads(out)]
 
 
 def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode, run: Run) -> None:
@@ -226,6 +242,7 @@ def test_health_of_a_server_that_does_not_answer(home: StateHome, node: FakeNode
 
 def test_logs_of_a_mount(node: FakeNode, run: Run, home: StateHome) -> None:
     files = json.loads(ok(run("logs", "/mnt/data", "--json")))
+    home.log_dir(UfsSpec("s3://bucket/p"))
     Path(files["server"]).write_text("".join(f"line {n}\n" for n in range(100)))
     Path(files["client"]).write_text("only one\n")
     said = ok(run("logs", "-n", "2", "/mnt/data")).splitlines()
@@ -315,6 +332,24 @@ def test_verbs_from_elsewhere_name_commands_that_exist() -> None:
     named = {text.split()[0] for text in VERBS_ELSEWHERE.values()} - {"--help"}
     assert named <= set(COMMANDS)
     assert not set(VERBS_ELSEWHERE) & set(COMMANDS)
+
+
+def test_every_command_takes_the_settings_that_the_table_says() -> None:
+    """Also that of connections: on each command that asks, and on groups."""
+    from cachefs.cli.app import cachefs
+    from cachefs.core.settings import ASKERS, EVERY, SETTINGS
+
+    found = {
+        name.removeprefix("cachefs "): {param.name for param in command.params} & set(BY_NAME)
+        for name, command in commands(cachefs)
+    }
+    for name, taken in found.items():
+        known = name if name in EVERY else name.split()[0]
+        said = {one.name for one in SETTINGS if known in one.commands}
+        assert taken == said, f"cachefs {name}"
+        if known in ASKERS:
+            assert {"master", "token_file", "tls", "tls_ca", "home"} <= taken
+    assert set(EVERY) <= set(found)
 
 
 def test_config_names_sources(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,9 +526,17 @@ def test_doctor_clears_dead_mounts(home: StateHome, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(doctor, "read_mounts", lambda: MountTable([line]))
     monkeypatch.setattr(doctor, "is_dead", lambda path: path not in detached)
     monkeypatch.setattr("cachefs.cli.detach.detach", lambda path, lazy: detached.append(path))
-    states = [f.state for f in doctor.examine_state(home, fix=False) if "dead" in f.name]
+    states = [
+        f.state
+        for f in doctor.examine_state(settings.load_settings({}, None), home, fix=False)
+        if "dead" in f.name
+    ]
     assert states == ["problem"]
-    states = [f.state for f in doctor.examine_state(home, fix=True) if "dead" in f.name]
+    states = [
+        f.state
+        for f in doctor.examine_state(settings.load_settings({}, None), home, fix=True)
+        if "dead" in f.name
+    ]
     assert (states, detached) == (["fixed"], ["/mnt/dead"])
 
 
@@ -521,3 +564,16 @@ def test_errors_of_the_system_are_one_line(run: Run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("cachefs.cli.settings.load_settings", broken)
     assert refused(run("config")) == "cachefs: /proc/x: Too many open files\n"
+
+
+def test_down_goes_on_where_a_mount_was_just_unmounted(
+    home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may still be ending: that is no reason to leave the cluster running."""
+    spec = UfsSpec("cachefs://127.0.0.1:1/data")
+    record = MountRecord(str(tmp_path), spec, 0, str(tmp_path / "s"), uid=0, gid=0)
+    down.unmount(record, home, lazy=False)
+    line = Mount("0:50", "/", str(tmp_path), "fuse.cachefs", spec.url, ())
+    monkeypatch.setattr(down, "read_mounts", lambda: MountTable([line]))
+    with pytest.raises(errors.CannotMount):
+        down.unmount(record, home, lazy=False)

@@ -15,7 +15,7 @@ from cachefs.cli import job_views, load, places, sync
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.errors import BadConfig
+from cachefs.core.errors import BadConfig, Unreachable
 from cachefs.core.jobs import JobFailure, JobShown, JobSpec, JobState
 from cachefs.core.model import NamespaceId, UfsSpec
 from cachefs.core.policies import Policy
@@ -106,9 +106,10 @@ def test_a_job_that_failed_names_what_failed_and_how_to_go_on(node: FakeNode, ru
     node.jobs[7] = [shown(JobState.FAILED, 1, 50, files_found=51, message="50 files failed")]
     code, out, err = run("load", "--wait", "/mnt/data")
     assert code == 1
-    lines = err.splitlines()
-    assert lines[:20] == [f"cachefs: /mnt/data/d/f{n}: denied" for n in range(20)]
-    assert lines[20:] == ["cachefs: and 30 more: cachefs jobs show 7 /mnt/data --failures"]
+    assert err.splitlines() == [
+        "cachefs: 50 files: denied; the first is /mnt/data/d/f0",
+        "cachefs: each of the 50 files: cachefs jobs show 7 /mnt/data --failures",
+    ]
     assert out.startswith("FAILED: loaded 1 of 51 files")
     assert out.endswith("; `cachefs jobs retry 7 /mnt/data` tries them again\n")
     listed = ok(run("jobs", "show", "7", "--failures")).splitlines()
@@ -124,6 +125,21 @@ def test_a_job_that_failed_names_what_failed_and_how_to_go_on(node: FakeNode, ru
         "cause": "denied",
         "attempts": 1,
     }
+
+
+def test_each_cause_of_failures_has_one_line(node: FakeNode, run: Run) -> None:
+    gone = JobFailure(b"d/a", "not-found", "/d/a: gone")
+    denied = [JobFailure(b"d/b%d" % n, "access-denied", f"d/b{n}: denied") for n in range(3)]
+    node.failed = [gone, *denied]
+    node.jobs[7] = [shown(JobState.FAILED, 1, 4, files_found=5, message="4 files failed")]
+    lines = run("load", "--wait", "/mnt/data")[2].splitlines()
+    assert lines[:2] == [
+        "cachefs: 3 files: denied; the first is /mnt/data/d/b0",
+        "cachefs: /mnt/data/d/a: gone",
+    ]
+    node.failed = [gone]
+    node.jobs[7] = [shown(JobState.FAILED, 1, 1, files_found=2, message="1 file failed")]
+    assert run("load", "--wait", "/mnt/data")[2] == "cachefs: /mnt/data/d/a: gone\n"
 
 
 def test_partial_is_not_success(node: FakeNode, run: Run) -> None:
@@ -187,6 +203,32 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
     assert (max(map(len, parts)), sum(map(len, parts))) == (10, 2500)
     with pytest.raises(BadConfig):
         list(load.batches([b"x" * 200], 100))
+
+
+def test_a_suggested_command_has_the_flags_that_it_needs(
+    node: FakeNode, run: Run, home: StateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--home" not in ok(run("load", "/mnt/data")), "the environment says it"
+    monkeypatch.delenv("CACHEFS_HOME")
+    said = ok(run("load", "/mnt/data", "--home", str(home.path)))
+    suggested = f"cachefs jobs show 7 /mnt/data --home {home.path}"
+    assert f"`{suggested}` shows it" in said
+    node.jobs[7] = [shown(ENDED, 4)]
+    assert "job 7: succeeded" in ok(run(*suggested.split()[1:]))
+
+
+def test_a_silence_is_said_once_for_each_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PAUSE_S", 0.0)
+    causes = ["refused", "refused", "refused", "reset", "refused"]
+    heard: list[str] = []
+
+    def ask() -> str:
+        if causes:
+            raise Unreachable(causes.pop(0))
+        return "an answer"
+
+    assert places.insist(ask, lambda err: heard.append(err.cause)) == "an answer"
+    assert heard == ["refused", "reset", "refused"]
 
 
 def test_a_server_that_dies_is_asked_again(node: FakeNode, run: Run) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.cli import users
 from cachefs.cli.users import User, describe, find_users
 
 
@@ -62,3 +63,13 @@ def test_a_mapping_alone_counts(tmp_path: Path) -> None:
 )
 def test_describe(count: int, expected: str) -> None:
     assert describe([User(n, f"p{n}") for n in range(1, count + 1)]).endswith(expected)
+
+
+def test_umount_does_not_keep_the_mount_busy_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # and back at the end
+    users.leave(str(tmp_path / "elsewhere"))
+    assert Path.cwd() == tmp_path
+    users.leave(str(tmp_path))
+    assert str(Path.cwd()) == "/"

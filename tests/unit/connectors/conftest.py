@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.authority import Authority
 from tests.unit.connectors.scripted_s3 import ScriptedS3, scripted_s3
 
 
@@ -25,7 +26,26 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+HTTP_ALONE = {"test_a_proxy_of_the_environment_is_used"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test of `server` runs over both schemes, unless it is about one."""
+    if "server" in metafunc.fixturenames:
+        alone = metafunc.function.__name__ in HTTP_ALONE
+        metafunc.parametrize("scheme", ["http"] if alone else ["http", "https"])
+
+
 @pytest.fixture
-def server() -> Iterator[ScriptedS3]:
-    with scripted_s3() as found:
+def scheme() -> str:
+    """What `server` speaks: see `pytest_generate_tests`."""
+    return "http"
+
+
+@pytest.fixture
+def server(scheme: str, authority: Authority, aws: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """Where it speaks TLS the environment names what to trust."""
+    if scheme == "https":
+        aws.setenv("AWS_CA_BUNDLE", str(authority.bundle))
+    with scripted_s3(authority.certificate if scheme == "https" else None) as found:
         yield found

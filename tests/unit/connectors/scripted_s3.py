@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.services.tls import server_context
 
 LISTING = (
     '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
@@ -19,6 +22,7 @@ OBJECT = (
     "<ETag>&quot;e1&quot;</ETag><Size>{}</Size></Contents>"
 )
 ENDLESS_BYTES = 256 << 20  # so that a client that has never enough fails a test, and no machine
+GONE = ConnectionError, ssl.SSLError
 MODIFIED = "Sat, 21 Nov 2026 09:32:14 GMT"
 
 
@@ -76,24 +80,34 @@ def ranged(request: Request, data: bytes, etag: str = "e1") -> Answer:
 class ScriptedS3:
     """The running server: its URL, what it was asked, and the script that answers."""
 
-    def __init__(self, port: int, scheme: str) -> None:
-        self.url = f"{scheme}://127.0.0.1:{port}"
+    def __init__(self, port: int, tls: ssl.SSLContext | None) -> None:
+        self.tls = tls
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
         self.requests: list[Request] = []
         self.stalled = threading.Event()
         self.sent_bytes = 0  # of endless bodies
+        self.connections = 0
         self.script: Script = lambda _request: error(404, "NoSuchKey")
+
+    def present(self, certificate: Path) -> None:
+        """Shows another certificate to whom connects from now on."""
+        self.tls = server_context(certificate)
 
 
 @contextlib.contextmanager
-def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
-    """Serves on loopback until the end of the block; `certificate`: PEM with its key, for TLS."""
+def scripted_s3(
+    certificate: Path | None = None,
+    newest: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED,
+) -> Iterator[ScriptedS3]:
+    """Serves on loopback until the end of the block; `certificate`: PEM with its key, for TLS up to
+    the version `newest`."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # a client that has seen enough closes
+            with contextlib.suppress(*GONE):  # a client that has seen enough closes
                 super().handle()
 
         def do_GET(self) -> None:
@@ -115,7 +129,7 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
                 self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
-                with contextlib.suppress(ConnectionError):  # a client may have seen enough
+                with contextlib.suppress(*GONE):  # a client may have seen enough
                     self._write(answer)
             if answer.cut_after is not None:
                 self.close_connection = True
@@ -153,13 +167,20 @@ def scripted_s3(certificate: Path | None = None) -> Iterator[ScriptedS3]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.daemon_threads = True
-    if certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
-    server = ScriptedS3(httpd.server_port, "https" if certificate else "http")
+    class Server(http.server.ThreadingHTTPServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, object]:
+            """The connection's thread shakes hands."""
+            sock, address = super().get_request()
+            server.connections += 1
+            if server.tls is not None:
+                sock = server.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            return sock, address
+
+    httpd = Server(("127.0.0.1", 0), Handler)
+    tls = server_context(certificate, newest) if certificate else None
+    server = ScriptedS3(httpd.server_port, tls)
     thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
     thread.start()
     try:

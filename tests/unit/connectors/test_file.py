@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cachefs.core.errors import AccessDenied, BadBody, NotFound, Stale, Unavailable
+from cachefs.core.errors import AccessDenied, BadBody, CacheFSError, NotFound, Stale, Unavailable
 from cachefs.core.model import Fingerprint, Kind
 from connectors import file
 from connectors.base import Entry
@@ -178,3 +180,50 @@ def test_a_body_that_ends_early(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "preadv", lambda *_args: 0)
     with pytest.raises(BadBody):
         list(body)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *refused: bytes) -> None:
+    """Attributes of these names cannot be had."""
+    stat, open_ = os.stat, os.open
+
+    def answer(path: Any, **options: Any) -> os.stat_result:
+        if path in refused:
+            raise OSError(number, os.strerror(number))
+        return stat(path, **options)
+
+    def opened(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
+        if path in refused and number == errno.ENOTCONN:
+            raise OSError(number, os.strerror(number))
+        return open_(path, flags, mode, **options)
+
+    monkeypatch.setattr(os, "stat", answer)
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EACCES])
+def test_a_name_without_attributes_is_hidden_and_counted(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A dead mount in the source does not take the names beside it away."""
+    (root / "dead").mkdir()
+    (root / "file").write_bytes(b"x")
+    refuse(monkeypatch, number, b"dead")
+    source = FileConnector(str(root))
+    for pages in (list(source.list_dir(b"")), list(source.list_tree(b""))):
+        found = {e.name for page in pages for e in page.entries}
+        assert b"file" in found
+        assert b"dead" not in found
+        assert sum(page.hidden for page in pages) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "refused"), [(errno.EACCES, (b"file", b".")), (errno.EIO, (b"file",))]
+)
+def test_a_directory_whose_names_have_no_attributes_is_not_empty(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int, refused: tuple[bytes, ...]
+) -> None:
+    """It may not be searched, or its disk fails: its names are not taken for gone."""
+    (root / "file").write_bytes(b"x")
+    refuse(monkeypatch, number, *refused)
+    with pytest.raises(CacheFSError):
+        list(FileConnector(str(root)).list_dir(b""))

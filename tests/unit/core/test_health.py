@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from cachefs.core.health import (
+    CERTIFICATE_LEFT_S,
     CODES,
     FAILED_FOR_S,
     STORE_FREE_BYTES,
     UNSETTLED_AFTER_S,
-    Problem,
+    HealthProblem,
     facts_of,
     health,
     verdict,
@@ -45,6 +46,7 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
     "WORKER_LOST": {"workers": [LOST]},
     "DAMAGED": {"cache": {"bad_pages": 2}},
     "QUOTA_FULL": {"quotas": [{"path": "/d", "quota_bytes": 4, "used_bytes": 4}]},
+    "CERTIFICATE_EXPIRES": {"certificate": {"path": "/c.pem", "expires_at_s": NOW + 86_400.0}},
     "JOB_FAILED": {"failed_jobs": [{"job": 3, "message": "1 of 2", "ended_at_s": NOW - 5}]},
     "JOB_WAITS": {"waiting_jobs": [{"job": 4, "message": "waits: no worker"}]},
     "MEMORY": {"cache": {"memory": {"limit_bytes": 5, "used_bytes": 6}}},
@@ -53,7 +55,7 @@ ONE_OF_EACH: dict[str, dict[str, Any]] = {
 }
 
 
-def found(tree: dict[str, Any]) -> list[Problem]:
+def found(tree: dict[str, Any]) -> list[HealthProblem]:
     return health(facts_of(tree), NOW)
 
 
@@ -102,6 +104,8 @@ def test_all_of_them_together_are_ordered_errors_first() -> None:
         {"unsettled_since_s": NOW - 5},
         {"store": {"path": "/var/c", "free_bytes": -1}},
         {"store": {"path": "/var/c", "free_bytes": STORE_FREE_BYTES}},
+        {"certificate": {}},
+        {"certificate": {"path": "/c.pem", "expires_at_s": NOW + CERTIFICATE_LEFT_S}},
         {"unknown": ["fields", "are ignored"]},
     ],
 )
@@ -142,3 +146,11 @@ def test_the_verdict_is_the_exit_code() -> None:
 def test_a_document_of_another_shape_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="not a status document"):
         facts_of({"cache": {"tiers": "all"}})
+
+
+def test_a_certificate_that_has_expired_is_an_error() -> None:
+    certificate = {"path": "/c.pem", "expires_at_s": NOW - 60}
+    (one,) = found({"workers": [{**SERVING, "version": "", "certificate": certificate}]})
+    assert (one.code, one.severity, one.since_s) == ("CERTIFICATE_EXPIRES", "error", NOW - 60)
+    assert one.subject.startswith("worker abababab")
+    assert "/c.pem" in one.remedy

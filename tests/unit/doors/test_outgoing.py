@@ -13,6 +13,7 @@ import pytest
 
 from cachefs.client.http import HttpClient
 from cachefs.core import cluster as c
+from cachefs.core.access import HEADER, header_of
 from cachefs.core.errors import AccessDenied, CacheFSError, Unreachable
 from cachefs.core.specs import Security
 from cachefs.doors import outgoing, owners
@@ -80,8 +81,8 @@ def test_localhost_is_one_address(
 
 async def asked_of_both(url: str, judge: outgoing.Judge) -> None:
     """A worker's calls of its master and of its peers, which fail."""
-    peers = PeerCalls(SHOWN, None, judge)
-    master = MasterClient(url, token=SHOWN, presents_to=judge)
+    peers = PeerCalls({HEADER: header_of(SHOWN)}, None, judge)
+    master = MasterClient(url, token={HEADER: header_of(SHOWN)}, presents_to=judge)
     try:
         with pytest.raises(CacheFSError):
             await peers.ask(url, c.Have([]))

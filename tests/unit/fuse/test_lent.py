@@ -75,3 +75,26 @@ def test_looks_begin_again_with_the_next_segment() -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_what_is_to_be_read_once_goes_when_it_was_read_to_its_end() -> None:
+    handle = FileHandle(5, 100, 1)
+    once, kept = (os.memfd_create("segment") for _ in range(2))
+    handle.add_segment(Segment(0, 10, 0, Descriptor(kept, INLINE)), MOST_KEPT)
+    handle.add_segment(Segment(10, 20, 10, Descriptor(once, INLINE), once=True), MOST_KEPT)
+    handle.was_read_to(19)
+    assert is_open(once)
+    handle.was_read_to(20)
+    assert not is_open(once)
+    assert is_open(kept)
+    assert handle.source(15) is None
+    handle.give_back()
+
+
+def test_a_client_keeps_one_segment_where_the_server_would_have_it_keep_none() -> None:
+    """Until it was read."""
+    lent, handle = Lent(), FileHandle(5, 100, 1)
+    fds = [lend(lent, handle, start, keep=0) for start in (0, 10)]
+    assert [is_open(fd) for fd in fds] == [False, True]
+    assert handle.keep == 1
+    handle.give_back()

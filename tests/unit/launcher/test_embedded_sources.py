@@ -39,7 +39,7 @@ def descriptors() -> int:
 
 def run(home: StateHome, test: Callable[[EmbeddedSources], Awaitable[None]]) -> None:
     async def main() -> None:
-        sources = EmbeddedSources(home, 5.0, Pointer("/nowhere.sock", os.getpid()))
+        sources = EmbeddedSources(home, 5.0, Pointer("/nowhere.sock", os.getpid()), "/cache")
         try:
             await asyncio.wait_for(test(sources), LIMIT_S)
         finally:
@@ -107,7 +107,7 @@ def test_a_source_that_another_server_holds(
 
     async def test(holder: EmbeddedSources) -> None:
         await holder.attach(attach)
-        other = EmbeddedSources(home, 5.0, Pointer("/other.sock", os.getpid()))
+        other = EmbeddedSources(home, 5.0, Pointer("/other.sock", os.getpid()), "/cache")
         before = descriptors()
 
         def watched(spec: UfsSpec, **options: Any) -> Connector:

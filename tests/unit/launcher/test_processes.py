@@ -25,7 +25,7 @@ from cachefs.core.specs import ClientSpec, ServerSpec
 from cachefs.fuse import client
 from cachefs.launcher import hanging, processes, state
 from cachefs.launcher.processes import Watch, ensure_server
-from tests.services.processes import wait_until
+from tests.services.processes import stop, wait_until
 from tests.unit.cli.fake_node import FakeNode
 
 SCRIPT = str(Path(__file__).with_name("fake_cachefs_server.py"))
@@ -264,7 +264,7 @@ def test_a_server_that_hangs_is_replaced_where_that_is_asked_for(
     """It is killed, stopped as it is; without a limit it is left alone."""
     launcher.start()
     hung = launcher.pid("serve")
-    os.kill(hung, signal.SIGSTOP)
+    stop(hung)
     monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
     with pytest.raises(errors.InUse):
         launcher.start()

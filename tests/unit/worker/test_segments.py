@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.worker.rig import MIB, Rig, read, run, until
 from worker import segments
-from worker.segments import memory_file
+from worker.segment import memory_file
 from worker.space import Space
 from worker.store.filesystem import is_unused, reopen
 from worker.store.tier import Tier

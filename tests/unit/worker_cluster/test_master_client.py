@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
-from cachefs.core.access import HEADER
+from cachefs.core.access import HEADER, header_of
 from cachefs.core.errors import (
     AccessDenied,
     BadConfig,
@@ -90,7 +90,7 @@ def test_a_call_is_answered_and_carries_the_token() -> None:
     async def script() -> None:
         async with (
             Server(reply()).listening() as server,
-            connected(server.url, token="secret") as client,
+            connected(server.url, token={HEADER: header_of("secret")}) as client,
         ):
             greeted = await client.ask(c.Greeting("1.0"), c.Greeted)
             assert greeted.namespace == b"n" * 16

@@ -34,7 +34,7 @@ def test_the_reply_is_laid_out_as_the_kernel_reads_it() -> None:
     values, reply = negotiate(request, may_passthrough="", pages_limit=16)
     golden = u32(16 + 64) + i32(0) + u64(2)
     golden += u32(7) + u32(41) + u32(1 << 30)  # major, minor, max_readahead
-    golden += u32(values.flags & 0xFFFFFFFF) + u16(256) + u16(192)  # max_background, congestion
+    golden += u32(values.flags & 0xFFFFFFFF) + u16(4096) + u16(256)  # max_background, congestion
     golden += u32(16 * 4096) + u32(1)  # max_write, time_gran
     golden += u16(16) + u16(0)  # max_pages, map_alignment
     golden += u32(values.flags >> 32) + u32(2)  # flags2, max_stack_depth

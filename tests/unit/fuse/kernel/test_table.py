@@ -287,7 +287,7 @@ def histories() -> list[list[tuple[str, Any, Any]]]:
     return [
         grown[:5] + passed + [("closing", 400, None), ("remove", 400, None)],
         [*passed, ("add", 400, Mode.PASSTHROUGH), ("id", 400, 0x040506)],
-        grown[250:],
+        grown[250:262],
         [("add", 1, Mode.CACHED), ("remove", 1, None), *passed, ("add", 2, Mode.CACHED)],
         [*passed, ("add", 401, Mode.PASSTHROUGH), ("id", 401, 0x010204), ("remove", 400, None)],
     ]
@@ -310,9 +310,12 @@ def test_death_at_any_store_leaves_whole_slots_only(
         replay(stores, memory)
         model.apply(table, what, fh, value)
         last_ids += [value] if what == "id" else []
+        states = [before, dict(model.slots)]
+        check(died_after(memory), states, last_ids[-2:])
         for at, data in stores:
-            memory[at : at + len(data)] = data
-            check(died_after(memory), [before, dict(model.slots)], last_ids[-2:])
+            if memory[at : at + len(data)] != data:  # else a death here leaves what one before did
+                memory[at : at + len(data)] = data
+                check(died_after(memory), states, last_ids[-2:])
         stores.clear()
 
 

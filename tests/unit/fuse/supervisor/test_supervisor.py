@@ -278,7 +278,8 @@ def test_questions_that_are_none(shell: Shell) -> None:
     assert upgrades.ask(shell.home, shell.spec.mountpoint, str(shell.python)) == shell.pid(1)
 
 
-def test_nobody_to_ask(shell: Shell) -> None:
+def test_nobody_to_ask(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrades, "START_S", 0.2)
     with pytest.raises(CacheFSError) as caught:
         upgrades.ask(shell.home, shell.spec.mountpoint, sys.executable)
     assert "does not answer" in caught.value.cause

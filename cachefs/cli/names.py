@@ -1,0 +1,127 @@
+"""The names of a mount, asked of its server, or those of a cluster without a mount, asked of its
+master: what `cachefs ls` and `cachefs stat` show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.cluster_files import Cluster, File
+from cachefs.cli.paths import InCluster, find
+from cachefs.cli.session import Target, attached
+from cachefs.client.http import HttpClient
+from cachefs.core import cluster as c
+from cachefs.core import messages as m
+from cachefs.core.addresses import SCHEME, address_of
+from cachefs.core.config import Config
+from cachefs.core.errors import AccessDenied, NotFound
+from cachefs.core.model import PAGE_BYTES, ContentId, Inode, NamespaceId, UfsSpec
+from cachefs.launcher.state import MountRecord
+
+CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
+UNKNOWN: Final = -1
+_T = TypeVar("_T", bound=m.Message)
+
+
+class Names(Protocol):
+    """A session of a mount's server, or the master of a cluster."""
+
+    @property
+    def namespace(self) -> NamespaceId: ...
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T: ...
+
+    def resolve(self, target: Target) -> Inode:
+        """Returns what is at the target's path. Raises NotFound."""
+        ...
+
+    def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
+        """Returns how much of each file is cached; UNKNOWN where the caller may not know it."""
+        ...
+
+    def warn_of_silent(self) -> int:
+        """Prints which workers did not answer; returns the command's exit code."""
+        ...
+
+
+class ClusterNames:
+    """The names of a cluster. What any of its workers has of a file counts as cached. Close it;
+    the master's client is the caller's."""
+
+    def __init__(self, master: HttpClient, chosen: Config) -> None:
+        self._master = master
+        self._chosen = chosen
+        self._workers: Cluster | None = None
+        self._may_not_know: AccessDenied | None = None
+        self.namespace: NamespaceId = master.call(c.Greeting(), c.Greeted).namespace
+
+    def call(self, body: m.Message, answer: type[_T]) -> _T:
+        return self._master.call(body, answer, CALL_TIMEOUT_S)
+
+    def resolve(self, target: Target) -> Inode:
+        found = self.call(m.Resolve(self.namespace, target.in_namespace), m.Found)
+        if found.inode is None:
+            raise NotFound("no such file or directory", path=target.shown() or "/")
+        return found.inode
+
+    def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
+        if not files:
+            return []
+        try:
+            self._workers = self._workers or Cluster(self._master, self._chosen)
+        except AccessDenied as err:
+            self._may_not_know = err
+            return [UNKNOWN] * len(files)
+        asked = [File(b"", one, ContentId.of(self.namespace, one)) for one in files]
+        had = zip(files, self._workers.have(asked), strict=True)
+        return [bytes_in(inode.size, bitmaps.values()) for inode, bitmaps in had]
+
+    def close(self) -> None:
+        """Ends the connections to workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def warn_of_silent(self) -> int:
+        if self._may_not_know is not None:
+            why = self._may_not_know.one_line()
+            output.warn(f"how much of each file is cached is not known: {why}")
+        return self._workers.warn_of_silent() if self._workers is not None else 0
+
+
+def bytes_in(size_bytes: int, bitmaps: Iterable[int]) -> int:
+    """Returns how many bytes of a file are in pages that any of the bitmaps has."""
+    bits = 0
+    for one in bitmaps:
+        bits |= one
+    last = max(0, -(-size_bytes // PAGE_BYTES) - 1)
+    short = (last + 1) * PAGE_BYTES - size_bytes if bits >> last & 1 else 0
+    return max(0, bits.bit_count() * PAGE_BYTES - short)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str, flags: dict[str, Any], config_file: str | None
+) -> Iterator[tuple[Names, Target]]:
+    """Connects to who knows the names of a path. Raises what `paths.find` and connecting raise."""
+    chosen = settings.load_settings(flags, config_file)
+    place = find(path, chosen, settings.state_home(chosen))
+    if isinstance(place, InCluster):
+        with HttpClient(place.url, clusters.security(chosen, place.url)) as master:
+            asked = ClusterNames(master, chosen)
+            try:
+                yield asked, _target(place)
+            finally:
+                asked.close()
+    else:
+        with attached(place.record) as session:
+            yield session, place
+
+
+def _target(place: InCluster) -> Target:
+    """Returns a path of a cluster as a mount of its root by the caller would show it."""
+    source = UfsSpec(f"{SCHEME}{address_of(place.url)}")
+    record = MountRecord("/", source, 0, "", uid=os.geteuid(), gid=os.getegid())
+    return Target(record, place.path.strip(b"/"))

@@ -1,0 +1,70 @@
+"""Whose a mount is, and which state home has its record: root finds the records of all users."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from typing import NamedTuple
+
+from cachefs.cli.mounts import Mount
+from cachefs.launcher.state import MountRecord, StateHome
+
+_CACHE_HOME = os.path.join(".cache", "cachefs")
+
+
+class Recorded(NamedTuple):
+    """A mount's record, and the state home that it is in."""
+
+    record: MountRecord
+    home: StateHome
+
+
+def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
+    """Returns the record in `home`; where it is not there, and the caller is root, the record in
+    the default state home of the user who mounted. None if neither has one."""
+    for one in (home, *_homes_of_owner(mount)):
+        record = one.find_mount(mount.mountpoint)
+        if record is not None and _is_owners(record, one):
+            return Recorded(record, one)
+    return None
+
+
+def find_record(mount: Mount, home: StateHome) -> MountRecord | None:
+    """Returns the record of `find_recorded`."""
+    found = find_recorded(mount, home)
+    return None if found is None else found.record
+
+
+def all_records(mounts: list[Mount], home: StateHome) -> list[MountRecord]:
+    """Returns the records of those mounts that have one."""
+    found = (find_record(mount, home) for mount in mounts)
+    return [record for record in found if record is not None]
+
+
+def shown_user(uid: int) -> str:
+    """Returns the name of a user, or its number where there is no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _homes_of_owner(mount: Mount) -> list[StateHome]:
+    if os.geteuid() != 0 or mount.owner_uid <= 0:
+        return []
+    try:
+        directory = pwd.getpwuid(mount.owner_uid).pw_dir
+    except KeyError:
+        return []
+    home = StateHome(os.path.join(directory, _CACHE_HOME))
+    return [home] if home.owner == mount.owner_uid else []
+
+
+def _is_owners(record: MountRecord, home: StateHome) -> bool:
+    """Returns False for a record of another user that leads root to a socket of a third one."""
+    if home.owner == os.geteuid():
+        return True
+    try:
+        return os.stat(record.socket).st_uid == home.owner
+    except OSError:
+        return True  # nobody listens there

@@ -1,0 +1,69 @@
+"""What a path of the command line names: a path below a mount, or one in a cluster's namespace."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from cachefs.cli import clusters
+from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.cli.session import Target, find_target
+from cachefs.core.addresses import is_cluster, master_url, parse_cluster
+from cachefs.core.config import Config
+from cachefs.core.errors import BadConfig, Unsupported
+from cachefs.launcher.state import StateHome
+
+
+class InCluster(NamedTuple):
+    """A path of a cluster's namespace: the URL of the master, and the path below the root."""
+
+    url: str
+    path: bytes
+
+
+def find(
+    path: str, chosen: Config, home: StateHome, mounts: MountTable | None = None
+) -> Target | InCluster:
+    """Returns what a path names: `cachefs://MASTER/p`, a path below a mount, the URL of a mounted
+    source, or, for `/p` outside of all mounts, a path of the configured cluster. Raises NotFound,
+    BadConfig."""
+    if is_cluster(path):
+        return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path))
+    if path.startswith("/") and clusters.has_cluster(chosen, home):
+        mounts = read_mounts() if mounts is None else mounts
+        if locate(path, mounts).mount is None:
+            return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
+    return find_target(path, home, mounts)
+
+
+def find_in_cluster(path: str, chosen: Config, home: StateHome) -> InCluster:
+    """Returns what `find` does, for a command that only clusters know: a path outside of mounts is
+    one of the configured master, or of the default one. Raises Unsupported for a path of a mount
+    without a cluster, NotFound, BadConfig."""
+    if "://" not in path and locate(path, read_mounts()).mount is None:
+        return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
+    found = in_cluster(find(path, chosen, home), chosen)
+    if found is None:
+        raise Unsupported("this mount is of no cluster", path=path)
+    return found
+
+
+def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
+    """Returns a place as its cluster names it; None for a mount without a cluster."""
+    if isinstance(place, InCluster):
+        return place
+    url = place.record.source.url
+    return InCluster(_master(url, chosen), place.in_namespace) if is_cluster(url) else None
+
+
+def namespace_path(path: str) -> bytes:
+    """A path of the namespace, absolute. Raises BadConfig."""
+    parts = [part for part in path.split("/") if part]
+    if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
+        raise BadConfig(f"not a path of the namespace: {path!r}", remedy="start it with '/'")
+    return os.fsencode("/" + "/".join(parts))
+
+
+def _master(url: str, chosen: Config) -> str:
+    """Returns the URL of the master of a path `cachefs://…`, or --master where it is given."""
+    return master_url(chosen.text("master") or url, tls=clusters.speaks_tls(chosen))

@@ -1,0 +1,52 @@
+"""When the certificates of a PEM file expire. Pure: callers read the file.
+
+Python's `ssl` tells this of a peer's certificate only, so the field is read here (RFC 5280, 4.1).
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION: Final = 0xA0  # the tag of the optional first field
+_FORMATS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # by tag
+_VALIDITY: Final = 3  # its place among the fields, without the version
+
+
+def expires_at_s(pem: str) -> float:
+    """Returns the wall time in seconds at which the first certificate of a chain expires. Raises
+    ValueError for a text without a certificate, or one that is damaged."""
+    ends = [_not_after(ssl.PEM_cert_to_DER_cert(found[0])) for found in _PEM.finditer(pem)]
+    if not ends:
+        raise ValueError("there is no certificate in it")
+    return min(ends)
+
+
+def _not_after(der: bytes) -> float:
+    try:
+        (_, certificate), *_ = _fields(der)
+        (_, signed), *_ = _fields(certificate)
+        fields = [field for field in _fields(signed) if field[0] != _VERSION]
+        _, (tag, end) = _fields(fields[_VALIDITY][1])
+        found = datetime.strptime(end.decode("ascii"), _FORMATS[tag])
+    except (LookupError, ValueError) as err:
+        raise ValueError(f"not a certificate: {err}") from err
+    return found.replace(tzinfo=UTC).timestamp()
+
+
+def _fields(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields (tag, value) of the elements of a sequence. Raises IndexError, ValueError."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            octets = length & 0x7F
+            length, at = int.from_bytes(der[at : at + octets], "big"), at + octets
+        if at + length > len(der):
+            raise ValueError("it is cut off")
+        yield tag, der[at : at + length]
+        at += length

@@ -1,0 +1,112 @@
+"""Token files that change under a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cachefs.client.http import HttpClient
+from cachefs.client.token_file import LOOK_S, TokenFile
+from cachefs.core import cluster as c
+from cachefs.core.access import EVERYTHING, HEADER, Access, header_of, parse_tokens
+from cachefs.core.errors import AccessDenied, BadConfig
+from cachefs.core.specs import Security
+from tests.unit.cli.fake_master import FakeMaster
+
+OLD, NEW = "the-token-of-yesterday", "the-token-of-today"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text(OLD)
+    return path
+
+
+def test_a_token_that_is_withdrawn_is_not_known(file: Path) -> None:
+    tokens = TokenFile(str(file))
+    presented = tokens.headers
+    file.write_text(f"{NEW}\n{OLD} read-only\n")
+    assert tokens.check(header_of(OLD)) == EVERYTHING, "nobody has looked yet"
+    tokens.look()
+    assert tokens.check(header_of(NEW)) == EVERYTHING
+    assert not tokens.check(header_of(OLD)).may_write
+    assert presented == {HEADER: header_of(NEW)}, "who keeps the headers presents the new one"
+    file.write_text(NEW)
+    tokens.look()
+    with pytest.raises(AccessDenied):
+        tokens.check(header_of(OLD))
+
+
+def test_a_file_that_takes_the_place_of_another_is_read(file: Path, tmp_path: Path) -> None:
+    """Of the same size and time, as configuration tools leave it."""
+    tokens = TokenFile(str(file))
+    other = tmp_path / "other"
+    other.touch(0o600)
+    other.write_text(NEW.ljust(len(OLD), "x"))
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    other.rename(file)
+    tokens.look()
+    with pytest.raises(AccessDenied):
+        tokens.check(header_of(OLD))
+
+
+@pytest.mark.parametrize("spoil", ["empty", "gone", "readable by others"])
+def test_a_file_that_cannot_be_used_changes_nothing(
+    spoil: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = TokenFile(str(file))
+    if spoil == "empty":
+        file.write_text("")
+    elif spoil == "gone":
+        file.unlink()
+    else:
+        file.chmod(0o644)
+    tokens.look()
+    tokens.look()
+    assert tokens.check(header_of(OLD)) == EVERYTHING
+    assert [one.levelname for one in caplog.records] == ["ERROR"], "one line, not one for each look"
+    assert OLD not in caplog.text
+    caplog.clear()
+    file.unlink(missing_ok=True)
+    file.touch(0o600)
+    file.write_text(NEW)
+    tokens.look()
+    assert tokens.check(header_of(NEW)) == EVERYTHING
+
+
+def test_a_start_needs_a_file_that_can_be_used(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig):
+        TokenFile(str(tmp_path / "none"))
+    none = TokenFile("")
+    none.look()
+    assert (none.is_open, none.headers, none.check(None)) == (True, {}, EVERYTHING)
+
+
+def test_callers_without_a_loop_look_now_and_then(file: Path) -> None:
+    now = 0.0
+    tokens = TokenFile(str(file), lambda: now)
+    file.write_text(NEW)
+    now = LOOK_S - 0.1
+    tokens.look_now_and_then()
+    assert tokens.headers == {HEADER: header_of(OLD)}
+    now = LOOK_S
+    tokens.look_now_and_then()
+    assert tokens.headers == {HEADER: header_of(NEW)}
+
+
+def test_a_client_that_lives_on_presents_the_new_token(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cachefs top` does."""
+    monkeypatch.setattr("cachefs.client.token_file.LOOK_S", 0.0)
+    access = Access(parse_tokens(OLD, "f"))
+    fake = FakeMaster({c.ListUfs: lambda _: c.UfsTable([])}, access)
+    with fake.listening() as master, HttpClient(master.url, Security(str(file))) as client:
+        client.call(c.ListUfs(), c.UfsTable)
+        master.access = Access(parse_tokens(NEW, "f"))
+        file.write_text(NEW)
+        client.call(c.ListUfs(), c.UfsTable)

@@ -1,0 +1,96 @@
+"""Connections to a server are kept, given up and made anew without a reader's notice, and nothing
+that is signed goes to another host, over both schemes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cachefs.core import errors
+from tests.services.authority import Authority
+from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, ranged, scripted_s3
+from tests.unit.connectors.test_s3_tls import DATA, VERSION, content, opened
+
+READS = 6
+
+
+def closes_silently(answer: Answer) -> None:
+    """The connection ends behind the body, and nothing has said so."""
+    answer.cut_after = len(answer.body)
+
+
+def says_close(answer: Answer) -> None:
+    answer.headers["Connection"] = "close"
+
+
+def read_many(server: ScriptedS3, change: Callable[[Answer], None]) -> None:
+    """Reads again and again, in both ways, while the server changes each answer so."""
+
+    def script(request: Request) -> Answer:
+        answer = ranged(request, DATA)
+        change(answer)
+        return answer
+
+    server.script = script
+    source = opened(server.url)
+    for _ in range(READS):
+        assert content(source) == DATA
+        assert bytes(source.read_all(b"f", VERSION)) == DATA
+    source.close()
+
+
+def test_connections_are_kept(server: ScriptedS3) -> None:
+    """A few serve all reads."""
+    read_many(server, lambda _answer: None)
+    assert len(server.requests) == 2 * READS
+    assert server.connections <= 3
+
+
+@pytest.mark.parametrize("change", [closes_silently, says_close])
+def test_connections_that_end_behind_a_body(
+    server: ScriptedS3, change: Callable[[Answer], None]
+) -> None:
+    read_many(server, change)
+    assert len(server.requests) >= 2 * READS
+    assert server.connections >= 2 * READS
+
+
+def test_connections_that_end_in_some_bodies(server: ScriptedS3) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+
+    def change(answer: Answer) -> None:
+        if rng.random() < 0.4:
+            closes_silently(answer)
+
+    read_many(server, change)
+    assert server.connections < len(server.requests)
+
+
+@pytest.fixture
+def other(server: ScriptedS3, scheme: str, authority: Authority) -> Iterator[ScriptedS3]:
+    """Another host's server, which would answer."""
+    with scripted_s3(authority.certificate if scheme == "https" else None) as found:
+        found.url = found.url.replace("127.0.0.1", "localhost")
+        found.script = lambda request: ranged(request, DATA)
+        yield found
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_takes_no_signature_to_another_host(
+    server: ScriptedS3, other: ScriptedS3, status: int
+) -> None:
+    """It is refused, or followed without one; no byte is another than the object's."""
+    where = f"{other.url}/bucket/f"
+    server.script = lambda _request: Answer(status, b"elsewhere", {"Location": where})
+    source = opened(server.url, tries_s=0.05)
+    for read in (lambda: content(source), lambda: bytes(source.read_all(b"f", VERSION))):
+        with contextlib.suppress(errors.CacheFSError):
+            assert read() == DATA
+    assert all("authorization" not in request.headers for request in other.requests)
+    assert server.requests
+    source.close()

@@ -1,0 +1,158 @@
+"""Far more readers than the room for segments is large enough for: each is given the bytes that it
+asked for, which come from the origin once and leave when it has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.messages import COPY_BYTES
+from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, run, until
+from worker.segments import Segments
+from worker.space import Space
+from worker.worker import Worker
+
+KIB = 1 << 10
+STEP = 256 * KIB
+BIG = 9 * MIB  # larger than what is opened whole
+LEAST_MEMORY = 128 * MIB
+
+
+@pytest.fixture(autouse=True)
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache takes nothing, and few readers are a crowd."""
+
+    async def reserve(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(Space, "reserve", reserve)
+    monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
+    monkeypatch.setattr(Space, "may_fit", lambda *_: False)
+    monkeypatch.setattr(Segments, "are_crowded", True)
+
+
+def held_bytes(worker: Worker) -> int:
+    parts = worker.inside.parts
+    return parts.memory.segments_bytes + parts.ledger.scratch_bytes
+
+
+def origin_bytes(worker: Worker) -> int:
+    return worker.inside.parts.counters.origin_bytes
+
+
+def test_readers_of_files_of_their_own_fetch_each_byte_once(tmp_path: Path) -> None:
+    """Each comes back for the next 256 KiB when all others had theirs."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=1)
+        async with rig.worker() as worker:
+            inos = [rig.put(ino, BIG + ino) for ino in range(1, 21)]
+            readers = [await open_reader(worker, ino) for ino in inos]
+            for offset in range(0, 2 * MIB, STEP):
+                found = await asyncio.gather(*(one.at(offset, STEP) for one in readers))
+                assert found == [rig.data[ino][offset : offset + STEP] for ino in inos]
+            await until(lambda: not worker._filler._pieces)
+            assert origin_bytes(worker) == len(inos) * 2 * MIB
+            for one in readers:
+                one.close()
+            await until(lambda: not held_bytes(worker))
+
+    run(script())
+
+
+def test_a_part_may_lie_in_two_pages_and_end_with_the_file(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=2)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, rig.put(1, BIG + 5))
+            for offset, size, length in (
+                (MIB - 100, 512 * KIB, 512 * KIB),
+                (3 * MIB + 7, 10, COPY_BYTES),  # readers of little mostly go on
+                (4 * MIB, 8 * MIB, MIB),
+                (BIG - 3, 512 * KIB, 8),
+            ):
+                ensured, fd = await ensure(worker, reader.grant.handle, offset, size)
+                assert fd is not None
+                assert (ensured.start, ensured.end, ensured.keep) == (offset, offset + length, 0)
+                assert (
+                    os.pread(fd, 2 * MIB, offset - ensured.base)
+                    == (rig.data[1][offset : offset + length])
+                )
+                os.close(fd)
+            reader.close()
+
+    run(script())
+
+
+def test_a_part_whose_reader_has_gone_leaves(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=3)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            cancelled = 0
+            for turns in range(12):
+                asked = asyncio.ensure_future(worker.ensure(reader.grant.handle, 0, STEP))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                cancelled += asked.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, fd = await asked
+                    assert fd is not None
+                    os.close(fd)
+            assert cancelled
+            await until(lambda: not worker._filler._pieces and not held_bytes(worker))
+            assert await reader.at(0, 10) == rig.data[1][:10]
+            reader.close()
+
+    run(script())
+
+
+def test_errors_of_the_origin_are_told(tmp_path: Path) -> None:
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=4)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            rig.origin.put(b"dir/1", bytes(BIG))  # another version
+            with pytest.raises(CacheFSError) as caught:
+                await reader.at(0, STEP)
+            assert caught.value.code == "stale"
+            await until(lambda: not worker._filler._pieces and not held_bytes(worker))
+            reader.close()
+
+    run(script())
+
+
+def test_readers_are_copied_what_cannot_be_lent(tmp_path: Path) -> None:
+    """A client that was stopped keeps all descriptors that it was sent."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=5, memory_limit_bytes=LEAST_MEMORY)
+        async with rig.worker() as worker:
+            stopped = await open_reader(worker, rig.put(1, 64 * MIB))
+            kept: list[int] = []
+            for page in range(64):
+                ensured, fd = await ensure(worker, stopped.grant.handle, page * MIB, MIB)
+                if fd is None:
+                    break
+                kept.append(fd)
+            assert len(ensured.data) == COPY_BYTES
+            reader: Reader = await open_reader(worker, rig.put(2, BIG))
+            assert await reader.at(0, 2 * MIB) == rig.data[2][: 2 * MIB]
+            assert reader.copies == 2 * MIB // COPY_BYTES
+            await until(lambda: not worker._filler._pieces)
+            assert origin_bytes(worker) == len(kept) * MIB + COPY_BYTES + 2 * MIB
+            for fd in kept:
+                os.close(fd)
+            await until(lambda: not held_bytes(worker))
+            assert await reader.at(0, MIB) == rig.data[2][:MIB]
+            assert reader.segments == 1
+            for one in (stopped, reader):
+                one.close()
+
+    run(script())

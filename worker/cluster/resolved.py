@@ -1,0 +1,46 @@
+"""Directories that were asked for by their path, for answers while the master is away. Pure.
+
+A mount of a cluster shows a directory whose own name nobody looked up: its path was resolved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from cachefs.core.model import Inode
+
+MOST: Final = 32  # mounts of a node, and some more
+
+
+class Resolved:
+    """The last `MOST` directories, by their path below the namespace root."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Inode] = OrderedDict()
+
+    def put(self, path: bytes, inode: Inode) -> None:
+        """Keeps the answer for a path, in place of the one that was kept longest."""
+        self._known[path] = inode
+        self._known.move_to_end(path)
+        if len(self._known) > MOST:
+            self._known.popitem(last=False)
+
+    def nearest(self, path: bytes) -> tuple[Inode | None, list[bytes]]:
+        """Returns the known directory that is nearest to a path, at or above it, and the names that
+        lead from there to the path; None where only the root is above it."""
+        names = path.split(b"/") if path else []
+        for end in range(len(names), -1, -1):
+            known = self._known.get(b"/".join(names[:end]))
+            if known is not None:
+                return known, names[end:]
+        return None, names
+
+    def forget(self, name: bytes) -> None:
+        """A name leads elsewhere now: drops the directories that have it in their path."""
+        for path in [path for path in self._known if name in path.split(b"/")]:
+            del self._known[path]
+
+    def clear(self) -> None:
+        """Nothing that was answered is believed any more."""
+        self._known.clear()
