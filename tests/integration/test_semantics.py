@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.launcher.kept import KEPT_NAME
 from tests.conformance.transports import OPTIONS, PYFUSE3, TRANSPORTS
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest
@@ -205,7 +206,8 @@ def test_a_killed_client(node: Node, bucket: Bucket) -> None:
 
 
 def test_umount_leaves_nothing(node: Node, bucket: Bucket) -> None:
-    """[S-umount] No process, no record, no socket; and the command says so of what is no mount."""
+    """[S-umount] No process, no record, no socket; and the command says so of what is no mount.
+    What names the cache that stays (`kept.json`) stays with it."""
     bucket.put("a", b"x")
     mounted = node.mount(bucket.url, *bucket.options)
     pids = [process["pid"] for process in node.processes(mounted)]
@@ -213,7 +215,7 @@ def test_umount_leaves_nothing(node: Node, bucket: Bucket) -> None:
     assert not is_mounted(mounted)
     wait_until(lambda: not any(map(is_running, pids)), "all of its processes end")
     left = [path.name for path in node.state.rglob("*") if path.suffix in (".sock", ".json")]
-    assert left == []
+    assert left == [KEPT_NAME]
     assert "not a cachefs mount" in node.fails("umount", mounted)
 
 
