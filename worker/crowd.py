@@ -49,8 +49,9 @@ class Crowd:
             self._filler.start(part)
             try:
                 await part.done
-                if part.segment is not None and not part.segment.dropped:
-                    return await self._grant(handle, part.segment)
+                segment = part.segment
+                if segment is not None and segment.is_whole and not segment.dropped:
+                    return await self._grant(handle, segment)
             finally:
                 self._leave(part)
         raise NoSpace("there is not enough memory to read this file past the cache")

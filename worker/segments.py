@@ -277,7 +277,8 @@ class Segments:
         return self._parts.ledger.take_scratch(need_bytes)
 
     def _has_room(self, need_bytes: int, area: Area) -> bool:
-        if len(self._orders[area.in_memory]) >= MOST_SEGMENTS:
+        lent = len(self._orphans) if area.in_memory and not area.copied else 0  # mostly parts
+        if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
             return False
         if area.in_memory:
             free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)
