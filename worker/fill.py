@@ -153,6 +153,8 @@ class Filler:
                 self._parts.small.learn(piece.entry.origin)
 
     async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
+        if self._aborted:
+            return self._end(piece, Interrupted("the worker is closing"))
         entry = piece.entry
         error: CacheFSError | None = None
         try:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.messages import COPY_BYTES
 from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, run, until
 from worker import segments
@@ -201,6 +202,42 @@ def test_a_part_that_broke_off_is_brought_again(tmp_path: Path) -> None:
             assert source.asked == 2
             reader.close()
             await until(lambda: not held_bytes(worker))
+
+    run(script())
+
+
+class Stuck(OriginSource):
+    """Brings the first page, and then nothing until it is closed."""
+
+    def read(self, *args: Any) -> Any:
+        """See `Source`."""
+        return StuckBytes(super().read(*args), 100)
+
+
+class StuckBytes(FirstBytes):
+    def __init__(self, body: Any, size_bytes: int) -> None:
+        super().__init__(body, size_bytes)
+        self._closed = threading.Event()
+        self.close = self._closed.set
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(next(iter(self._body)))[: self._size_bytes]
+        self._closed.wait()
+        raise Interrupted("it was closed")
+
+
+def test_a_worker_that_closes_gives_no_part_of_a_part(tmp_path: Path) -> None:
+    """The reader is told, and no fill begins any more."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=8)
+        async with rig.worker(Stuck(lambda *_: rig.origin)) as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            asked = asyncio.ensure_future(ensure(worker, reader.grant.handle, MIB - 100, STEP))
+            await until(lambda: any(one.ready_end == 1 for one in worker._segments._all()))
+            await worker.close()
+            with pytest.raises(Interrupted):
+                await asked
 
     run(script())
 
