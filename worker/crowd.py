@@ -2,7 +2,7 @@
 
 Each read is given a part (`worker.state.shares`): the bytes that it asked for, fetched once, in
 memory, for it alone. Parts are served in the order in which they were asked for
-(`worker.segments`). The client closes a part as soon as it has answered the read.
+(`worker.segments`). The client closes a part when it has answered the read of its last byte.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that g
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
 FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
-MOST_SEGMENTS: Final = 1024  # in the scratch area, and as many in memory: one descriptor each
+# In the scratch area, and as many in memory, with those that clients have: one descriptor each.
+MOST_SEGMENTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
