@@ -2,7 +2,7 @@
 
 Each read is given a part (`worker.state.shares`): the bytes that it asked for, fetched once, in
 memory, for it alone. Parts are served in the order in which they were asked for
-(`worker.segments`). The client closes a part as soon as it has answered the read.
+(`worker.segments`). The client closes a part when it has answered the read of its last byte.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Crowd:
             self._filler.start(part)
             try:
                 await part.done
-                if part.segment is not None and not part.segment.dropped:
-                    return await self._grant(handle, part.segment)
+                segment = part.segment
+                if segment is not None and segment.is_whole and not segment.dropped:
+                    return await self._grant(handle, segment)
             finally:
                 self._leave(part)
         raise NoSpace("there is not enough memory to read this file past the cache")

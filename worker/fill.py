@@ -153,6 +153,8 @@ class Filler:
                 self._parts.small.learn(piece.entry.origin)
 
     async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
+        if self._aborted:
+            return self._end(piece, Interrupted("the worker is closing"))
         entry = piece.entry
         error: CacheFSError | None = None
         try:
@@ -162,10 +164,8 @@ class Filler:
             self._segments.drop_content([entry.key])
         except NotHere:
             pass  # who waits for it now asks for itself, of everybody
-        except NoSpace as err:
-            error = None if piece.background else err  # the same
-        except CacheFSError as err:
-            error = err
+        except CacheFSError as err:  # without room, what nobody waits for is as if it was not here
+            error = None if piece.background and isinstance(err, NoSpace) else err
         finally:
             if not piece.unsettled:
                 error = None  # it was given up: nobody waits

@@ -57,6 +57,11 @@ class Segment:
         return self.area.in_memory
 
     @property
+    def is_whole(self) -> bool:
+        """Returns whether all of its pages are written."""
+        return self.ready_end == self.end
+
+    @property
     def span(self) -> ByteRange:
         return self.start, self.stop
 

@@ -45,7 +45,8 @@ READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that g
 COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
 WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
 FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
-MOST_SEGMENTS: Final = 1024  # in the scratch area, and as many in memory: one descriptor each
+# In the scratch area, and as many in memory, with those that clients have: one descriptor each.
+MOST_SEGMENTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,8 @@ class Segments:
         return self._parts.ledger.take_scratch(need_bytes)
 
     def _has_room(self, need_bytes: int, area: Area) -> bool:
-        if len(self._orders[area.in_memory]) >= MOST_SEGMENTS:
+        lent = len(self._orphans) if area.in_memory and not area.copied else 0  # mostly parts
+        if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
             return False
         if area.in_memory:
             free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)

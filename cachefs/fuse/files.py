@@ -189,6 +189,8 @@ class Files:
         data = self._reader.read_now(descriptor.fd, descriptor.flags, offset - base, size)
         if data is None:
             return MUST_WAIT
+        if handle.segments:
+            handle.was_read_to(offset + size)
         if handle.warm:
             self._hit_bytes += size
         return data
@@ -244,9 +246,8 @@ class Files:
         return b"".join(parts)
 
     def answered(self, fh: int, end: int) -> None:
-        """The kernel was given what lies before `end`: what is to be read once goes."""
-        if self.table.has(fh):
-            self.table.get(fh).was_read_to(end)
+        """Drops the segments to be read once that end at `end` or before: the kernel has them."""
+        self.table.get(fh).was_read_to(end)
 
     async def _read_part(self, handle: FileHandle, offset: int, stop: int) -> Bytes:
         source = handle.source(offset)

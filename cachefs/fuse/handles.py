@@ -213,9 +213,6 @@ class HandleTable:
             raise NotFound(f"file handle {fh} is not open")
         return handle
 
-    def has(self, fh: int) -> bool:
-        return fh in self._handles
-
     def remove(self, fh: int) -> FileHandle:
         """The handle, no longer in the table; the caller closes it. Raises NotFound."""
         handle = self.get(fh)

@@ -9,6 +9,7 @@ profilers and the like do not: an `open` that is restarted by nobody would never
 
 from __future__ import annotations
 
+import bisect
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
@@ -73,6 +74,7 @@ class Interrupts:
         self._status_of = status_of
         self._waits: dict[int, LongWait] = {}  # the oldest first
         self._last = 0
+        self._looked_at = 0  # the wait at which the last look ended
         self._some = trio.Event()
 
     async def run(
@@ -113,15 +115,23 @@ class Interrupts:
             last_seen = self._last
 
     def look(self, last: int) -> None:
-        """Interrupts those waits up to the `last` one whose callers got a signal; of the oldest
-        `MAX_PIDS_PER_LOOK` callers at a time."""
+        """Interrupts those waits up to the `last` one whose callers got a signal; of
+        `MAX_PIDS_PER_LOOK` callers at a time. The next look goes on where this one ends."""
         signalled: dict[int, bool] = {}
-        for number, (pid, interrupt) in list(self._waits.items()):
-            if number > last:
-                return
-            if pid not in signalled:
+        for number in self._in_turn(last):
+            waiting = self._waits.get(number)
+            if waiting is None:  # the end of another wait ended it
+                continue
+            if waiting.pid not in signalled:
                 if len(signalled) >= MAX_PIDS_PER_LOOK:
-                    continue
-                signalled[pid] = has_signal(self._status_of(pid))
-            if signalled[pid] and number in self._waits:
-                interrupt(Interrupted("the caller got a signal"))
+                    return
+                signalled[waiting.pid] = has_signal(self._status_of(waiting.pid))
+            self._looked_at = number
+            if signalled[waiting.pid]:
+                waiting.interrupt(Interrupted("the caller got a signal"))
+
+    def _in_turn(self, last: int) -> list[int]:
+        """Returns the waits up to the `last` one, those behind the last look first."""
+        numbers = [number for number in self._waits if number <= last]
+        start = bisect.bisect_right(numbers, self._looked_at)
+        return numbers[start:] + numbers[:start]

@@ -18,6 +18,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from cachefs.client.connection import MAX_IN_FLIGHT
 from cachefs.core.errors import CannotMount, InUse
 from cachefs.core.specs import ClientSpec
 
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 SUBTYPE: Final = "cachefs"
 READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequential reads
-MAX_BACKGROUND: Final = 4096  # read-ahead requests under way; the kernel's 12 are one reader's
+# Read-ahead requests under way; the kernel's 12 are one reader's. Fewer than the client asks its
+# server at once: requests for names do not wait behind reads.
+MAX_BACKGROUND: Final = MAX_IN_FLIGHT - 256
 CONGESTED: Final = 256  # of these; the kernel asks for nothing more that nobody waits for then
 FUSERMOUNT_S: Final = 10.0
 _MNT_DETACH: Final = 2

@@ -271,7 +271,7 @@ class Vfs:
         await self._files.make_readable(fh, offset, size)
 
     def answered(self, fh: int, end: int) -> None:
-        """A read that `make_readable` was asked for was answered up to `end`."""
+        """Notes that the kernel was given what `in_memory` named, which ends at `end`."""
         self._files.answered(fh, end)
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:

@@ -13,14 +13,13 @@ import msgspec
 from cachefs.core.errors import Unsupported
 from cachefs.fuse.kernel import codec
 from cachefs.fuse.kernel.codec import Init
+from cachefs.fuse.mounting import CONGESTED, MAX_BACKGROUND
 
 OUR_MINOR: Final = 41
 MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
 PAGE_BYTES: Final = 4096
 MAX_PAGES: Final = 128  # of one request: what fits into a pipe (`splice`); more is slower
 STACK_DEPTH: Final = 2  # the backing file may lie on overlayfs
-MAX_BACKGROUND: Final = 4096  # see `cachefs.fuse.mounting.raise_background`
-CONGESTED: Final = 256
 TIME_GRANULARITY_NS: Final = 1
 _WANTED: Final = (
     Init.ASYNC_READ

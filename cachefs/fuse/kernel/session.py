@@ -282,7 +282,6 @@ class KernelSession:
         await self._vfs.make_readable(fh, offset, size)
         if not self._splice(unique, fh, offset, size):
             self._device.write_data(unique, await self._vfs.read(fh, offset, size))
-        self._vfs.answered(fh, offset + size)
 
     def _splice(self, unique: int, fh: int, offset: int, size: int) -> bool:
         """Answers a read of bytes that lie in memory without copying them here; False: not done."""
@@ -291,7 +290,10 @@ class KernelSession:
         source = self._vfs.in_memory(fh, offset, size)
         if source is None:
             return False
-        return self._splicer.send(codec.data_header(unique, source[2]), *source)
+        sent = self._splicer.send(codec.data_header(unique, source[2]), *source)
+        if sent:
+            self._vfs.answered(fh, offset + source[2])
+        return sent
 
     def _release(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         fh, *_ = codec.RELEASE_IN.unpack_from(self._buffer, HEADER_BYTES)

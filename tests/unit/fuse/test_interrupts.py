@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from cachefs.core.errors import Interrupted
-from cachefs.fuse.interrupts import PATIENCE_S, Interrupts, has_signal
+from cachefs.fuse.interrupts import MAX_PIDS_PER_LOOK, PATIENCE_S, Interrupts, has_signal
 
 
 def status(pending: int = 0, shared: int = 0, blocked: int = 0, ignored: int = 0) -> bytes:
@@ -107,3 +107,28 @@ def test_nobody_is_looked_at_before_a_while() -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_all_of_many_callers_are_looked_at_by_turns() -> None:
+    """Also those behind many that wait for as long."""
+    many = 3 * MAX_PIDS_PER_LOOK
+    looked_at: list[int] = []
+
+    def status_of(pid: int) -> bytes:
+        looked_at.append(pid)
+        return status(shared=bit(signal.SIGTERM) if pid == many else 0)
+
+    interrupts = Interrupts(status_of)
+    ended: list[int] = []
+    for pid in range(1, many + 1):
+        for _ in range(2):
+            interrupts.add(pid, lambda _, pid=pid: ended.append(pid))  # type: ignore[misc]
+    for look in range(1, 4):
+        interrupts.look(2 * many)
+        assert len(looked_at) == look * MAX_PIDS_PER_LOOK
+    assert sorted(looked_at) == [*range(1, many + 1)]
+    assert ended == [many, many]
+    interrupts.look(2 * many)
+    assert looked_at[-MAX_PIDS_PER_LOOK:] == looked_at[:MAX_PIDS_PER_LOOK]
+    interrupts.look(0)
+    assert len(looked_at) == 4 * MAX_PIDS_PER_LOOK

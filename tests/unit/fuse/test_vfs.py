@@ -494,6 +494,42 @@ def test_segments_of_what_the_cache_refused(
     run(test)
 
 
+def test_what_is_to_be_read_once_is_closed_by_the_read_of_its_last_byte(
+    node: FakeNode, run: Callable[[Test], None]
+) -> None:
+    """Also where that read asks the server for nothing."""
+    part_bytes = 128 << 10
+
+    def opened(body: m.Message) -> tuple[m.Message, None]:
+        return m.Opened(7, len(BIG), complete=False, has_descriptor=False), None
+
+    def grant(body: m.Message) -> tuple[m.Message, int]:
+        assert isinstance(body, m.Ensure)
+        fd = os.memfd_create("part")
+        os.write(fd, BIG[body.offset : body.offset + part_bytes])
+        end = body.offset + part_bytes
+        return m.Ensured(body.offset, end, body.offset, segment=True, keep=0), fd
+
+    node.scripts[m.Open], node.scripts[m.Ensure] = opened, grant
+
+    async def test(vfs: Vfs) -> None:
+        fh = await open_file(vfs, "d/big")
+        segments = vfs._files.table.get(fh).segments
+        half = part_bytes // 2
+        assert await vfs.read(fh, 0, half) == BIG[:half]
+        assert len(segments) == 1
+        assert vfs.read_nowait(fh, half, half) == BIG[half:part_bytes]
+        assert not segments
+        await vfs.make_readable(fh, part_bytes, part_bytes)
+        assert vfs.in_memory(fh, part_bytes, part_bytes) is not None
+        vfs.answered(fh, 2 * part_bytes)
+        assert not segments
+        assert len(node.asked(m.Ensure)) == 2
+        vfs.release(fh)
+
+    run(test)
+
+
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("path", ["d/warm", "d/big"])
 def test_bytes_that_the_disk_does_not_give_are_asked_anew(

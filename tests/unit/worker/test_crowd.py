@@ -6,15 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cachefs.core.errors import CacheFSError
+from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.messages import COPY_BYTES
 from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, run, until
+from worker import segments
 from worker.segments import Segments
+from worker.source import NotHere, OriginSource
 from worker.space import Space
 from worker.worker import Worker
 
@@ -154,5 +158,109 @@ def test_readers_are_copied_what_cannot_be_lent(tmp_path: Path) -> None:
             assert reader.segments == 1
             for one in (stopped, reader):
                 one.close()
+
+    run(script())
+
+
+class BrokenOff(OriginSource):
+    """Brings the first page of the first body, and then knows nobody who has the next one."""
+
+    asked = 0
+
+    def read(self, *args: Any) -> Any:
+        """See `Source`."""
+        self.asked += 1
+        body = super().read(*args)
+        return body if self.asked > 1 else FirstBytes(body, 100)
+
+
+class FirstBytes:
+    """So many bytes of a body."""
+
+    from_peer = False
+    checksum = None
+
+    def __init__(self, body: Any, size_bytes: int) -> None:
+        self.close = body.close
+        self._body = body
+        self._size_bytes = size_bytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(next(iter(self._body)))[: self._size_bytes]
+        raise NotHere("nobody has the rest")
+
+
+def test_a_part_that_broke_off_is_brought_again(tmp_path: Path) -> None:
+    """Its first page is whole, and its reader waits for both."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=6)
+        source = BrokenOff(lambda *_: rig.origin)
+        async with rig.worker(source) as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            assert await reader.at(MIB - 100, STEP) == rig.data[1][MIB - 100 :][:STEP]
+            assert source.asked == 2
+            reader.close()
+            await until(lambda: not held_bytes(worker))
+
+    run(script())
+
+
+class Stuck(OriginSource):
+    """Brings the first page, and then nothing until it is closed."""
+
+    def read(self, *args: Any) -> Any:
+        """See `Source`."""
+        return StuckBytes(super().read(*args), 100)
+
+
+class StuckBytes(FirstBytes):
+    def __init__(self, body: Any, size_bytes: int) -> None:
+        super().__init__(body, size_bytes)
+        self._closed = threading.Event()
+        self.close = self._closed.set
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(next(iter(self._body)))[: self._size_bytes]
+        self._closed.wait()
+        raise Interrupted("it was closed")
+
+
+def test_a_worker_that_closes_gives_no_part_of_a_part(tmp_path: Path) -> None:
+    """The reader is told, and no fill begins any more."""
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=8)
+        async with rig.worker(Stuck(lambda *_: rig.origin)) as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            asked = asyncio.ensure_future(ensure(worker, reader.grant.handle, MIB - 100, STEP))
+            await until(lambda: any(one.ready_end == 1 for one in worker._segments._all()))
+            await worker.close()
+            with pytest.raises(Interrupted):
+                await asked
+
+    run(script())
+
+
+def test_parts_that_clients_keep_take_a_bounded_number_of_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are copied then."""
+    monkeypatch.setattr(segments, "MOST_SEGMENTS", 5)
+
+    async def script() -> None:
+        rig = Rig(tmp_path, 64 * MIB, seed=7)
+        async with rig.worker() as worker:
+            reader = await open_reader(worker, rig.put(1, BIG))
+            found = [await ensure(worker, reader.grant.handle, at * STEP, STEP) for at in range(8)]
+            kept = [fd for _, fd in found if fd is not None]
+            assert len(kept) == 5
+            assert [len(ensured.data) for ensured, _ in found[5:]] == 3 * [COPY_BYTES]
+            for fd in kept:
+                os.close(fd)
+            await until(lambda: not held_bytes(worker))
+            assert await reader.at(0, STEP) == rig.data[1][:STEP]
+            assert reader.segments == 1
+            reader.close()
 
     run(script())

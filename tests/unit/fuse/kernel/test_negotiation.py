@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.client import connection
 from cachefs.core.errors import ProtocolError, Unsupported
 from cachefs.fuse.kernel.codec import Init, Op
 from cachefs.fuse.kernel.negotiation import MAX_PAGES, Negotiated, negotiate
+from cachefs.fuse.mounting import MAX_BACKGROUND
 from tests.unit.fuse.kernel.requests import i32, init_request, request, u16, u32, u64
+from worker.server import session
 
 LINUX_6_18 = (1 << 32) - 1 | sum(1 << bit for bit in range(32, 43))
 LINUX_6_6 = LINUX_6_18 & ~int(Init.PASSTHROUGH | Init.HAS_RESEND)
@@ -34,7 +37,7 @@ def test_the_reply_is_laid_out_as_the_kernel_reads_it() -> None:
     values, reply = negotiate(request, may_passthrough="", pages_limit=16)
     golden = u32(16 + 64) + i32(0) + u64(2)
     golden += u32(7) + u32(41) + u32(1 << 30)  # major, minor, max_readahead
-    golden += u32(values.flags & 0xFFFFFFFF) + u16(4096) + u16(256)  # max_background, congestion
+    golden += u32(values.flags & 0xFFFFFFFF) + u16(2816) + u16(256)  # max_background, congestion
     golden += u32(16 * 4096) + u32(1)  # max_write, time_gran
     golden += u16(16) + u16(0)  # max_pages, map_alignment
     golden += u32(values.flags >> 32) + u32(2)  # flags2, max_stack_depth
@@ -125,3 +128,10 @@ def test_nothing_is_answered_that_was_not_offered(flags: int, minor: int, limit:
     assert values.passthrough == (values.why_not == "") == bool(values.flags & Init.PASSTHROUGH)
     assert len(reply) == 80
     assert (values.flags >> 32 == 0) or values.flags & Init.INIT_EXT
+
+
+def test_reads_ahead_leave_requests_for_names() -> None:
+    """The kernel sends no more of them than the client may ask its server at once, which is less
+    than the server takes of one client."""
+    assert MAX_BACKGROUND + 256 <= connection.MAX_IN_FLIGHT
+    assert connection.MAX_IN_FLIGHT + 1024 <= session.MAX_IN_FLIGHT, "cancelled ones end later"

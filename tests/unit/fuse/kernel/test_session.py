@@ -222,6 +222,43 @@ def test_a_big_file_is_read_in_parts(run: Run) -> None:
     run(test)
 
 
+def test_a_part_is_closed_when_the_kernel_has_it(run: Run, node: FakeNode) -> None:
+    """By the read that asked for it, and by one that found it."""
+    part_bytes = 128 << 10
+
+    def opened(body: m.Message) -> tuple[m.Message, None]:
+        return m.Opened(7, len(BIG), complete=False, has_descriptor=False), None
+
+    def grant(body: m.Message) -> tuple[m.Message, int]:
+        assert isinstance(body, m.Ensure)
+        fd = os.memfd_create("part")
+        end = body.offset + part_bytes
+        os.write(fd, BIG[body.offset : end])
+        return m.Ensured(body.offset, end, body.offset, segment=True, keep=0), fd
+
+    node.scripts[m.Open], node.scripts[m.Ensure] = opened, grant
+
+    async def test(served: Served) -> None:
+        session, sent = served.session, []
+
+        def send(header: bytes, fd: int, position: int, size: int) -> bool:
+            sent.append(size)
+            return session._device.write(header + os.pread(fd, size, position))
+
+        session._splicer.send = send  # type: ignore[method-assign]
+        where, fh = await served.kernel.open("d/big")
+        segments = session._vfs._files.table.get(fh).segments
+        for offset, size, left in ((0, 128, 0), (128, 64, 1), (192, 64, 0)):
+            body = read_body(fh, offset << 10, size << 10)
+            expected = BIG[offset << 10 : offset + size << 10]
+            assert await served.kernel.ask(Op.READ, body, at=where) == expected
+            assert len(segments) == left
+        assert sent == [128 << 10, 64 << 10, 64 << 10]
+        assert len(node.asked(m.Ensure)) == 2
+
+    run(test)
+
+
 def test_attributes_of_a_former_file_are_not_those_of_the_one_that_has_its_ino(
     run: Run, node: FakeNode
 ) -> None:
