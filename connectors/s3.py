@@ -132,7 +132,7 @@ class S3Connector:
             self._list({"prefix": key, "max-keys": "1"})  # a HEAD's error has no words; this has
             raise
         headers = reply.headers
-        reply.close()
+        reply.content(0)  # to its end, so that the connection is kept
         path = f"s3://{self._bucket}/{key}"
         if "content-length" not in headers:
             raise BadBody("a HEAD without a length", path=path)

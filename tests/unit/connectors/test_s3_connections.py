@@ -11,7 +11,15 @@ import pytest
 
 from cachefs.core import errors
 from tests.services.authority import Authority
-from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, ranged, scripted_s3
+from tests.unit.connectors.scripted_s3 import (
+    Answer,
+    Request,
+    ScriptedS3,
+    head,
+    listing,
+    ranged,
+    scripted_s3,
+)
 from tests.unit.connectors.test_s3_tls import DATA, VERSION, content, opened
 
 READS = 6
@@ -47,6 +55,17 @@ def test_connections_are_kept(server: ScriptedS3) -> None:
     read_many(server, lambda _answer: None)
     assert len(server.requests) == 2 * READS
     assert server.connections <= 3
+
+
+def test_a_connection_is_kept_behind_a_head(server: ScriptedS3) -> None:
+    """Names that are looked up one after the other take one connection, and one handshake."""
+    server.script = lambda request: listing() if request.method == "GET" else head("e1", len(DATA))
+    source = opened(server.url)
+    for _ in range(READS):
+        assert source.stat(b"f").fingerprint.size == len(DATA)
+    source.close()
+    assert len(server.requests) == 2 * READS
+    assert server.connections == 1
 
 
 @pytest.mark.parametrize("change", [closes_silently, says_close])
