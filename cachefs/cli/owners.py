@@ -7,6 +7,8 @@ import pwd
 from typing import NamedTuple
 
 from cachefs.cli.mounts import Mount
+from cachefs.core.config import Config
+from cachefs.core.errors import AccessDenied
 from cachefs.launcher.state import MountRecord, StateHome
 
 _CACHE_HOME = os.path.join(".cache", "cachefs")
@@ -39,6 +41,19 @@ def all_records(mounts: list[Mount], home: StateHome) -> list[MountRecord]:
     """Returns the records of those mounts that have one."""
     found = (find_record(mount, home) for mount in mounts)
     return [record for record in found if record is not None]
+
+
+def check_master(record: MountRecord, chosen: Config) -> None:
+    """Raises AccessDenied where the token of the settings would be presented to a master that only
+    the record of another user names: that user may listen there."""
+    if record.owner < 0 or chosen.text("master") or not chosen.text("token_file"):
+        return
+    owner = shown_user(record.owner)
+    raise AccessDenied(
+        f"the master of this mount is named by user {owner}: the token file is not presented there",
+        path=record.mountpoint,
+        remedy="give --master with the URL of the cluster's master",
+    )
 
 
 def shown_user(uid: int) -> str:

@@ -142,7 +142,7 @@ def _connect(record: MountRecord) -> BlockingClient:
     deadline = time.monotonic() + RESTART_S
     while True:
         try:
-            return BlockingClient.connect(record.socket)
+            return BlockingClient.connect(record.socket, owner=record.owner)
         except (Unreachable, OSError):
             if time.monotonic() > deadline or not is_ours(record.pid):
                 raise
