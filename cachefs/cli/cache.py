@@ -107,8 +107,8 @@ def remove(
 
 
 def _check_own(home: StateHome) -> None:
-    """Raises AccessDenied for the state home of another user, who could lead root elsewhere by links
-    in it."""
+    """Raises AccessDenied for the state home of another user, who could lead root out of the home
+    by links in it."""
     if home.owner != os.geteuid():
         owner = owners.shown_user(home.owner)
         remedy = f"remove it as that user: sudo -H -u {owner} cachefs cache rm ..."

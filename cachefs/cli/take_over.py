@@ -17,8 +17,8 @@ import msgspec
 import cachefs
 from cachefs.cli import output
 from cachefs.cli.mounts import read_mounts
-from cachefs.cli.session import connected
 from cachefs.cli.owners import shown_user
+from cachefs.cli.session import connected
 from cachefs.cli.umount import find_mount
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
