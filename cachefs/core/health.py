@@ -239,7 +239,7 @@ def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
     """The problems of an origin, or of a namespace and all its origins."""
     if source.master_down:
         cause = "the master does not answer; what this node knows is still served"
-        remedy = f"see to it: cachefs status cachefs://{source.master.partition('://')[2]}"
+        remedy = "see whether it runs on its machine, and its log there; start it: cachefs master"
         yield problem("MASTER_AWAY", source.master, cause, remedy)
     if source.origin_down or source.origin_refuses:
         yield _origin(source)
