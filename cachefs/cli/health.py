@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable
 from typing import Any, Final
@@ -143,7 +144,7 @@ def _of_its_cluster(record: MountRecord, chosen: Config) -> list[HealthProblem]:
 
 def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
     cause = f"its server does not answer ({err.cause})"
-    remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
+    remedy = err.remedy or f"cachefs umount {shlex.quote(record.mountpoint)}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
 
 

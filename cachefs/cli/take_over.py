@@ -193,5 +193,5 @@ def _wait_for_another(record: MountRecord, pid: int) -> None:
     raise DeadlineExceeded(
         f"no server has answered for {SERVER_S:g} s",
         path=record.mountpoint,
-        remedy=f"cachefs logs {record.mountpoint}",
+        remedy=f"cachefs logs {shlex.quote(record.mountpoint)}",
     )

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -345,7 +346,7 @@ def _is_used_up(quota: QuotaFacts) -> bool:
 
 def _quota(quota: QuotaFacts) -> HealthProblem:
     sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
-    remedy = f"give a larger one: cachefs quota {quota.path} SIZE"
+    remedy = f"give a larger one: cachefs quota {shlex.quote(quota.path)} SIZE"
     return problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
 
 

@@ -212,7 +212,10 @@ class StateHome:
         return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
 
     def control_sockets(self) -> list[Path]:
-        """Of every mount, and those that a crash left."""
+        """Of every mount, and those that a crash left; none of another user's home, as root would
+        follow a link there."""
+        if self.owner != os.geteuid():
+            return []
         try:
             return sorted((self.path / "mounts").glob("*.sock"))
         except OSError:

@@ -19,7 +19,7 @@ import pytest
 
 from cachefs.cli import detach, health, logs, owners, paths, umount
 from cachefs.cli.mounts import Mount, MountTable
-from cachefs.cli.session import Target
+from cachefs.cli.session import Target, connected
 from cachefs.cli.settings import load_settings
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
@@ -287,3 +287,24 @@ def test_root_upgrades_no_mount_of_a_user_and_removes_no_cache_of_one(
     code, _, err = run("cache", "rm", "--unused", "--home", theirs)
     assert code == 1
     assert "it is of user trainer" in err
+
+
+def test_doctor_of_root_removes_nothing_where_a_users_link_leads(
+    home_of_user: StateHome, run: Run, tmp_path: Path
+) -> None:
+    """A file of this name is taken for a socket that a supervisor left."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "docker.sock").touch()
+    mounts = home_of_user.path / "mounts"
+    mounts.rename(home_of_user.path / "before")
+    mounts.symlink_to(elsewhere)
+    run("doctor", "--fix", "--home", str(home_of_user.path))
+    assert (elsewhere / "docker.sock").exists()
+
+
+def test_a_remedy_can_be_pasted_whatever_the_mount_point_is_called() -> None:
+    record = MountRecord("/mnt/a; reboot", UfsSpec("s3://b"), 0, "/nowhere/server.sock")
+    with pytest.raises(Unreachable) as caught, connected(record):
+        pass
+    assert caught.value.remedy.endswith("cachefs umount '/mnt/a; reboot'")
