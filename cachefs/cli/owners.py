@@ -6,10 +6,13 @@ import os
 import pwd
 from typing import NamedTuple
 
+import msgspec
+
 from cachefs.cli.mounts import Mount
 from cachefs.core.config import Config
 from cachefs.core.errors import AccessDenied
 from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.watches import is_of_user
 
 _CACHE_HOME = os.path.join(".cache", "cachefs")
 
@@ -27,8 +30,17 @@ def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
     for one in (home, *_homes_of_owner(mount)):
         record = one.find_mount(mount.mountpoint)
         if record is not None and _is_owners(record, one):
-            return Recorded(record, one)
+            return Recorded(_with_own_processes(record), one)
     return None
+
+
+def _with_own_processes(record: MountRecord) -> MountRecord:
+    """Returns the record of another user without the numbers of processes that are not that user's:
+    root would wait for them, and be told to end them."""
+    if record.owner < 0:
+        return record
+    pids = [pid if is_of_user(pid, record.owner) else 0 for pid in (record.pid, record.supervisor)]
+    return msgspec.structs.replace(record, pid=pids[0], supervisor=pids[1])
 
 
 def find_record(mount: Mount, home: StateHome) -> MountRecord | None:

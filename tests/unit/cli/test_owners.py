@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def test_root_finds_the_record_in_the_home_of_its_user(
     found = owners.find_recorded(mount_of(USER), home)
     assert found is not None
     assert (found.record.mountpoint, found.home.path) == ("/mnt/data", home_of_user.path)
-    assert home_of_user.find_mount("/mnt/data") == found.record, "--home of the user works as well"
+    assert owners.find_record(mount_of(USER), home_of_user) == found.record, "--home works as well"
     assert owners.find_recorded(mount_of(0), home) is None
     assert owners.find_recorded(mount_of(USER, "/mnt/other"), home) is None
 
@@ -136,6 +137,23 @@ def test_a_record_that_is_none_is_passed_over(
 ) -> None:
     replace_record(home_of_user, text)
     assert owners.find_recorded(mount_of(USER), home) is None
+
+
+def test_processes_of_others_in_a_record_are_passed_over(
+    home: StateHome, home_of_user: StateHome
+) -> None:
+    """Root would wait for its own master, and be told to end it."""
+    sleeper = subprocess.Popen(["sleep", "600"], user=USER)
+    try:
+        text = replace_record(home_of_user, "{}")
+        own = MountRecord("/mnt/data", UfsSpec("s3://b"), os.getpid(), "/s", supervisor=sleeper.pid)
+        text.write_bytes(msgspec.json.encode(own))
+        found = owners.find_record(mount_of(USER), home)
+        assert found is not None
+        assert (found.pid, found.supervisor) == (0, sleeper.pid)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 def test_a_lock_that_is_kept_does_not_hold_up_root(
