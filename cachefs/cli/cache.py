@@ -12,11 +12,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cachefs.cli import output, settings
-from cachefs.core.errors import BadConfig, InUse, NotFound
+from cachefs.cli import output, owners, settings
+from cachefs.core.errors import AccessDenied, BadConfig, InUse, NotFound
 from cachefs.core.units import format_duration, format_size, parse_duration
 from cachefs.launcher import remains
 from cachefs.launcher.remains import Entry
+from cachefs.launcher.state import StateHome
 
 DRAW_S: Final = 0.2
 MINUTE_S: Final = 60.0
@@ -91,6 +92,7 @@ def remove(
     if unused == bool(what) or (older_than is not None and not unused):
         raise click.UsageError("give what to remove, or --unused (with --older-than)")
     home = settings.state_home(settings.load_settings(flags, config_file))
+    _check_own(home)
     found = remains.entries(home)
     chosen = _unused(found, older_than) if unused else choose(found, what)
     check(chosen, found)
@@ -102,6 +104,15 @@ def remove(
         facts = [{**document(one), "removed_bytes": size} for one, size in removed]
         return output.print_json({"dry_run": dry_run, "names": names, "removed": facts})
     _say(removed, dry_run)
+
+
+def _check_own(home: StateHome) -> None:
+    """Raises AccessDenied for the state home of another user, who could lead root out of the home
+    by links in it."""
+    if home.owner != os.geteuid():
+        owner = owners.shown_user(home.owner)
+        remedy = f"remove it as that user: sudo -H -u {owner} cachefs cache rm ..."
+        raise AccessDenied(f"it is of user {owner}", path=str(home.path), remedy=remedy)
 
 
 def document(entry: Entry) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cachefs.cli.owners import find_record
 from cachefs.cli.status import ask
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError
-from cachefs.core.health import HealthProblem, Severity
+from cachefs.core.health import HealthProblem, Severity, facts_of
 from cachefs.core.install import install_command
 from cachefs.fuse.file_systems import file_system_of
 from cachefs.fuse.supervisor.upgrades import is_listening
@@ -70,7 +70,7 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
     else:
         for line in output.columns([_row(finding) for finding in findings]):
-            click.echo(line)
+            click.echo(output.line_of(line))
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
@@ -201,16 +201,16 @@ def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator
         return
     try:
         status = ask(record)
+        found = of_mount_tree(record, status, chosen)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
         yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
         return
     yield mount_finding(name, mount.source, status)
-    for tier in status.get("cache", {}).get("tiers", []):
-        if tier.get("state") == "normal":
-            yield Finding(f"cache {tier.get('path')}", "ok", "in service")
-    for one in of_mount_tree(record.source.url, status, chosen):
-        yield health_finding(one)
+    for tier in facts_of(status).cache.tiers:
+        if tier.state == "normal":
+            yield Finding(f"cache {tier.path}", "ok", "in service")
+    yield from map(health_finding, found)
 
 
 def examine_cluster(chosen: Config, home: StateHome) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -63,7 +64,8 @@ def _print(sums: list[tuple[str, Sum]]) -> None:
 def _unlisted(path: str, count: int) -> str:
     what = "1 directory was" if count == 1 else f"{count} directories were"
     rest = "what is below is not counted"
-    return f"cachefs: {path}: {what} never listed, {rest}; list all: cachefs sync -R {path}"
+    remedy = f"list all: cachefs sync -R {shlex.quote(path)}"
+    return f"cachefs: {path}: {what} never listed, {rest}; {remedy}"
 
 
 def _row(path: str, found: Sum) -> list[str]:

@@ -54,11 +54,16 @@ def _usage_line(err: click.UsageError) -> str:
     return f"{cause}; try `{command} --help`"
 
 
+def _without_controls(text: str) -> str:
+    """Names and causes in a message may be another user's or an origin's."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _say(program: str, line: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
         traceback.print_exc()
     one_line = " ".join(line.splitlines())
-    print(f"{program}: {one_line}", file=sys.stderr)
+    print(f"{program}: {_without_controls(one_line)}", file=sys.stderr)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable
 from typing import Any, Final
@@ -11,7 +12,7 @@ import msgspec
 
 from cachefs.cli import clusters, output, settings
 from cachefs.cli.mounts import is_dead, read_mounts
-from cachefs.cli.owners import find_record
+from cachefs.cli.owners import check_master, find_record
 from cachefs.cli.session import checked, connected, find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
@@ -54,7 +55,7 @@ def command(
         output.print_json([msgspec.to_builtins(one) for one in found])
     else:
         for line in problem_lines(found, time.time()) or [WELL]:
-            click.echo(line)
+            click.echo(output.line_of(line))
     return verdict(found)
 
 
@@ -75,21 +76,25 @@ def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
             tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     except CacheFSError as err:
         return [_no_answer(record, err)]
-    return of_mount_tree(record.source.url, tree, chosen)
+    return of_mount_tree(record, tree, chosen)
 
 
-def of_mount_tree(source: str, tree: dict[str, Any], chosen: Config) -> list[HealthProblem]:
-    """Returns what is wrong with the mount of a source, by its server's document; for a mount of a
-    cluster also what the master says, unless the document says that the master is away."""
+def of_mount_tree(record: MountRecord, tree: dict[str, Any], chosen: Config) -> list[HealthProblem]:
+    """Returns what is wrong with a mount, by its server's document; for a mount of a cluster also
+    what the master says, unless the document says that the master is away. Raises ProtocolError for
+    what is no such document."""
     found = of_tree(tree)
-    if is_cluster(source) and all(one.code != "MASTER_AWAY" for one in found):
-        found += _of_its_cluster(source, chosen)
+    if is_cluster(record.source.url) and all(one.code != "MASTER_AWAY" for one in found):
+        found += _of_its_cluster(record, chosen)
     return unique(found)
 
 
 def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
-    """Returns what is wrong, by a status document."""
-    return health(facts_of(tree), time.time())
+    """Returns what is wrong, by a status document. Raises ProtocolError."""
+    try:
+        return health(facts_of(tree), time.time())
+    except ValueError as err:
+        raise ProtocolError(str(err)) from err
 
 
 def of_master(master: AdminClient, timeout_s: float = 0.0) -> list[HealthProblem]:
@@ -126,10 +131,11 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
             yield from of_master(master)
 
 
-def _of_its_cluster(url: str, chosen: Config) -> list[HealthProblem]:
+def _of_its_cluster(record: MountRecord, chosen: Config) -> list[HealthProblem]:
     """Returns the master's list; a master that is away is in the node's own facts."""
     try:
-        master, _ = clusters.admin_of(url, chosen)
+        check_master(record, chosen)
+        master, _ = clusters.admin_of(record.source.url, chosen)
         with master:
             return master.health(CLUSTER_S)
     except CacheFSError:
@@ -138,7 +144,7 @@ def _of_its_cluster(url: str, chosen: Config) -> list[HealthProblem]:
 
 def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
     cause = f"its server does not answer ({err.cause})"
-    remedy = err.remedy or f"cachefs umount {record.mountpoint}, and mount it again"
+    remedy = err.remedy or f"cachefs umount {shlex.quote(record.mountpoint)}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Generator
@@ -14,11 +15,14 @@ import click
 from cachefs.cli import output, settings
 from cachefs.cli.session import find_target
 from cachefs.core.addresses import is_cluster
+from cachefs.core.errors import NotFound
 from cachefs.launcher.state import LOG_NAME, MountRecord, StateHome, mount_id
 
 SERVER_LOG: Final = "server.log"
 LINES: Final = 50
 LOOK_S: Final = 0.5
+MOST_BYTES: Final = 16 << 20  # of a log in memory
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @click.command("logs")
@@ -49,9 +53,13 @@ def command(
         return output.print_json({name: str(path) for name, path in found.items()})
     for name, path in found.items():
         for line in last_lines(path, lines):
-            click.echo(f"{name}: {line}")
+            click.echo(_shown(name, line))
     if follow:
         _follow(found)
+
+
+def _shown(name: str, line: str) -> str:
+    return f"{name}: {output.line_of(line.expandtabs())}"
 
 
 def files_of(record: MountRecord) -> dict[str, Path]:
@@ -64,17 +72,22 @@ def files_of(record: MountRecord) -> dict[str, Path]:
 
 def _home_of(record: MountRecord) -> StateHome:
     """Returns the state home that a mount's server listens in; root may ask for another user's."""
-    depth = 4 if is_cluster(record.source.url) else 2
-    return StateHome(Path(record.socket).parents[depth])
+    depth = 5 if is_cluster(record.source.url) else 3
+    socket = Path(record.socket)
+    above = [socket, *socket.parents]
+    return StateHome(above[min(depth, len(above) - 1)])
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Returns the last lines of a log; none of one that is not there."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n") for line in deque(file, maxlen=max(0, count))]
-    except FileNotFoundError:
+    """Returns the last lines of a log, from its last `MOST_BYTES`; none of one that is not there.
+    Raises as `_opened`."""
+    file = _opened(path)
+    if file is None:
         return []
+    with file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
+        found = deque(file.read(MOST_BYTES).splitlines(), maxlen=max(0, count))
+    return [*found]
 
 
 def _follow(found: dict[str, Path]) -> None:
@@ -83,7 +96,7 @@ def _follow(found: dict[str, Path]) -> None:
     while True:
         for name, tail in tails.items():
             for line in next(tail):
-                click.echo(f"{name}: {line}")
+                click.echo(_shown(name, line))
         time.sleep(LOOK_S)
 
 
@@ -100,7 +113,7 @@ def new_lines(path: Path) -> Generator[list[str], None, None]:
                 if file is not None:
                     file.close()
                 file = _opened(path)
-            *whole, rest = (rest + (file.read() if file is not None else "")).split("\n")
+            *whole, rest = (rest + (file.read(MOST_BYTES) if file is not None else "")).split("\n")
             yield whole
     finally:
         if file is not None:
@@ -108,10 +121,16 @@ def new_lines(path: Path) -> Generator[list[str], None, None]:
 
 
 def _opened(path: Path) -> TextIO | None:
+    """Returns the log, or None where there is none. Raises NotFound for what is no file: root reads
+    in directories of other users. Raises OSError."""
     try:
-        return path.open(encoding="utf-8", errors="replace")
+        fd = os.open(path, _FLAGS)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotFound("the log is not a file", path=str(path), remedy="remove what is there")
+    return open(fd, encoding="utf-8", errors="replace", newline="")
 
 
 def _is_replaced(file: TextIO, path: Path) -> bool:

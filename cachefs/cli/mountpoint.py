@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import stat
 from typing import Final
@@ -40,7 +41,8 @@ def _clear(mount: Mount, home: StateHome) -> None:
         raise InUse(
             f"already a mount point ({mount.fstype}, {mount.source})",
             path=mount.mountpoint,
-            remedy=f"unmount it first (cachefs umount {mount.mountpoint}) or mount elsewhere",
+            remedy="unmount it first"
+            f" (cachefs umount {shlex.quote(mount.mountpoint)}) or mount elsewhere",
         )
     clear_dead(mount.mountpoint, home)
     left = read_mounts().at(mount.mountpoint)

@@ -50,7 +50,7 @@ def live() -> Live:
 
 def warn(text: str) -> None:
     """Prints a warning for people."""
-    click.echo(f"cachefs: warning: {text}", err=True)
+    click.echo(f"cachefs: warning: {line_of(text)}", err=True)
 
 
 def warn_of_silent(lines: Sequence[str]) -> int:
@@ -82,7 +82,11 @@ def _named(workers: Sequence[str]) -> str:
 
 def text_of(name: bytes) -> str:
     """A name for a terminal or JSON: UTF-8, other bytes as \\xNN, no control characters."""
-    text = name.decode("utf-8", "backslashreplace")
+    return line_of(name.decode("utf-8", "backslashreplace"))
+
+
+def line_of(text: str) -> str:
+    """Returns a text for a terminal, without control characters: another process wrote it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

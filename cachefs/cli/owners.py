@@ -6,8 +6,13 @@ import os
 import pwd
 from typing import NamedTuple
 
+import msgspec
+
 from cachefs.cli.mounts import Mount
+from cachefs.core.config import Config
+from cachefs.core.errors import AccessDenied
 from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.watches import is_of_user
 
 _CACHE_HOME = os.path.join(".cache", "cachefs")
 
@@ -25,8 +30,17 @@ def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
     for one in (home, *_homes_of_owner(mount)):
         record = one.find_mount(mount.mountpoint)
         if record is not None and _is_owners(record, one):
-            return Recorded(record, one)
+            return Recorded(_with_own_processes(record), one)
     return None
+
+
+def _with_own_processes(record: MountRecord) -> MountRecord:
+    """Returns the record of another user without the numbers of processes that are not that user's:
+    root would wait for them, and be told to end them."""
+    if record.owner < 0:
+        return record
+    pids = [pid if is_of_user(pid, record.owner) else 0 for pid in (record.pid, record.supervisor)]
+    return msgspec.structs.replace(record, pid=pids[0], supervisor=pids[1])
 
 
 def find_record(mount: Mount, home: StateHome) -> MountRecord | None:
@@ -39,6 +53,19 @@ def all_records(mounts: list[Mount], home: StateHome) -> list[MountRecord]:
     """Returns the records of those mounts that have one."""
     found = (find_record(mount, home) for mount in mounts)
     return [record for record in found if record is not None]
+
+
+def check_master(record: MountRecord, chosen: Config) -> None:
+    """Raises AccessDenied where the token of the settings would be presented to a master that only
+    the record of another user names: that user may listen there."""
+    if record.owner < 0 or chosen.text("master") or not chosen.text("token_file"):
+        return
+    owner = shown_user(record.owner)
+    raise AccessDenied(
+        f"the master of this mount is named by user {owner}: the token file is not presented there",
+        path=record.mountpoint,
+        remedy="give --master with the URL of the cluster's master",
+    )
 
 
 def shown_user(uid: int) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cachefs.cli import clusters
 from cachefs.cli.mounts import MountTable, locate, read_mounts
+from cachefs.cli.owners import check_master
 from cachefs.cli.session import Target, find_target
 from cachefs.core.addresses import is_cluster, master_url, parse_cluster
 from cachefs.core.config import Config
@@ -49,11 +50,15 @@ def find_in_cluster(path: str, chosen: Config, home: StateHome) -> InCluster:
 
 
 def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
-    """Returns a place as its cluster names it; None for a mount without a cluster."""
+    """Returns a place as its cluster names it; None for a mount without a cluster. Raises as
+    `check_master`."""
     if isinstance(place, InCluster):
         return place
     url = place.record.source.url
-    return InCluster(_master(url, chosen), place.in_namespace) if is_cluster(url) else None
+    if not is_cluster(url):
+        return None
+    check_master(place.record, chosen)
+    return InCluster(_master(url, chosen), place.in_namespace)
 
 
 def namespace_path(path: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -142,7 +143,7 @@ def _connect(record: MountRecord) -> BlockingClient:
     deadline = time.monotonic() + RESTART_S
     while True:
         try:
-            return BlockingClient.connect(record.socket)
+            return BlockingClient.connect(record.socket, owner=record.owner)
         except (Unreachable, OSError):
             if time.monotonic() > deadline or not is_ours(record.pid):
                 raise
@@ -159,7 +160,7 @@ def connected(record: MountRecord) -> Iterator[BlockingClient]:
         raise Unreachable(
             f"its server does not answer ({cause})",
             path=record.mountpoint,
-            remedy=f"unmount and mount again: cachefs umount {record.mountpoint}",
+            remedy=f"unmount and mount again: cachefs umount {shlex.quote(record.mountpoint)}",
         ) from err
     with client:
         yield client

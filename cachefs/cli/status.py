@@ -23,6 +23,8 @@ from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
+# What a document of another user's process may raise: its fields are of any type.
+_ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
 @click.command("status")
@@ -47,17 +49,13 @@ def command(
         if clusters.is_master(where):
             tree = _of_cluster(where, chosen)
         else:
-            tree = _with_problems(ask_of(where, home), chosen)
+            record = find_target(where, home).record
+            tree = _with_problems(ask(record), record, chosen)
         return _print([tree], as_json, tree)
-    trees = [_with_problems(_try(mount, home), chosen) for mount in read_mounts().ours()]
+    trees = [_try(mount, home, chosen) for mount in read_mounts().ours()]
     if clusters.has_cluster(chosen, home):
         trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
     _print(trees, as_json, trees)
-
-
-def ask_of(where: str, home: StateHome) -> dict[str, Any]:
-    """The status tree of the mount that a path is in. Raises NotFound, Unreachable."""
-    return ask(find_target(where, home).record)
 
 
 # ---- clusters ------------------------------------------------------------------------------------
@@ -100,22 +98,28 @@ def _print(trees: list[dict[str, Any]], as_json: bool, document: Any) -> None:
         if i:
             click.echo()
         for line in view(tree):
-            click.echo(line)
+            click.echo(output.line_of(line))
 
 
 def view(tree: dict[str, Any]) -> list[str]:
     """Returns the lines of a mount or a master for people, with its problems first."""
     problems = problem_lines(msgspec.convert(tree["problems"], list[HealthProblem]), time.time())
-    show = status_view.master_lines if "master" in tree else status_view.mount_lines
-    return show(tree, problems)
+    show = status_view.mount_lines if "mountpoint" in tree else status_view.master_lines
+    try:
+        return show(tree, problems)
+    except _ODD as err:
+        head = " ".join(str(tree[name]) for name in ("mountpoint", "source") if name in tree)
+        return [f"{head}  its status document cannot be shown: {type(err).__name__}: {err}"]
 
 
-def _with_problems(tree: dict[str, Any], chosen: Config) -> dict[str, Any]:
+def _with_problems(
+    tree: dict[str, Any], record: MountRecord | None, chosen: Config
+) -> dict[str, Any]:
     """Adds what is wrong with a mount to its document."""
     if tree["state"] == "dead":
         found = health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
-    elif tree["state"] == "ok":
-        found = health.of_mount_tree(tree["source"], tree, chosen)
+    elif tree["state"] == "ok" and record is not None:
+        found = health.of_mount_tree(record, tree, chosen)
     else:
         found = []
     return {**tree, "problems": [msgspec.to_builtins(one) for one in found]}
@@ -127,7 +131,7 @@ def ask(record: MountRecord) -> dict[str, Any]:
         tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
-    return {**head, **_transport(tree, record.mountpoint), **tree, **_logs(record)}
+    return {**head, **_transport(tree, record.mountpoint), **tree, **head, **_logs(record)}
 
 
 def _logs(record: MountRecord) -> dict[str, str]:
@@ -136,23 +140,25 @@ def _logs(record: MountRecord) -> dict[str, str]:
 
 def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
     """How this mount speaks with the kernel; nothing while no client serves it."""
-    for mount in tree.get("mounts", []):
-        if mount.get("mountpoint") == mountpoint:
+    mounts = tree.get("mounts", [])
+    for mount in mounts if isinstance(mounts, list) else []:
+        if isinstance(mount, dict) and mount.get("mountpoint") == mountpoint:
             return {name: mount[name] for name in ("transport", "passthrough") if name in mount}
     return {}
 
 
-def _try(mount: Mount, home: StateHome) -> dict[str, Any]:
-    """As `ask`, for a mount that may be dead or another user's."""
+def _try(mount: Mount, home: StateHome, chosen: Config) -> dict[str, Any]:
+    """As `ask`, with what is wrong, for a mount that may be dead or another user's."""
     record = find_record(mount, home)
     if record is not None:
         try:
-            return ask(record)
+            return _with_problems(ask(record), record, chosen)
         except CacheFSError as err:
             state = "dead" if is_dead(mount.mountpoint) else "no answer"
-            return {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
+            tree = {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
+            return _with_problems(tree, record, chosen)
     state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
-    return _head(mount.mountpoint, mount.source, state)
+    return _with_problems(_head(mount.mountpoint, mount.source, state), None, chosen)
 
 
 def _unknown(mount: Mount) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -16,13 +17,16 @@ import msgspec
 import cachefs
 from cachefs.cli import output
 from cachefs.cli.mounts import read_mounts
+from cachefs.cli.owners import shown_user
 from cachefs.cli.session import connected
 from cachefs.cli.umount import find_mount
 from cachefs.client.blocking import BlockingClient
-from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unsupported
+from cachefs.core import messages as m
+from cachefs.core.errors import AccessDenied, CacheFSError, DeadlineExceeded, Unsupported
 from cachefs.fuse.supervisor import upgrades
 from cachefs.launcher import hanging
 from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.watches import Watch
 
 FAILED: Final = 1
 SERVER_S: Final = 60.0  # for a client to start the next server
@@ -50,7 +54,9 @@ class Upgraded(msgspec.Struct):
 def perform(where: str, home: StateHome, *, as_json: bool) -> int:
     """Upgrades one mount and says who serves it. Raises CannotMount for what is no mount,
     Unsupported for one without a supervisor, Unreachable, or what kept it."""
-    record = _record(find_mount(where, read_mounts()).mountpoint, home)
+    mount = find_mount(where, read_mounts())
+    _check_owner(mount.mountpoint, mount.owner_uid)
+    record = _record(mount.mountpoint, home)
     done = _take_over(record, home)
     _renew(home.find_mount(record.mountpoint) or record, done)
     if as_json:
@@ -75,6 +81,8 @@ def perform_all(home: StateHome, *, as_json: bool) -> int:
 
 def _record(mountpoint: str, home: StateHome) -> MountRecord:
     record = home.find_mount(mountpoint)
+    if record is not None:
+        _check_owner(mountpoint, record.owner)
     if record is None or not record.supervisor:
         raise Unsupported(
             "this mount has no supervisor (transport pyfuse3, or another state home)",
@@ -82,6 +90,17 @@ def _record(mountpoint: str, home: StateHome) -> MountRecord:
             remedy="unmount and mount again",
         )
     return record
+
+
+def _check_owner(mountpoint: str, uid: int) -> None:
+    """Raises AccessDenied for a mount of another user, root's included: an upgrade starts processes
+    as the user who asks."""
+    if uid in (-1, os.geteuid()):
+        return
+    owner = shown_user(uid)
+    shown = shlex.quote(mountpoint)
+    remedy = f"upgrade it as that user: sudo -H -u {owner} cachefs mount --upgrade {shown}"
+    raise AccessDenied(f"it is a mount of user {owner}", path=mountpoint, remedy=remedy)
 
 
 def _take_over(record: MountRecord, home: StateHome) -> Upgraded:
@@ -136,7 +155,7 @@ def renew_server(record: MountRecord) -> None:
     no other server answers."""
     with connected(record) as client:
         pid = client.welcome.pid
-    found = hanging.find_server(record.socket, pid)
+        found = _server_of(record, client)
     if found is None:
         raise Unsupported(
             "a mount may not end the worker of this node",
@@ -145,6 +164,20 @@ def renew_server(record: MountRecord) -> None:
     with found as watch:
         hanging.end(watch)
     _wait_for_another(record, pid)
+
+
+def _server_of(record: MountRecord, client: BlockingClient) -> Watch | None:
+    """Returns the process that a client is connected to, where mounts may end it. Its number is the
+    kernel's, as a process of another pid namespace has another one here; the answer to a question
+    proves that the process lived after the watch began, so the number was not reused."""
+    found = hanging.find_server(record.socket, client.listener)
+    if found is not None:
+        try:
+            client.call(m.Status())
+        except BaseException:
+            found.__exit__()
+            raise
+    return found
 
 
 def _wait_for_another(record: MountRecord, pid: int) -> None:
@@ -160,5 +193,5 @@ def _wait_for_another(record: MountRecord, pid: int) -> None:
     raise DeadlineExceeded(
         f"no server has answered for {SERVER_S:g} s",
         path=record.mountpoint,
-        remedy=f"cachefs logs {record.mountpoint}",
+        remedy=f"cachefs logs {shlex.quote(record.mountpoint)}",
     )

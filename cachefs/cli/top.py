@@ -161,7 +161,7 @@ def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
         with attached(record) as session:
             status = session.call(m.Status(), m.StatusReply).status
             trees.append((record, status["cache"]))
-            found = health.of_mount_tree(record.source.url, status, chosen)
+            found = health.of_mount_tree(record, status, chosen)
             problems += found
             if any(one.code == "MASTER_AWAY" for one in found):
                 continue

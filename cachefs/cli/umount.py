@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -133,7 +134,8 @@ def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> st
         first = holders[0]
         return (
             f"another mount namespace still has the mount: {where}; its client (pid {record.pid}) "
-            f"goes on; end that process, or: nsenter -t {first.pid} -m umount {first.mountpoint}"
+            f"goes on; end that process, or: nsenter -t {first.pid} -m umount "
+            f"{shlex.quote(first.mountpoint)}"
         )
     if lazy:
         return f"files are still open; its client (pid {record.pid}) ends with the last of them"

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Final
 
 import cachefs
-from cachefs.client.sockets import close_fd, connect_socket, receive
+from cachefs.client.sockets import close_fd, connect_socket, listener_of, listener_uid, receive
 from cachefs.core import messages as m
-from cachefs.core.errors import DeadlineExceeded, ProtocolError, Unreachable
+from cachefs.core.errors import AccessDenied, DeadlineExceeded, ProtocolError, Unreachable
 
 CALL_TIMEOUT_S: Final = 60.0
 
@@ -26,10 +26,14 @@ class BlockingClient:
         self.welcome = m.Welcome(pid=0)
 
     @classmethod
-    def connect(cls, path: str | os.PathLike[str], timeout_s: float = 5.0) -> BlockingClient:
-        """Connects and says Hello. Raises Unreachable, DeadlineExceeded, ProtocolError."""
+    def connect(
+        cls, path: str | os.PathLike[str], timeout_s: float = 5.0, *, owner: int = -1
+    ) -> BlockingClient:
+        """Connects and says Hello. `owner`: the only user whose server is spoken with; -1: any.
+        Raises Unreachable, DeadlineExceeded, ProtocolError, AccessDenied."""
         client = cls(connect_socket(os.fspath(path)))
         try:
+            client._check_owner(owner)
             hello = m.Hello(role="cli", pid=os.getpid(), version=cachefs.__version__)
             reply = client.call(hello, timeout_s)
             if not isinstance(reply, m.Welcome):
@@ -39,6 +43,11 @@ class BlockingClient:
             client.close()
             raise
         return client
+
+    @property
+    def listener(self) -> int:
+        """The pid of the server as the kernel knows it; 0 where it is of another pid namespace."""
+        return listener_of(self._sock)
 
     def call(self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
         """The answer to `body`. Raises the typed error of a Failure, DeadlineExceeded after
@@ -86,6 +95,12 @@ class BlockingClient:
             if isinstance(frame.body, m.Failure):
                 raise m.error_of(frame.body)
             return frame.body
+
+    def _check_owner(self, owner: int) -> None:
+        uid = listener_uid(self._sock)
+        if owner not in (-1, uid):
+            cause = f"a process of user {uid} listens on the socket of a mount of user {owner}"
+            raise AccessDenied(cause, remedy="nothing was asked of it")
 
     def _cancel(self) -> None:
         with contextlib.suppress(OSError):

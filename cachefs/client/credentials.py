@@ -29,9 +29,15 @@ def read_tokens(path: str) -> list[Token]:
     except OSError as err:
         cause = f"token file cannot be opened: {err.strerror}"
         raise BadConfig(cause, path=path, remedy="it must be a file, and no link") from err
-    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+    try:
         _check_private(os.fstat(fd), path)
-        text = file.read(_MAX_BYTES + 1)
+        with open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+            text = file.read(_MAX_BYTES + 1)
+    except OSError as err:
+        cause = f"token file cannot be read: {err.strerror}"
+        raise BadConfig(cause, path=path, remedy="see to its disk") from err
+    finally:
+        os.close(fd)
     if len(text) > _MAX_BYTES:
         raise BadConfig("token file is too long", path=path)
     return parse_tokens(text, path)

@@ -7,6 +7,7 @@ One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`); 
 from __future__ import annotations
 
 import http.client
+import math
 import socket
 import ssl
 import time
@@ -33,6 +34,9 @@ from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
+GREET_S: Final = 5.0  # a process that lives answers so soon, however long its other answers take
+GREETED_FOR_S: Final = 1.0  # after an answer
+ALIVE_PATH: Final = "/healthz"
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # before the path of a socket, in place of a URL
@@ -41,6 +45,7 @@ _MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 class HttpClient:
     """Speaks with the process at `url`, or at the socket `unix:PATH`. Not for more than one thread.
+    Before a question that may take long, it asks whether the process answers at all.
     Raises BadConfig and AccessDenied for what `security` names."""
 
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
@@ -51,6 +56,7 @@ class HttpClient:
         self._presents_to = presents_to(security)
         self._connection: http.client.HTTPConnection | None = None
         self._status = 0  # of the last answer
+        self._answered_at = -math.inf
 
     def call(self, body: Message, answer: type[_T], timeout_s: float = CALL_TIMEOUT_S) -> _T:
         """The answer, which must be of the type expected. Raises the typed error of a Failure,
@@ -110,6 +116,14 @@ class HttpClient:
             raise self._classified(err) from err
 
     def _ask(self, asked: _Question, deadline: float) -> Reply:
+        if deadline - time.monotonic() > GREET_S and self._is_silent():
+            self._exchange(_Question("GET", ALIVE_PATH, None, {}), time.monotonic() + GREET_S)
+        return self._exchange(asked, deadline)
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self._answered_at > GREETED_FOR_S
+
+    def _exchange(self, asked: _Question, deadline: float) -> Reply:
         connection = self._connected(deadline)
         assert connection.sock is not None
         connection.sock.settimeout(_rest_s(deadline))
@@ -121,6 +135,7 @@ class HttpClient:
         if response.will_close:
             self.close()
         self._status = response.status
+        self._answered_at = time.monotonic()
         return response.status, response.headers, data
 
     def _decoded(self, data: bytes) -> Message:
@@ -153,7 +168,9 @@ class HttpClient:
             cause = f"{self._name} does not speak TLS as expected: {err.reason or err}"
             return Unreachable(cause, path=self.url, remedy="check --tls-ca, and https or http")
         if isinstance(err, TimeoutError):
-            return DeadlineExceeded(f"no answer from {self._name} in time", path=self.url)
+            remedy = "see its log: it is stopped or overloaded"
+            cause = f"no answer from {self._name} in time"
+            return DeadlineExceeded(cause, path=self.url, remedy=remedy)
         if isinstance(err, ForeignListener):
             return AccessDenied(err.strerror or str(err), path=self.url)
         if isinstance(err, OSError):

@@ -69,9 +69,18 @@ def connect_long(sock: socket.socket, path: str) -> None:
 def listener_of(sock: socket.socket) -> int:
     """The pid of the process that listens where this socket is connected to; 0 where that is of
     another pid namespace."""
+    return _credentials(sock)[0]
+
+
+def listener_uid(sock: socket.socket) -> int:
+    """The user of the process that listens where this socket is connected to."""
+    return _credentials(sock)[1]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(raw)[0]
-    return pid
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:

@@ -2,7 +2,7 @@
 
 A process looks at the file every `LOOK_S` seconds at most, and reads it again when it is another
 file or was changed. A file that cannot be used is a line in the log, and the tokens that were read
-before stay in force.
+before stay in force; each look reads it again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class TokenFile:
         self._clock = clock
         self._seen = _signature(path)
         self._looked_at = clock()
+        self._said = ""  # the last complaint about the file as it is
         self._access = Access()
         self._headers: dict[str, str] = {}
         if path:
@@ -61,12 +62,16 @@ class TokenFile:
         seen, before = _signature(self.path), self._seen
         if seen == before:
             return
-        self._seen = seen
         try:
             self._read()
-            log.info("%s: the tokens were read again", self.path)
         except CacheFSError as err:
-            log.error("the tokens stay as they were: %s", err.one_line())
+            line = err.one_line()
+            if line != self._said:
+                log.error("the tokens stay as they were: %s", line)
+            self._said = line
+            return
+        self._seen, self._said = seen, ""
+        log.info("%s: the tokens were read again", self.path)
 
     def look_now_and_then(self) -> None:
         """Looks, if the last look is `LOOK_S` seconds ago: for callers without an event loop."""

@@ -5,13 +5,13 @@ Python's `ssl` tells this of a peer's certificate only, so the field is read her
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
 _VERSION: Final = 0xA0  # the tag of the optional first field
 _FORMATS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # by tag
 _VALIDITY: Final = 3  # its place among the fields, without the version
@@ -20,7 +20,9 @@ _VALIDITY: Final = 3  # its place among the fields, without the version
 def expires_at_s(pem: str) -> float:
     """Returns the wall time in seconds at which the first certificate of a chain expires. Raises
     ValueError for a text without a certificate, or one that is damaged."""
-    ends = [_not_after(ssl.PEM_cert_to_DER_cert(found[0])) for found in _PEM.finditer(pem)]
+    parts = (part.partition(_END) for part in pem.split(_BEGIN)[1:])
+    found = [f"{_BEGIN}{body}{_END}" for body, end, _ in parts if end]
+    ends = [_not_after(ssl.PEM_cert_to_DER_cert(one)) for one in found]
     if not ends:
         raise ValueError("there is no certificate in it")
     return min(ends)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -239,7 +240,7 @@ def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
     """The problems of an origin, or of a namespace and all its origins."""
     if source.master_down:
         cause = "the master does not answer; what this node knows is still served"
-        remedy = f"see to it: cachefs status cachefs://{source.master.partition('://')[2]}"
+        remedy = "see whether it runs on its machine, and its log there; start it: cachefs master"
         yield problem("MASTER_AWAY", source.master, cause, remedy)
     if source.origin_down or source.origin_refuses:
         yield _origin(source)
@@ -345,7 +346,7 @@ def _is_used_up(quota: QuotaFacts) -> bool:
 
 def _quota(quota: QuotaFacts) -> HealthProblem:
     sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
-    remedy = f"give a larger one: cachefs quota {quota.path} SIZE"
+    remedy = f"give a larger one: cachefs quota {shlex.quote(quota.path)} SIZE"
     return problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
 
 

@@ -11,6 +11,7 @@ import aiohttp
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import ProtocolError, Unreachable
+from cachefs.doors.causes import cause_of
 from cachefs.doors.connector import JudgingConnector
 from cachefs.doors.outgoing import Judge, any_process
 
@@ -53,7 +54,8 @@ class PeerCalls:
                 while len(data) <= c.MAX_ANSWER_BYTES and not reply.content.at_eof():
                     data += await reply.content.read(c.MAX_ANSWER_BYTES + 1 - len(data))
         except (aiohttp.ClientError, OSError) as err:
-            raise Unreachable(f"the worker at {url} cannot be reached: {err}") from err
+            cause = f"the worker at {url} cannot be reached: {cause_of(err)}"
+            raise Unreachable(cause) from err
         if len(data) > c.MAX_ANSWER_BYTES:
             raise ProtocolError(f"the worker at {url} answers without an end")
         return c.decode_answer(data)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -99,8 +100,17 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
 
 
 def _is_cache(directory: Path) -> bool:
-    """Returns False for a link too: what is noted is a real path."""
-    return (directory / TIER_NAME).is_file() and not directory.is_symlink()
+    """Returns False for a link, as what is noted is a real path, and for what has become another
+    user's."""
+    try:
+        info = directory.lstat()
+        return (
+            stat.S_ISDIR(info.st_mode)
+            and info.st_uid == os.geteuid()
+            and (directory / TIER_NAME).is_file()
+        )
+    except OSError:
+        return False
 
 
 def _held(directory: Path, parts: Sequence[str]) -> int:

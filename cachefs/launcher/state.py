@@ -29,6 +29,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,8 @@ CACHE_NAME: Final = "cache"
 LOG_NAME: Final = "log"
 PINNED_NAME: Final = "pinned"
 _MAX_RECORD_BYTES: Final = 1 << 20
+_CHANGE_S: Final = 5.0  # another process changes one file meanwhile
+_CHANGE_PAUSE_S: Final = 0.005
 _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -75,6 +78,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     gid: int = -1
     file_mode: int = 0o644
     dir_mode: int = 0o755
+    owner: int = -1  # the other user in whose state home root found it; -1: the caller's own
 
     @classmethod
     def of(cls, spec: ClientSpec, pid: int, supervisor: int = 0) -> MountRecord:
@@ -208,7 +212,10 @@ class StateHome:
         return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
 
     def control_sockets(self) -> list[Path]:
-        """Of every mount, and those that a crash left."""
+        """Of every mount, and those that a crash left; none of another user's home, as root would
+        follow a link there."""
+        if self.owner != os.geteuid():
+            return []
         try:
             return sorted((self.path / "mounts").glob("*.sock"))
         except OSError:
@@ -216,7 +223,7 @@ class StateHome:
 
     def find_mount(self, mountpoint: str) -> MountRecord | None:
         """The record of a mount point (absolute, no trailing '/'), or None."""
-        return _as_record(_read(self.path / "mounts", _record_name(mountpoint), self.owner))
+        return self._record(_record_name(mountpoint))
 
     def remove_mount(self, mountpoint: str, pid: int | None = None) -> bool:
         """Remove a record if it is still that of `pid` (None: whoever's). True if removed."""
@@ -228,9 +235,16 @@ class StateHome:
             names = os.listdir(self.path / "mounts")
         except OSError:
             return []
-        read = (_read(self.path / "mounts", n, self.owner) for n in names if n.endswith(".json"))
-        found = map(_as_record, read)
+        found = (self._record(name) for name in names if name.endswith(".json"))
         return sorted((r for r in found if r is not None), key=lambda record: record.mountpoint)
+
+    def _record(self, name: str) -> MountRecord | None:
+        owner = self.owner
+        record = _as_record(_read(self.path / "mounts", name, owner))
+        # A record tells of the mount point that it is named for, and of no other.
+        if record is None or _record_name(record.mountpoint) != name:
+            return None
+        return msgspec.structs.replace(record, owner=-1 if owner == os.geteuid() else owner)
 
 
 def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer | None:
@@ -318,13 +332,24 @@ def _dir_error(path: Path, err: OSError) -> CacheFSError:
 
 @contextlib.contextmanager
 def _locked_dir(path: Path) -> Iterator[int]:
-    """A descriptor of the directory, under a lock held only for one change in it."""
+    """A descriptor of the directory, under a lock held only for one change in it. Raises OSError
+    where another process keeps the lock for `_CHANGE_S`."""
     fd = os.open(path, _OPEN_DIR)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd, time.monotonic() + _CHANGE_S)
         yield fd
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_CHANGE_PAUSE_S)
 
 
 def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
@@ -341,7 +366,7 @@ def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
         if info.st_uid != wanted or not stat.S_ISREG(info.st_mode):
             return None
         return json.loads(os.read(fd, _MAX_RECORD_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(fd)

@@ -18,6 +18,15 @@ def is_ours(pid: int) -> bool:
     return b"cachefs" in title
 
 
+def is_of_user(pid: int, uid: int) -> bool:
+    """Tells whether a process runs as a user, by its real user id."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(line.split()[1] == str(uid) for line in status.splitlines() if line[:4] == "Uid:")
+
+
 class Watch:
     """Watches a process by descriptor, so that a reused number is never mistaken for it."""
 

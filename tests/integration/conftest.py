@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cachefs.cli.status import ask_of
+from cachefs.cli.session import find_target
+from cachefs.cli.status import ask
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
 from tests.services.authority import Authority
@@ -112,7 +113,7 @@ class Node:
         """As `cachefs status` says it, asked from here: a process each time would take a CPU of
         its own, and most tests ask again and again."""
         try:
-            return ask_of(str(mountpoint), StateHome(str(self.state)))
+            return ask(find_target(str(mountpoint), StateHome(str(self.state))).record)
         except CacheFSError as err:
             raise AssertionError(f"status of {mountpoint}: {err.one_line()}") from err
 

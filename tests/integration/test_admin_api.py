@@ -143,6 +143,19 @@ def test_a_worker_that_does_not_answer_is_named(tmp_path: Path) -> None:
     run(go())
 
 
+def test_a_token_of_a_path_is_told_no_address_of_a_worker(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with api(tmp_path, TOKENS) as ask:
+            ask.workers.gone = "http://127.0.0.1:20001"
+            for path in ("/locations?path=/im", "/usage?path=/im"):
+                _, told = await ask("GET", path, token=VISION)
+                assert told["silent"] == ["worker1: it does not answer"]
+                _, told = await ask("GET", path, token=READ)
+                assert told["silent"] == ["worker1: its disk failed"]
+
+    run(go())
+
+
 def test_jobs_are_resources(tmp_path: Path) -> None:
     async def go() -> None:
         async with api(tmp_path) as ask:

@@ -94,6 +94,15 @@ def test_another_users_mount(shared: Shared) -> None:
     assert tree["client_log"].startswith(home)
     (tree,) = shared.trees(where)
     assert tree["state"] == "of user nobody, not recorded here"
+    for refused in (
+        shared.run(0, "mount", "--upgrade", where, "--home", home),
+        shared.run(0, "cache", "rm", "--unused", "--home", home),
+    ):
+        assert refused.returncode == 1
+        assert "of user nobody" in refused.stderr
+        assert "sudo -H -u nobody cachefs" in refused.stderr
+    assert shared.run(0, "logs", where, "--home", home).returncode == 0
+    assert shared.run(0, "health", where, "--home", home).stdout == "OK, nothing is wrong\n"
     done = shared.run(0, "umount", where, "--home", home)
     assert (done.returncode, done.stdout) == (0, f"OK, {where} is unmounted\n"), done.stderr
     assert shared.trees(where) == []

@@ -25,6 +25,7 @@ from cachefs.core import cluster as c
 from cachefs.core.addresses import master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
+from cachefs.doors.causes import cause_of
 from cachefs.doors.connector import JudgingConnector
 from cachefs.doors.outgoing import Judge, any_process
 
@@ -180,9 +181,9 @@ class MasterClient:
         except TimeoutError as err:
             raise self._unreachable(f"no answer to {type(body).__name__} in time") from err
         except aiohttp.ClientSSLError as err:
-            raise self._unreachable(str(err), "check --tls-ca, and https or http") from err
+            raise self._unreachable(cause_of(err), "check --tls-ca, and https or http") from err
         except (aiohttp.ClientError, OSError) as err:
-            raise self._unreachable(str(err) or type(err).__name__) from err
+            raise self._unreachable(cause_of(err)) from err
 
     @contextlib.contextmanager
     def _given_up_when_down(self, limit: asyncio.Timeout, until: float) -> Iterator[None]:

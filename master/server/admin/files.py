@@ -54,6 +54,7 @@ class Asked:
         if at.backend.peers is None:
             raise no_peers()
         self._peers = at.backend.peers
+        self._hides_addresses = bool(at.caller.prefix)
         self._rows = {row.id: row for row in at.backend.workers.rows()}
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.silent = {id: "it is lost" for id, row in self._rows.items() if row.state == LOST}
@@ -95,8 +96,12 @@ class Asked:
 
     def silent_owning(self) -> list[str]:
         """Who did not answer, and why. Those of mounts alone are passed over: nobody else need
-        reach them."""
-        return [f"{id}: {why}" for id, why in self.silent.items() if self._rows[id].weight > 0]
+        reach them. A caller with a path is told no cause: it may name a worker's address."""
+        return [
+            f"{id}: {'it does not answer' if self._hides_addresses else why}"
+            for id, why in self.silent.items()
+            if self._rows[id].weight > 0
+        ]
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from cachefs.client.http import ALIVE_PATH
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import HEADER, Access
@@ -89,7 +90,12 @@ class FakeMaster:
             def do_GET(self) -> None:
                 if self.path.startswith(API):
                     return self.do_POST()
-                self.send_error(404)
+                if self.path != ALIVE_PATH:
+                    return self.send_error(404)
+                self.send_response(200)
+                self.send_header("Content-Length", "3")
+                self.end_headers()
+                self.wfile.write(b"ok\n")
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

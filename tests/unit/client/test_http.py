@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_a_kept_connection_that_broke_is_made_anew(master: FakeMaster) -> None:
         master.drop_next = True
         client.call(c.ListUfs(), c.UfsTable)
     assert master.connections == 2
+
+
+def test_a_stopped_process_is_noticed_before_the_time_of_a_long_question(
+    monkeypatch: pytest.MonkeyPatch, master: FakeMaster
+) -> None:
+    """The kernel accepts the connection of a process that SIGSTOP holds."""
+    monkeypatch.setattr("cachefs.client.http.GREET_S", 0.05)
+    start = time.monotonic()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        HttpClient(f"http://127.0.0.1:{silent.getsockname()[1]}", Security()) as client,
+        pytest.raises(DeadlineExceeded, match="no answer from the master in time"),
+    ):
+        client.call(c.ListUfs(), c.UfsTable, 60.0)
+    assert time.monotonic() - start < 20
+    master.raw = (500, b"no")  # whatever it answers, it answers
+    with HttpClient(master.url, Security()) as client, pytest.raises(ProtocolError, match="500"):
+        client.call(c.ListUfs(), c.UfsTable, 60.0)
 
 
 def test_a_first_connection_that_breaks_is_an_error(master: FakeMaster) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from cachefs.client import credentials
 from cachefs.client.http import HttpClient
 from cachefs.client.token_file import LOOK_S, TokenFile
 from cachefs.core import cluster as c
@@ -54,7 +57,7 @@ def test_a_file_that_takes_the_place_of_another_is_read(file: Path, tmp_path: Pa
         tokens.check(header_of(OLD))
 
 
-@pytest.mark.parametrize("spoil", ["empty", "gone", "readable by others"])
+@pytest.mark.parametrize("spoil", ["empty", "gone", "readable by others", "a directory"])
 def test_a_file_that_cannot_be_used_changes_nothing(
     spoil: str, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -63,6 +66,9 @@ def test_a_file_that_cannot_be_used_changes_nothing(
         file.write_text("")
     elif spoil == "gone":
         file.unlink()
+    elif spoil == "a directory":
+        file.unlink()
+        file.mkdir(0o700)
     else:
         file.chmod(0o644)
     tokens.look()
@@ -71,11 +77,32 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     assert [one.levelname for one in caplog.records] == ["ERROR"], "one line, not one for each look"
     assert OLD not in caplog.text
     caplog.clear()
+    if file.is_dir():
+        file.rmdir()
     file.unlink(missing_ok=True)
     file.touch(0o600)
     file.write_text(NEW)
     tokens.look()
     assert tokens.check(header_of(NEW)) == EVERYTHING
+
+
+def test_a_disk_that_fails_once_does_not_end_the_looking(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server would go on with tokens that were withdrawn."""
+    tokens = TokenFile(str(file))
+    file.write_text(f"{OLD} read-only\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(credentials, "open", _fails, raising=False)
+        tokens.look()
+    assert "Input/output error" in caplog.text
+    assert tokens.check(header_of(OLD)) == EVERYTHING
+    tokens.look()
+    assert not tokens.check(header_of(OLD)).may_write, "what could not be read is read again"
+
+
+def _fails(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_start_needs_a_file_that_can_be_used(tmp_path: Path) -> None:

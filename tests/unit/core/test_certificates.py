@@ -55,3 +55,10 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
         _not_after(data)
     except ValueError:
         pass
+
+
+@pytest.mark.timeout(20)
+def test_a_file_of_beginnings_without_an_end_is_read_once() -> None:
+    """It took minutes, in which the server did not start."""
+    with pytest.raises(ValueError, match="no certificate"):
+        expires_at_s("-----BEGIN CERTIFICATE-----" * 38_000)
