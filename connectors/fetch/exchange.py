@@ -25,10 +25,6 @@ _SUPPRESS_CONNECT_HEADERS: Final = 265  # pycurl has no names for these two opti
 _CA_CACHE_TIMEOUT: Final = 321
 CERTIFICATES_S: Final = 60  # then a connection reads the file of trusted certificates again
 
-# Sessions of TLS and addresses, for all handles of the process: a new connection resumes a session.
-_SHARED: Final = pycurl.CurlShare()
-_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
-_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
 _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
     (pycurl.NOSIGNAL, 1),
     (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
@@ -44,11 +40,20 @@ _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
 )
 
 
+def make_share() -> Any:
+    """Returns what handles of several threads have in common: TLS sessions, which new connections
+    resume, and addresses."""
+    share = pycurl.CurlShare()
+    share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
+    share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
+    return share
+
+
 class Exchange:
     """A handle of libcurl and the request that it serves. Used by one thread at a time."""
 
-    def __init__(self, limits: Iterable[tuple[int, Any]] = ()) -> None:
-        """`limits`: options of libcurl for all requests."""
+    def __init__(self, limits: Iterable[tuple[int, Any]] = (), share: Any = None) -> None:
+        """`limits`: options of libcurl for all requests. `share`: see `make_share`."""
         self.refusal = bytearray()  # the body of a reply that is no success
         self.room = memoryview(b"")  # where the next bytes of the body go
         self.got = 0  # bytes that are in `room`
@@ -60,7 +65,8 @@ class Exchange:
         self._lines: list[bytes] = []
         self._head: Head | None = None
         self.curl: Any = pycurl.Curl()
-        self.curl.setopt(pycurl.SHARE, _SHARED)
+        if share is not None:
+            self.curl.setopt(pycurl.SHARE, share)
 
     def begin(self, get: Get, room: memoryview) -> None:
         """Prepares a request. Nothing of a former one is left on the handle."""
