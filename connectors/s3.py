@@ -219,6 +219,8 @@ class S3Connector:
             self._http.refused(status, head.headers, body.refusal, f"s3://{self._bucket}/{key}")
         if not head.is_plain:
             raise OriginError("the server sends other bytes than it has", path=self._shown(path))
+        if head.status != 206:
+            raise OriginError("the server ignores ranges", path=self._shown(path))
         self._compare_range(head.headers, key, path, offset, size, version)
         length = head.headers.get("content-length", str(size))
         if length != str(size):

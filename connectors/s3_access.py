@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import get_environ_proxies
 
-from cachefs.core.errors import CredentialsMissing, Unsupported
+from cachefs.core.errors import BadConfig, CredentialsMissing, Unsupported
 from connectors.s3_errors import from_botocore
 from connectors.s3_options import S3Options
 
@@ -67,6 +67,9 @@ class S3Credentials:
             raise from_botocore(error) from error
         if not frozen.access_key or not frozen.secret_key:
             raise CredentialsMissing("the credentials are empty", remedy=NO_CREDENTIALS)
+        if not _fits_header(f"{frozen.access_key}{frozen.token or ''}"):
+            cause = "the credentials have characters that no header can carry"
+            raise CredentialsMissing(cause, remedy="write them again, without line ends")
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def forget(self) -> None:
@@ -90,7 +93,8 @@ def open_session(profile: str | None) -> Any:
 
 def resolve_endpoint(bucket: str, options: S3Options) -> Endpoint:
     """The endpoint by options, environment and profile, without asking the network. Raises
-    CredentialsMissing for a bad profile, Unsupported for a kind of bucket that cannot be used."""
+    CredentialsMissing for a bad profile, Unsupported for a kind of bucket that cannot be used,
+    BadConfig for an endpoint or a region that no request can carry."""
     if bucket.endswith("--x-s3"):
         raise Unsupported("directory buckets (S3 Express) cannot be used", path=f"s3://{bucket}")
     try:
@@ -100,7 +104,14 @@ def resolve_endpoint(bucket: str, options: S3Options) -> Endpoint:
         verify = options.ca_bundle or session.get_config_variable("ca_bundle") or True
     except BotoCoreError as error:
         raise from_botocore(error) from error
+    if not _fits_header(service_url) or not _fits_header(region):
+        cause = f"bad endpoint URL {service_url!r} or region {region!r}"
+        raise BadConfig(cause, remedy="write both in printable ASCII, a host as xn--")
     return _address(bucket, service_url.rstrip("/"), region, options.addressing_style, verify)
+
+
+def _fits_header(text: str) -> bool:
+    return text.isascii() and text.isprintable()
 
 
 def _configured_url(session: Any, region: str) -> str:

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -62,9 +63,17 @@ def _endpoint(url: str) -> str:
             "an endpoint URL holds no user and password",
             remedy="give the keys to the AWS credentials chain, by a profile or the environment",
         )
-    if url and (not separator or scheme not in ("http", "https") or not rest.strip("/")):
+    if url and (not separator or scheme not in ("http", "https") or not _host(url)):
         raise BadConfig(f"bad endpoint URL {url!r}", remedy="write it as https://host[:port]")
     return url.rstrip("/")
+
+
+def _host(url: str) -> str:
+    """Returns the host of a URL; "": it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # half an IPv6 address
+        return ""
 
 
 def _boolean(options: Mapping[str, str], name: str) -> bool:

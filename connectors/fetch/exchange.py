@@ -20,13 +20,11 @@ READ_BYTES: Final = 512 << 10  # at once, from a socket
 PIECE_BYTES: Final = 16 << 10  # at most, in one call-back
 KEPT_S: Final = 10.0  # an unused connection; less than servers keep them
 _STOP: Final = 0  # bytes taken, of more: libcurl ends the request
-_NO_HEAD: Final = Head(0, {})
 _ENDS: Final = (b"\r\n", b"\n")  # lines with which a head ends
+_SUPPRESS_CONNECT_HEADERS: Final = 265  # pycurl has no names for these two options
+_CA_CACHE_TIMEOUT: Final = 321
+CERTIFICATES_S: Final = 60  # then a connection reads the file of trusted certificates again
 
-# Sessions of TLS and addresses, for all handles of the process: a new connection resumes a session.
-_SHARED: Final = pycurl.CurlShare()
-_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
-_SHARED.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
 _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
     (pycurl.NOSIGNAL, 1),
     (pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS),
@@ -36,14 +34,26 @@ _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
     (pycurl.CONNECTTIMEOUT_MS, int(CONNECT_LIMIT_S * 1000)),
     (pycurl.MAXAGE_CONN, int(KEPT_S)),
     (pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2),
+    (_CA_CACHE_TIMEOUT, CERTIFICATES_S),
+    (_SUPPRESS_CONNECT_HEADERS, 1),  # a kept tunnel answers without them
+    (pycurl.NOPROXY, ""),  # the option PROXY decides, not `no_proxy` of the environment
 )
+
+
+def make_share() -> Any:
+    """Returns what handles of several threads have in common: TLS sessions, which new connections
+    resume, and addresses."""
+    share = pycurl.CurlShare()
+    share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
+    share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
+    return share
 
 
 class Exchange:
     """A handle of libcurl and the request that it serves. Used by one thread at a time."""
 
-    def __init__(self, limits: Iterable[tuple[int, Any]] = ()) -> None:
-        """`limits`: options of libcurl for all requests."""
+    def __init__(self, limits: Iterable[tuple[int, Any]] = (), share: Any = None) -> None:
+        """`limits`: options of libcurl for all requests. `share`: see `make_share`."""
         self.refusal = bytearray()  # the body of a reply that is no success
         self.room = memoryview(b"")  # where the next bytes of the body go
         self.got = 0  # bytes that are in `room`
@@ -54,15 +64,14 @@ class Exchange:
         self._options: Mapping[int, Any] | None = None  # of the last request
         self._lines: list[bytes] = []
         self._head: Head | None = None
-        self._tunnels = False  # a proxy answers first, with a head of its own
         self.curl: Any = pycurl.Curl()
-        self.curl.setopt(pycurl.SHARE, _SHARED)
+        if share is not None:
+            self.curl.setopt(pycurl.SHARE, share)
 
     def begin(self, get: Get, room: memoryview) -> None:
         """Prepares a request. Nothing of a former one is left on the handle."""
         self._lines.clear()
         self._head = None
-        self._tunnels = bool(get.options.get(pycurl.PROXY)) and get.url.startswith("https:")
         self.refusal.clear()
         self.room, self.got, self.left = room, 0, get.size
         self.is_over = self.is_paused = False
@@ -73,6 +82,8 @@ class Exchange:
 
     def _set_up(self, options: Mapping[int, Any]) -> None:
         self.curl.reset()
+        self.curl.unsetopt(pycurl.CAPATH)  # a libcurl may be built with one: it trusts no other
+        self.curl.unsetopt(pycurl.PROXY_CAPATH)
         for option, value in (*_ALWAYS, *self._limits, *options.items()):
             self.curl.setopt(option, value)
         self.curl.setopt(pycurl.HEADERFUNCTION, self._lines.append)  # no Python runs for a line
@@ -87,18 +98,10 @@ class Exchange:
         return self._head
 
     def _last_head(self) -> Head | None:
-        """One of 1xx may come before it, and over a tunnel that of the proxy."""
-        starts = [at for at, line in enumerate(self._lines) if line.startswith(b"HTTP/")]
-        heads = [
-            parse_head(self._lines[start:end])
-            for start, end in zip(starts, [*starts[1:], len(self._lines)], strict=True)
-        ]
-        if self._tunnels:  # up to its first success they are the proxy's
-            successes = [at for at, head in enumerate(heads) if head.is_success]
-            heads = heads[successes[0] + 1 :] if successes else heads
-        if not starts:
-            return _NO_HEAD
-        return heads[-1] if heads and not 100 <= heads[-1].status < 200 else None
+        """Returns the head of the reply, behind those of the statuses 1xx."""
+        before = [at for at, line in enumerate(self._lines[:-1]) if line in _ENDS]
+        head = parse_head(self._lines[before[-1] + 1 if before else 0 :])
+        return None if 100 <= head.status < 200 else head
 
     def drop(self, size: int) -> None:
         """The caller has taken the first `size` bytes; the rest moves to the buffer's start."""

@@ -13,10 +13,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from cachefs.core.errors import BadBody, CacheFSError, Unreachable
-from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange
+from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
 from connectors.fetch.failures import from_curl
 from connectors.fetch.multi import Ended, Multi
 from connectors.fetch.request import Get, Head
@@ -33,9 +33,9 @@ class Lane:
     """A handle of libcurl, its connection, and the request that it serves. Used by one thread at a
     time; `wake` alone may be called by any other."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Any = None) -> None:
         self._multi = Multi(connections=1)
-        self.exchange = Exchange()
+        self.exchange = Exchange(share=share)
         self.ended: Ended | None = None
         self.wake = self._multi.wake
 
@@ -181,6 +181,7 @@ class Lanes:
     its lane back, while any thread is in here."""
 
     def __init__(self) -> None:
+        self._share = make_share()  # of this source alone
         self._idle: collections.deque[tuple[Lane, float]] = collections.deque()
         self._is_closed = False
 
@@ -196,7 +197,7 @@ class Lanes:
                 if time.monotonic() - since_s < KEPT_S:
                     return lane
                 lane.close()
-        return Lane()
+        return Lane(self._share)
 
     def _keep(self, lane: Lane) -> None:
         self._idle.append((lane, time.monotonic()))

@@ -229,11 +229,9 @@ class Engine:
     def _send(self) -> None:
         run = self._run
         while run is not None and self._outbox and not run.is_killed:
-            part = self._outbox[:MOST_OF_ONE]
+            part, data = self._next()
             try:
-                socket.send_fds(
-                    run.sock, [encode([get for get, _ in part])], [fd for _, fd in part]
-                )
+                socket.send_fds(run.sock, [data], [fd for _, fd in part])
             except BlockingIOError:
                 self._loop.call_later(AGAIN_S, self._send)
                 return
@@ -242,7 +240,17 @@ class Engine:
                     log.warning("the process that reads small files: %s", err.strerror)
                 run.kill()  # its end is about to be seen
                 return
-            del self._outbox[:MOST_OF_ONE]
+            del self._outbox[: len(part)]
+
+    def _next(self) -> tuple[list[tuple[Get, int]], bytes]:
+        """Returns the reads of the next datagram, and the datagram. The process reads no larger
+        one: session tokens may be long."""
+        part = self._outbox[:MOST_OF_ONE]
+        while True:
+            data = encode([get for get, _ in part])
+            if len(data) <= MESSAGE_BYTES or len(part) == 1:
+                return part, data
+            part = part[: len(part) // 2]
 
     def _read(self, run: Run) -> None:
         for _ in range(READ_AT_ONCE):

@@ -406,8 +406,28 @@ def test_a_server_that_changes_its_certificate(source: Lanes, tmp_path: Path) ->
         assert "not trusted" in failed(Lanes(), request).cause
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_wants_credentials(source: Lanes, scheme: str) -> None:
+def test_sessions_of_tls_are_of_one_source(tmp_path: Path) -> None:
+    """New connections of a source resume them, those of another source do not."""
+    resumed: list[bool] = []
+
+    def script(came: Came) -> bool:
+        assert isinstance(came.sock, ssl.SSLSocket)
+        resumed.append(bool(came.sock.session_reused))
+        answer(came)
+        return False
+
+    one, another = Lanes(), Lanes()
+    with serving(make_certificate(tmp_path / "c")) as server:
+        server.script = script
+        for source in (one, one, another, another):
+            assert read(source, get(server, "/f/10"))[1] is None
+    assert resumed == [False, True, False, True]
+    one.close()
+    another.close()
+
+
+def test_a_proxy_that_wants_credentials(source: Lanes) -> None:
+    """For plain HTTP it answers the request itself; tunnels are in `test_fetch_proxy`."""
     proxy = RawServer()
 
     def script(came: Came) -> bool:
@@ -416,7 +436,7 @@ def test_a_proxy_that_wants_credentials(source: Lanes, scheme: str) -> None:
         return False
 
     proxy.script = script
-    request = Get(f"{scheme}://origin.test/f", (), 10, {pycurl.PROXY: proxy.url})
+    request = Get("http://origin.test/f", (), 10, {pycurl.PROXY: proxy.url})
     try:
         body = source.get(request, "path")
         assert (body.head.status, body.refusal) == (407, b"")

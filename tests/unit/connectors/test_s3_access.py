@@ -10,7 +10,7 @@ from cachefs.core import errors
 from cachefs.core.model import Fingerprint, Kind
 from connectors.s3 import S3Connector
 from connectors.s3_access import S3Credentials, resolve_endpoint
-from connectors.s3_options import S3Options
+from connectors.s3_options import S3Options, parse_options
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.scripted_s3 import (
     Answer,
@@ -201,6 +201,34 @@ def test_addressing(bucket: str, options: dict[str, str], url: str) -> None:
 def test_directory_buckets_are_refused() -> None:
     with pytest.raises(errors.Unsupported, match="S3 Express"):
         resolve_endpoint("b--usw2-az1--x-s3", S3Options())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"region": "\u00e9"},
+        {"region": "us-east-1\nX-Amz: more"},
+        {"endpoint_url": "http://b\u00fccher.test"},
+        {"endpoint_url": "http://[::1"},
+        {"endpoint_url": "http://host\r\nX: y"},
+    ],
+)
+def test_what_no_request_can_carry_is_refused(options: dict[str, str]) -> None:
+    given = {"endpoint_url": "http://127.0.0.1:9", "region": "us-east-1", **options}
+    with pytest.raises(errors.BadConfig) as caught:
+        resolve_endpoint("bucket", parse_options(given))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"])
+@pytest.mark.parametrize("value", ["t\u00e9", "token\nX-Amz: more"])
+def test_credentials_that_no_header_can_carry(
+    aws: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    aws.setenv(name, value)
+    with pytest.raises(errors.CredentialsMissing, match="no header can carry") as caught:
+        S3Credentials(S3Options()).current()
+    assert value not in caught.value.one_line()
 
 
 def test_keys_do_not_show_themselves() -> None:

@@ -119,6 +119,21 @@ def test_a_server_that_ignores_ranges(server: ScriptedS3, path: bytes) -> None:
     assert isinstance(failure, errors.OriginError | errors.Stale)
 
 
+@pytest.mark.parametrize("status", [200, 203])
+def test_a_range_comes_with_its_status(server: ScriptedS3, status: int) -> None:
+    """Content-Range has a meaning in a reply 206 only."""
+
+    def script(request: Request) -> Answer:
+        answer = ranged(request, DATA)
+        answer.status = status
+        return answer
+
+    server.script = script
+    got, failure = read(connector(server))
+    assert got == b""
+    assert isinstance(failure, errors.OriginError)
+
+
 FAULTS = [
     (404, "NoSuchKey", errors.NotFound),
     (404, "NoSuchBucket", errors.NotFound),

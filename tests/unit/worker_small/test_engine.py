@@ -113,6 +113,22 @@ def test_one_that_does_not_take_requests_is_waited_for() -> None:
     on_bench(script)
 
 
+def test_requests_with_long_headers_come_in_more_datagrams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with long session tokens: the process would read a larger datagram in part."""
+    headers = [f"x-amz-security-token: {'t' * 20_000}"]
+    monkeypatch.setitem(globals(), "REQUEST", REQUEST._replace(headers=headers))
+
+    async def script(bench: Bench, process: FakeProcess) -> None:
+        bench.start(2 * MOST_OF_ONE)
+        await bench.taken(process, 2 * MOST_OF_ONE)
+        assert all(list(get.request.headers) == headers for get in process.got)
+        assert not process.killed
+
+    on_bench(script)
+
+
 @pytest.mark.parametrize("taken", [0, 40])
 def test_all_are_told_of_its_end(taken: int) -> None:
     async def script(bench: Bench, process: FakeProcess) -> None:
