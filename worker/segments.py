@@ -79,6 +79,7 @@ class Segments:
         }
         self._by_page: dict[tuple[bytes, int], Segment] = {}
         self._orphans: list[Segment] = []  # dropped while somebody had them
+        self._dropped_filling = 0  # segments that were dropped and whose transfer goes on
         self._sweep_pause_s = 0.0  # 0.0: no look at the orphans is due
         self._part_lent_at_s = float("-inf")
         self._frozen = False
@@ -278,7 +279,9 @@ class Segments:
         return self._parts.ledger.take_scratch(need_bytes)
 
     def _has_room(self, need_bytes: int, area: Area) -> bool:
-        lent = len(self._orphans) if area.in_memory and not area.copied else 0  # mostly parts
+        lent = 0
+        if area.in_memory and not area.copied:
+            lent = len(self._orphans) + self._dropped_filling  # mostly parts
         if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
             return False
         if area.in_memory:
@@ -334,7 +337,9 @@ class Segments:
         for page in range(segment.first, segment.end):
             if self._by_page.get((segment.key, page)) is segment:
                 del self._by_page[segment.key, page]
-        if not segment.filling:
+        if segment.filling:
+            self._dropped_filling += 1
+        else:
             self._let_go(segment)
 
     def given_up(self, segment: Segment) -> None:
@@ -358,6 +363,7 @@ class Segments:
         self._give_place_back(segment)
         self._forget_rest(segment)
         if segment.dropped:
+            self._dropped_filling -= 1
             self._let_go(segment)
         elif segment.ready_end == segment.first:
             self.drop(segment)
