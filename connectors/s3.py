@@ -37,7 +37,6 @@ PAGE_KEYS: Final = 1000
 GETS_S: Final = 60.0  # then credentials are looked at again
 NOT_SAID_NS: Final = -1  # no time of whole seconds
 _LAST_CHAR: Final = "\U0010ffff"
-_ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
     etags=True,

@@ -19,12 +19,12 @@ from urllib3.exceptions import HTTPError
 
 from cachefs.core.errors import CredentialsMissing, OriginError
 from connectors.fetch.exchange import CONNECT_LIMIT_S, ERROR_BYTES
+from connectors.fetch.lanes import SILENCE_LIMIT_S
 from connectors.fetch.request import Get
 from connectors.s3_access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, from_botocore, parse_failure
 from connectors.s3_options import S3Options
 
-SILENCE_LIMIT_S: Final = 20.0  # a read that brings nothing for so long has failed
 CONNECTIONS: Final = 64
 LISTING_BYTES: Final = 16 << 20  # of a page: 1,000 keys of 1,024 bytes, encoded, make 4 MiB
 PIECE_BYTES: Final = 64 << 10
@@ -113,31 +113,19 @@ class S3Http:
             return endpoint
         return in_region(endpoint, self.bucket, region, self.options)
 
-    def request(
-        self,
-        method: str,
-        key: str = "",
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    def request(self, method: str, key: str = "", query: Mapping[str, str] | None = None) -> Reply:
         """One request for the bucket (key "") or a key. Raises the typed errors for a reply that
         is not 2xx; the caller reads or closes the reply."""
         _, session = self._open()
         path = f"s3://{self.bucket}/{key}"
-        response = _send(session, self.signed(method, key, query, headers), path)
+        response = _send(session, self._signed(method, key, query), path)
         if not 200 <= response.status_code < 300:
             content = Reply(response, path).start(ERROR_BYTES)
             self.refused(response.status_code, response.headers, content, path)
         return Reply(response, path)
 
-    def signed(
-        self,
-        method: str,
-        key: str = "",
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AWSRequest:
-        """The request with its signature, if it gets one; what `request` sends."""
+    def _signed(self, method: str, key: str, query: Mapping[str, str] | None) -> AWSRequest:
+        """Returns the request with its signature, if it gets one."""
         endpoint = self.endpoint()
         url = f"{endpoint.url}/{quote(key, safe=_KEY_SAFE)}" if key else endpoint.url
         if query:
@@ -145,7 +133,7 @@ class S3Http:
             url += "?" + "&".join(
                 f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in pairs
             )
-        request = AWSRequest(method=method, url=url, headers=dict(headers or {}))
+        request = AWSRequest(method=method, url=url)
         if self.options.requester_pays:
             request.headers["x-amz-request-payer"] = "requester"
         self._sign(request, endpoint.region)

@@ -68,12 +68,9 @@ def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
     """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
     master answers."""
     if is_dead(record.mountpoint):
-        return health(
-            facts_of({"mountpoint": record.mountpoint, "mount_is_dead": True}), time.time()
-        )
+        return of_dead(record.mountpoint)
     try:
-        with connected(record) as client:
-            tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
+        tree = server_status(record)
     except CacheFSError as err:
         return [_no_answer(record, err)]
     return of_mount_tree(record, tree, chosen)
@@ -87,6 +84,17 @@ def of_mount_tree(record: MountRecord, tree: dict[str, Any], chosen: Config) -> 
     if is_cluster(record.source.url) and all(one.code != "MASTER_AWAY" for one in found):
         found += _of_its_cluster(record, chosen)
     return unique(found)
+
+
+def server_status(record: MountRecord) -> dict[str, Any]:
+    """Returns the status document of a mount's server. Raises what asking the server raises."""
+    with connected(record) as client:
+        return checked(client.call(m.Status(), ASK_S), m.StatusReply).status
+
+
+def of_dead(mountpoint: str) -> list[HealthProblem]:
+    """Returns what is wrong with a mount that no process serves."""
+    return of_tree({"mountpoint": mountpoint, "mount_is_dead": True})
 
 
 def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
@@ -125,7 +133,7 @@ def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
         if record is not None:
             yield from of_mount(record, chosen)
         elif is_dead(mount.mountpoint):
-            yield from of_tree({"mountpoint": mount.mountpoint, "mount_is_dead": True})
+            yield from of_dead(mount.mountpoint)
     if clusters.has_cluster(chosen, home):
         with clusters.connect_admin(chosen, home) as master:
             yield from of_master(master)

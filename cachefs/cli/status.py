@@ -12,17 +12,15 @@ import msgspec
 from cachefs.cli import clusters, health, logs, output, settings, status_view
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.owners import find_record, shown_user
-from cachefs.cli.session import checked, connected, find_target
+from cachefs.cli.session import find_target
 from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
-from cachefs.core import messages as m
 from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
-ASK_S: Final = 20.0
 # What a document of another user's process may raise: its fields are of any type.
 _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
@@ -117,7 +115,7 @@ def _with_problems(
 ) -> dict[str, Any]:
     """Adds what is wrong with a mount to its document."""
     if tree["state"] == "dead":
-        found = health.of_tree({"mountpoint": tree["mountpoint"], "mount_is_dead": True})
+        found = health.of_dead(tree["mountpoint"])
     elif tree["state"] == "ok" and record is not None:
         found = health.of_mount_tree(record, tree, chosen)
     else:
@@ -127,8 +125,7 @@ def _with_problems(
 
 def ask(record: MountRecord) -> dict[str, Any]:
     """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
-    with connected(record) as client:
-        tree = checked(client.call(m.Status(), ASK_S), m.StatusReply).status
+    tree = health.server_status(record)
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
     return {**head, **_transport(tree, record.mountpoint), **tree, **head, **_logs(record)}

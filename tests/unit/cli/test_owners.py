@@ -233,7 +233,7 @@ def test_a_document_of_a_users_server_says_nothing_of_the_mount(
     def server(record: MountRecord) -> Iterator[object]:
         yield SimpleNamespace(call=lambda *_: m.StatusReply(odd))
 
-    monkeypatch.setattr("cachefs.cli.status.connected", server)
+    monkeypatch.setattr("cachefs.cli.health.connected", server)
     for more in ({}, {"mounts": 3}, {"cache": {"tiers": 7}}, {"sources": ["\x1b]0;x\x07"]}):
         odd |= more
         code, out, err = run("status")
