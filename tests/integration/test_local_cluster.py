@@ -211,7 +211,9 @@ def test_tokens_and_tls(secured: Machine, tmp_path: Path, origin: Path) -> None:
     with pytest.raises(ClusterFailed, match="a token is needed"):
         secured.run("workers")
     assert len(secured.json("workers", "--token-file", shared)["workers"]) == 1
-    found = secured.json("health", "--token-file", shared, codes=(1,))
+    found = secured.json("health", "--token-file", shared, codes=(1, 2))
+    # Root's health names the dead mounts of all users of the machine, too.
+    found = [one for one in found if one["code"] != "MOUNT_DEAD"]
     assert [one["code"] for one in found] == ["CERTIFICATE_EXPIRES"] * 2, "they last for two days"
     assert {one["subject"].split()[0] for one in found} == {"the", "worker"}
     with pytest.raises(ClusterFailed, match="'team' is for reading only"):

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.services.namespaces import with_fuse_device
+
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
 NOBODY = 65534
 AS_NOBODY = [
     "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
     "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
 ]  # fmt: skip
-OWN_FUSE = 'mount --bind "$0" /dev/fuse && echo && exec sleep 600'
 
 
 class Shared:
@@ -37,8 +38,8 @@ class Shared:
         (root / "source" / "a").write_bytes(b"a")
         os.mknod(root / "fuse", 0o020666, os.makedev(10, 229))
         os.chmod(root / "fuse", 0o666)
-        command = ["unshare", "--mount", "--propagation=private", "sh", "-c", OWN_FUSE]
-        self._holder = subprocess.Popen([*command, root / "fuse"], stdout=subprocess.PIPE)
+        command = with_fuse_device(root / "fuse", "sh", "-c", "echo && exec sleep 600")
+        self._holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         self._holder.stdout.readline()
 

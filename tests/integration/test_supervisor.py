@@ -28,6 +28,7 @@ from cachefs.launcher.state import MountRecord, StateHome
 from tests.integration.conftest import Node, is_mounted
 from tests.integration.dataset import body
 from tests.services.commands import CACHEFS
+from tests.services.namespaces import with_fuse_device
 from tests.services.processes import is_running, wait_until
 
 MIB = 1 << 20
@@ -491,18 +492,8 @@ def test_an_ordinary_user(source: Path) -> None:
         user += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
         command = [*user, sys.executable, "-I", str(script), CACHEFS, f"file://{source}"]
         command += [str(root / "mnt"), str(root / "home"), *FILES]
-        own = 'mount --bind "$0" /dev/fuse && exec "$@"'
         done = subprocess.run(
-            [
-                "unshare",
-                "--mount",
-                "--propagation=private",
-                "sh",
-                "-c",
-                own,
-                root / "fuse",
-                *command,
-            ],
+            with_fuse_device(root / "fuse", *command),
             capture_output=True,
             text=True,
             timeout=120,

@@ -363,8 +363,10 @@ def test_pairs_die_one_after_the_other(mount: Callable[..., Survivor], rng: rand
     survivor.start_readers(rng)
     for _ in range(PAIRS):
         first, second = rng.sample(ROLES, 2)
+        began_s = time.monotonic()
         apart_s = survivor.kill_pair(first, second, rng.uniform(0.05, 1.0))
-        print(f"{first}, and {second} {apart_s:.2f} s later")
+        whole_s = time.monotonic() - began_s
+        print(f"{first}, and {second} {apart_s:.2f} s later; whole after {whole_s:.1f} s")
     assert survivor.finish_readers() < PAIR_PAUSE_S
     survivor.node.umount(survivor.path)
 

@@ -1,0 +1,24 @@
+"""Mount namespaces of tests, without the mounts of the tests that run beside them.
+
+A new namespace has a copy of every mount. A FUSE mount that is unmounted elsewhere lives, with its
+processes, until the last copy is unmounted, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+_OWN_FUSE: Final = (
+    "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | "
+    'while read -r where; do umount -l "$where"; done; '
+    'mount --bind "$0" /dev/fuse && exec "$@"'
+)
+
+
+def with_fuse_device(device: Path, *command: str) -> list[str]:
+    """Returns what runs the command in a mount namespace of its own, where `device` stands at
+    /dev/fuse and no file system of FUSE is mounted."""
+    return [
+        "unshare", "--mount", "--propagation=private",
+        "sh", "-c", _OWN_FUSE, str(device), *command,
+    ]  # fmt: skip
