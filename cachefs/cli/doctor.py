@@ -15,7 +15,8 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, detach, output, settings, transport
-from cachefs.cli.health import CLUSTER_S, of_master, of_mount_tree
+from cachefs.cli.health import of_mount_tree
+from cachefs.cli.masters import Masters
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
 from cachefs.cli.owners import find_record
@@ -61,10 +62,11 @@ def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **fl
     """Check this machine and the state home; exit code 1 if something is in the way."""
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
+    masters = Masters(chosen)
     findings = [
         *examine_machine(chosen),
-        *examine_state(chosen, home, fix=fix),
-        *examine_cluster(chosen, home),
+        *examine_state(masters, home, fix=fix),
+        *examine_cluster(chosen, home, masters),
     ]
     if as_json:
         output.print_json([msgspec.to_builtins(finding) for finding in findings])
@@ -174,12 +176,12 @@ def file_system_at(path: str) -> str:
 # ---- what is left behind -------------------------------------------------------------------------
 
 
-def examine_state(chosen: Config, home: StateHome, *, fix: bool) -> Iterator[Finding]:
+def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[Finding]:
     """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
-        yield from _mount(mount, chosen, home, fix)
+        yield from _mount(mount, masters, home, fix)
     for record in home.mount_records():
         if is_stale(record, table):
             yield _stale_record(record, home, fix)
@@ -190,7 +192,7 @@ def examine_state(chosen: Config, home: StateHome, *, fix: bool) -> Iterator[Fin
         yield from _pointer(directory, fix)
 
 
-def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator[Finding]:
+def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterator[Finding]:
     name = f"mount {mount.mountpoint}"
     if is_dead(mount.mountpoint):
         yield _dead_mount(name, mount, home, fix)
@@ -201,7 +203,7 @@ def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator
         return
     try:
         status = ask(record)
-        found = of_mount_tree(record, status, chosen)
+        found = of_mount_tree(record, status, masters)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
         yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
@@ -213,14 +215,14 @@ def _mount(mount: Mount, chosen: Config, home: StateHome, fix: bool) -> Iterator
     yield from map(health_finding, found)
 
 
-def examine_cluster(chosen: Config, home: StateHome) -> Iterator[Finding]:
+def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[Finding]:
     """What the master of the settings, or of `cachefs up`, says is wrong; nothing without one."""
     if not clusters.has_cluster(chosen, home):
         return
     name = f"cluster {clusters.master_of(chosen, home)}"
     try:
         with clusters.connect_admin(chosen, home) as master:
-            found = of_master(master, CLUSTER_S)
+            found = masters.problems(master)
     except CacheFSError as err:
         yield Finding(name, "note", err.one_line())
         return

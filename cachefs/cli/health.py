@@ -11,25 +11,18 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, output, settings
+from cachefs.cli.masters import Masters, is_away
 from cachefs.cli.mounts import is_dead, read_mounts
-from cachefs.cli.owners import check_master, find_record
+from cachefs.cli.owners import find_record
 from cachefs.cli.session import checked, connected, find_target
-from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import (
-    CacheFSError,
-    DeadlineExceeded,
-    NotFound,
-    ProtocolError,
-    Unreachable,
-)
+from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.health import HealthProblem, facts_of, health, problem, problem_lines, verdict
 from cachefs.launcher.state import MountRecord, StateHome
 
 ASK_S: Final = 20.0
-CLUSTER_S: Final = 4.0  # for a master's answer about a mount that is asked about
 WELL: Final = "OK, nothing is wrong"
 
 
@@ -64,7 +57,7 @@ def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     return [*dict.fromkeys(problems)]
 
 
-def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
+def of_mount(record: MountRecord, masters: Masters) -> list[HealthProblem]:
     """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
     master answers."""
     if is_dead(record.mountpoint):
@@ -73,16 +66,18 @@ def of_mount(record: MountRecord, chosen: Config) -> list[HealthProblem]:
         tree = server_status(record)
     except CacheFSError as err:
         return [_no_answer(record, err)]
-    return of_mount_tree(record, tree, chosen)
+    return of_mount_tree(record, tree, masters)
 
 
-def of_mount_tree(record: MountRecord, tree: dict[str, Any], chosen: Config) -> list[HealthProblem]:
+def of_mount_tree(
+    record: MountRecord, tree: dict[str, Any], masters: Masters
+) -> list[HealthProblem]:
     """Returns what is wrong with a mount, by its server's document; for a mount of a cluster also
-    what the master says, unless the document says that the master is away. Raises ProtocolError for
-    what is no such document."""
+    what the master says, or that it does not answer, unless the document says so already. Raises
+    ProtocolError for what is no such document."""
     found = of_tree(tree)
-    if is_cluster(record.source.url) and all(one.code != "MASTER_AWAY" for one in found):
-        found += _of_its_cluster(record, chosen)
+    if is_cluster(record.source.url) and not any(map(is_away, found)):
+        found += masters.of_record(record)
     return unique(found)
 
 
@@ -105,58 +100,32 @@ def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
         raise ProtocolError(str(err)) from err
 
 
-def of_master(master: AdminClient, timeout_s: float = 0.0) -> list[HealthProblem]:
-    """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
-    earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
-    try:
-        return master.health(timeout_s)
-    except (Unreachable, DeadlineExceeded) as err:
-        return [away(master.url, err)]
-    except (NotFound, ProtocolError):
-        return []
-
-
 def _problems(where: str | None, chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
+    masters = Masters(chosen)
     if where is not None and clusters.is_master(where):
-        url = master_url(where, tls=clusters.speaks_tls(chosen))
-        with AdminClient(url, clusters.security(chosen, url)) as master:
-            yield from of_master(master)
+        with clusters.admin_at(
+            master_url(where, tls=clusters.speaks_tls(chosen)), chosen
+        ) as master:
+            yield from masters.problems(master)
     elif where is not None:
-        yield from of_mount(find_target(where, home).record, chosen)
+        yield from of_mount(find_target(where, home).record, masters)
     else:
-        yield from _of_everything(chosen, home)
+        yield from _of_everything(chosen, home, masters)
 
 
-def _of_everything(chosen: Config, home: StateHome) -> Iterable[HealthProblem]:
+def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterable[HealthProblem]:
     for mount in read_mounts().ours():
         record = find_record(mount, home)
         if record is not None:
-            yield from of_mount(record, chosen)
+            yield from of_mount(record, masters)
         elif is_dead(mount.mountpoint):
             yield from of_dead(mount.mountpoint)
     if clusters.has_cluster(chosen, home):
         with clusters.connect_admin(chosen, home) as master:
-            yield from of_master(master)
-
-
-def _of_its_cluster(record: MountRecord, chosen: Config) -> list[HealthProblem]:
-    """Returns the master's list; a master that is away is in the node's own facts."""
-    try:
-        check_master(record, chosen)
-        master, _ = clusters.admin_of(record.source.url, chosen)
-        with master:
-            return master.health(CLUSTER_S)
-    except CacheFSError:
-        return []
+            yield from masters.problems(master)
 
 
 def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
     cause = f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {shlex.quote(record.mountpoint)}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)
-
-
-def away(url: str, err: CacheFSError) -> HealthProblem:
-    """Returns the problem of a master that gave no answer."""
-    remedy = err.remedy or "start it: cachefs master"
-    return problem("MASTER_AWAY", url, err.cause, remedy)

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, health, logs, output, settings, status_view
+from cachefs.cli.masters import Masters, away, of_master
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import find_target
@@ -48,11 +49,12 @@ def command(
             tree = _of_cluster(where, chosen)
         else:
             record = find_target(where, home).record
-            tree = _with_problems(ask(record), record, chosen)
+            tree = _with_problems(ask(record), record, Masters(chosen))
         return _print([tree], as_json, tree)
-    trees = [_try(mount, home, chosen) for mount in read_mounts().ours()]
+    masters = Masters(chosen)
+    trees = [_try(mount, home, masters) for mount in read_mounts().ours()]
     if clusters.has_cluster(chosen, home):
-        trees.append(_try_cluster(clusters.master_of(chosen, home), chosen))
+        trees.append(_try_cluster(clusters.master_of(chosen, home), chosen, masters))
     _print(trees, as_json, trees)
 
 
@@ -63,19 +65,26 @@ def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
-        tree, rows, problems = master.status(), master.workers().rows, health.of_master(master)
+        tree, rows, problems = master.status(), master.workers().rows, of_master(master)
     workers = [_worker(row) for row in rows]
     found = {"master": url, "state": "ok", **tree, "workers": workers}
     return {**found, "problems": [msgspec.to_builtins(one) for one in problems]}
 
 
-def _try_cluster(url: str, chosen: Config) -> dict[str, Any]:
+def _try_cluster(url: str, chosen: Config, masters: Masters) -> dict[str, Any]:
+    """As `_of_cluster`, for a master that may give no answer; it is not asked a second time."""
+    if known := masters.away(url):
+        return _no_answer(url, known[0].cause, known)
     try:
         return _of_cluster(url, chosen)
     except CacheFSError as err:
         is_away = isinstance(err, Unreachable | DeadlineExceeded)
-        problems = [msgspec.to_builtins(health.away(url, err))] if is_away else []
-        return {"master": url, "state": "no answer", "cause": err.cause, "problems": problems}
+        return _no_answer(url, err.cause, [away(url, err)] if is_away else [])
+
+
+def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str, Any]:
+    found = [msgspec.to_builtins(one) for one in problems]
+    return {"master": url, "state": "no answer", "cause": cause, "problems": found}
 
 
 def _worker(row: c.WorkerRow) -> dict[str, Any]:
@@ -111,13 +120,13 @@ def view(tree: dict[str, Any]) -> list[str]:
 
 
 def _with_problems(
-    tree: dict[str, Any], record: MountRecord | None, chosen: Config
+    tree: dict[str, Any], record: MountRecord | None, masters: Masters
 ) -> dict[str, Any]:
     """Adds what is wrong with a mount to its document."""
     if tree["state"] == "dead":
         found = health.of_dead(tree["mountpoint"])
     elif tree["state"] == "ok" and record is not None:
-        found = health.of_mount_tree(record, tree, chosen)
+        found = health.of_mount_tree(record, tree, masters)
     else:
         found = []
     return {**tree, "problems": [msgspec.to_builtins(one) for one in found]}
@@ -144,18 +153,18 @@ def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
     return {}
 
 
-def _try(mount: Mount, home: StateHome, chosen: Config) -> dict[str, Any]:
+def _try(mount: Mount, home: StateHome, masters: Masters) -> dict[str, Any]:
     """As `ask`, with what is wrong, for a mount that may be dead or another user's."""
     record = find_record(mount, home)
     if record is not None:
         try:
-            return _with_problems(ask(record), record, chosen)
+            return _with_problems(ask(record), record, masters)
         except CacheFSError as err:
             state = "dead" if is_dead(mount.mountpoint) else "no answer"
             tree = {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
-            return _with_problems(tree, record, chosen)
+            return _with_problems(tree, record, masters)
     state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
-    return _with_problems(_head(mount.mountpoint, mount.source, state), None, chosen)
+    return _with_problems(_head(mount.mountpoint, mount.source, state), None, masters)
 
 
 def _unknown(mount: Mount) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import click
 
 from cachefs.cli import clusters, health, output, settings, top_view
 from cachefs.cli.cluster_files import SHOWN_ID
+from cachefs.cli.masters import Masters, is_away, of_master
 from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import all_records
 from cachefs.cli.session import attached, find_target
@@ -32,7 +34,8 @@ from cachefs.launcher.state import MountRecord, StateHome
 JOBS: Final = 50  # the newest, of which those that have not ended are shown
 LEAST_S: Final = 0.2
 _HTTP: Final = ("http://", "https://")
-Looker = Callable[[], Look]
+# Looks once. True: also at what is wrong and at jobs, which may wait for a master.
+Looker = Callable[[bool], Look]
 
 
 @click.command("top")
@@ -77,11 +80,11 @@ def command(
 
 
 def _frames(look: Looker, pause_s: float, count: int | None) -> Iterator[top_view.Frame]:
-    """One for each pause; `count` None: for ever."""
-    old = look()
+    """One for each pause; `count` None: for ever. The first look is for its counters only."""
+    old = look(False)
     while count is None or count > 0:
         time.sleep(pause_s)
-        new = look()
+        new = look(True)
         yield top_view.frame(old, new)
         old, count = new, None if count is None else count - 1
 
@@ -124,18 +127,18 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
     """Raises NotFound, BadConfig and what connecting raises."""
     if where is not None and where.startswith(_HTTP):
         is_here = is_loopback(parse_address(address_of(where), 0)[0])
-        of_master = clusters.master_of(chosen, home) if is_here else where
-        with clusters.connect_worker(where, chosen, of_master) as worker:
-            yield lambda: _look_at_worker(worker)
+        url = clusters.master_of(chosen, home) if is_here else where
+        with clusters.connect_worker(where, chosen, url) as worker:
+            yield lambda _: _look_at_worker(worker)
     elif where is not None and not is_cluster(where):
         record = find_target(where, home).record
-        yield lambda: _look_at_mounts([record], chosen)
+        yield lambda more: _look_at_mounts([record], chosen, more)
     elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
-            yield lambda: _look_at_cluster(master)
+            yield lambda more: _look_at_cluster(master, more)
     else:
         records = _mounted(home)
-        yield lambda: _look_at_mounts(records, chosen)
+        yield lambda more: _look_at_mounts(records, chosen, more)
 
 
 def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
@@ -155,22 +158,29 @@ def _mounted(home: StateHome) -> list[MountRecord]:
     return [*found.values()]
 
 
-def _look_at_mounts(records: list[MountRecord], chosen: Config) -> Look:
-    trees, jobs, problems = [], [], []
+def _look_at_mounts(records: list[MountRecord], chosen: Config, more: bool) -> Look:
+    trees: list[tuple[MountRecord, dict[str, Any]]] = []
+    jobs: list[JobShown] = []
+    problems: list[HealthProblem] = []
+    masters = Masters(chosen)
     for record in records:
-        with attached(record) as session:
-            status = session.call(m.Status(), m.StatusReply).status
-            trees.append((record, status["cache"]))
-            found = health.of_mount_tree(record, status, chosen)
-            problems += found
-            if any(one.code == "MASTER_AWAY" for one in found):
-                continue
-            jobs += _running(lambda s=session: s.call(  # type: ignore[misc]
-                m.ListJobs(s.namespace, limit=JOBS), m.JobTable
-            ).jobs)  # fmt: skip
+        status = health.server_status(record)
+        trees.append((record, status["cache"]))
+        if not more:
+            continue
+        found = health.of_mount_tree(record, status, masters)
+        problems += found
+        if not any(map(is_away, found)):
+            jobs += _running(functools.partial(_jobs_of, record))
     title = ", ".join(f"{one.mountpoint} ({one.source.url})" for one in records)
     shown = [(one.mountpoint, "ok", tree) for one, tree in trees]
     return _look(title, shown, jobs, health.unique(problems))
+
+
+def _jobs_of(record: MountRecord) -> list[JobShown]:
+    """Returns the newest load jobs of a mount's namespace. Raises what asking its server raises."""
+    with attached(record) as session:
+        return session.call(m.ListJobs(session.namespace, limit=JOBS), m.JobTable).jobs
 
 
 def _look_at_worker(worker: HttpClient) -> Look:
@@ -195,7 +205,7 @@ def _look(
     return Look(time.monotonic(), title, nodes, paths, slow, jobs, problems)
 
 
-def _look_at_cluster(master: AdminClient) -> Look:
+def _look_at_cluster(master: AdminClient, more: bool) -> Look:
     rows = master.workers().rows
     nodes = [
         node_look(
@@ -210,8 +220,8 @@ def _look_at_cluster(master: AdminClient) -> Look:
     facts = [row.facts for row in rows]
     paths = summed(one.get("paths", {}) for one in facts)
     slow = {path: row for one in facts for path, row in one.get("slow_fills", {}).items()}
-    jobs = _running(lambda: master.jobs(limit=JOBS).jobs)
-    problems = health.of_master(master)
+    jobs = _running(lambda: master.jobs(limit=JOBS).jobs) if more else []
+    problems = of_master(master) if more else []
     return Look(time.monotonic(), master.url, nodes, paths, slow, jobs, problems)
 
 

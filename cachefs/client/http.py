@@ -19,7 +19,7 @@ from cachefs.client.credentials import client_context, presents_to
 from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core.access import parse_address
-from cachefs.core.addresses import address_of
+from cachefs.core.addresses import ALIVE_PATH, address_of
 from cachefs.core.errors import (
     AccessDenied,
     CacheFSError,
@@ -34,9 +34,8 @@ from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
-GREET_S: Final = 5.0  # a process that lives answers so soon, however long its other answers take
+GREET_S: Final = 4.0  # a process that lives answers so soon, however long its other answers take
 GREETED_FOR_S: Final = 1.0  # after an answer
-ALIVE_PATH: Final = "/healthz"
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # before the path of a socket, in place of a URL

@@ -12,6 +12,7 @@ from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import BadConfig
 
 SCHEME: Final = "cachefs://"
+ALIVE_PATH: Final = "/healthz"  # of a process: GET, 200 while its event loop turns; no token
 DEFAULT_MASTER: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 _HTTP: Final = re.compile(r"(https?)://([^/]*)/?")
 

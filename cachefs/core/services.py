@@ -28,7 +28,7 @@ from cachefs.core.policies import Policy, Rule
 # For how long a question of the current task waits for a master that is not reached, in seconds. A
 # system call waits longer than a command, which says instead that the master is away.
 asker_reach_s: ContextVar[float] = ContextVar("asker_reach_s", default=30.0)
-COMMAND_REACH_S: Final = 4.0
+COMMAND_REACH_S: Final = 3.0
 
 
 class Permission(msgspec.Struct, frozen=True):

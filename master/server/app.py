@@ -30,6 +30,7 @@ from prometheus_client import (
 
 from cachefs.core import cluster as c
 from cachefs.core.access import Caller, check_listen, is_loopback, permit_metrics
+from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.admin import API
 from cachefs.core.errors import (
     BadConfig,
@@ -67,7 +68,6 @@ BACKLOG: Final = 1024
 STOP_S: Final = 2.0  # for calls under way
 
 METRICS_PATH: Final = "/metrics"
-HEALTH_PATH: Final = "/healthz"
 _WAITING: Final = (c.GetEvents, c.GetView, c.Work)
 
 
@@ -178,7 +178,7 @@ class MasterServer:
     def _page(self, request: web.BaseRequest) -> web.Response:
         """Raises RefusedRequest."""
         self._guard.check_host(request)
-        if request.path == HEALTH_PATH:
+        if request.path == ALIVE_PATH:
             return web.Response(text="ok\n")
         if request.path == METRICS_PATH:
             return self._metrics(request)

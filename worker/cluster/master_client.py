@@ -1,6 +1,10 @@
 """Calls of one master over HTTP. Owns the connections, what is known of the master's health, and
 the only retry of calls: every call that a worker makes may be repeated.
 
+A call may wait for an origin, so a late answer does not tell that the master is away. While nothing
+was heard from the master since a call began, the client probes `ALIVE_PATH`, which waits for no
+origin: a master that is stopped is found to be down within `LOOK_S` and two probes.
+
 A failure that the master answers is its answer and is raised as it came; what the network does
 becomes `MasterUnreachable`.
 """
@@ -22,7 +26,7 @@ import aiohttp
 from aiohttp import hdrs
 
 from cachefs.core import cluster as c
-from cachefs.core.addresses import master_url
+from cachefs.core.addresses import ALIVE_PATH, master_url
 from cachefs.core.errors import AccessDenied, CacheFSError, ProtocolError, Throttled, Unreachable
 from cachefs.core.messages import Failure, ListDir, Message, error_of
 from cachefs.doors.causes import cause_of
@@ -33,11 +37,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Message)
 
-CONNECTIONS: Final = {"names": 32, "listings": 32, "members": 8}
+CONNECTIONS: Final = {"names": 32, "listings": 32, "members": 8, "probes": 1}
 CONNECT_S: Final = 3.0
 ANSWER_S: Final = 60.0  # what a master may take for an answer: it waits for origins
 REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
 LOOK_S: Final = 1.0  # between looks whether the master that should answer is down
+LATE_LOOK_S: Final = 0.25  # the same, of a call that waits for no other attempt
+PROBE_S: Final = 1.5  # for the answer to a probe
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
@@ -92,6 +98,8 @@ class MasterClient:
         self._sessions: dict[str, aiohttp.ClientSession] = {}  # see `CONNECTIONS`
         self._reached = asyncio.Event()
         self._failures = 0
+        self._heard_at = clock()
+        self._probing: asyncio.Task[None] | None = None
         self._closed = False
         self.counters = {"calls": 0, "retries": 0, "unreachable": 0}
 
@@ -117,6 +125,9 @@ class MasterClient:
     async def close(self) -> None:
         """Calls under way fail. Idempotent."""
         self._closed = True
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
         for session in self._sessions.values():
             await session.close()
 
@@ -170,13 +181,14 @@ class MasterClient:
         if self.down:
             log.info("the master at %s answers again", self.url)
         self._failures = 0
+        self._heard_at = self._clock()
         self._reached.set()
 
     async def _attempt(self, body: c.Call, data: bytes, answer_s: float, until: float) -> c.Answer:
         limit = asyncio.timeout(answer_s)
         try:
             async with limit:
-                with self._given_up_when_down(limit, until):
+                with self._watched(limit, until):
                     return await self._exchange(data, _connections_of(body))
         except TimeoutError as err:
             raise self._unreachable(f"no answer to {type(body).__name__} in time") from err
@@ -186,22 +198,56 @@ class MasterClient:
             raise self._unreachable(cause_of(err)) from err
 
     @contextlib.contextmanager
-    def _given_up_when_down(self, limit: asyncio.Timeout, until: float) -> Iterator[None]:
-        """From `until` on nobody waits for an answer of a master that is found to be down."""
-        loop = asyncio.get_running_loop()
+    def _watched(self, limit: asyncio.Timeout, until: float) -> Iterator[None]:
+        """Looks after an attempt: probes a master from which nothing was heard since the attempt
+        began, and from `until` on ends the attempt while the master is found to be down."""
+        loop, began = asyncio.get_running_loop(), self._clock()
 
         def look() -> None:
-            if self.down:
-                limit.reschedule(loop.time())
-            else:
-                looks.append(loop.call_later(LOOK_S, look))
+            if self.down and self._clock() >= until:
+                return limit.reschedule(loop.time())
+            if self._heard_at < began:
+                self._probe_soon()
+            looks.append(loop.call_later(self._next_look_s(until), look))
 
-        first_s = max(LOOK_S, until - self._clock())
-        looks = deque([loop.call_later(first_s, look)], maxlen=1)
+        looks = deque([loop.call_later(self._next_look_s(until), look)], maxlen=1)
         try:
             yield
         finally:
             looks.pop().cancel()
+
+    def _next_look_s(self, until: float) -> float:
+        left_s = until - self._clock()
+        return min(LOOK_S, left_s) if left_s > 0 else LATE_LOOK_S
+
+    # ---- probes ----
+
+    def _probe_soon(self) -> None:
+        """Starts a probe, unless one is under way."""
+        if not self._closed and (self._probing is None or self._probing.done()):
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
+            self._probing.add_done_callback(_log_failure)
+
+    async def _probe(self) -> None:
+        """Asks for a sign of life, as often as makes a master down that gives none. Any answer is
+        one; no answer counts as a failed call."""
+        for _ in range(FAILURES_OF_A_DOWN_MASTER):
+            if await self._is_alive():
+                self._heard_at = self._clock()
+                return
+
+    async def _is_alive(self) -> bool:
+        try:
+            async with (
+                asyncio.timeout(PROBE_S),
+                self._open_session("probes").get(self.url + ALIVE_PATH, allow_redirects=False),
+            ):
+                return True
+        except TimeoutError:
+            self._failed(self._unreachable("no answer to a probe in time"))
+        except (aiohttp.ClientError, OSError) as err:
+            self._failed(self._unreachable(cause_of(err)))
+        return False
 
     def _unreachable(
         self, why: str, remedy: str = "is `cachefs master` running there?"
@@ -254,6 +300,11 @@ def _connections_of(body: c.Call) -> str:
     if isinstance(body, _MEMBERS):
         return "members"
     return "listings" if isinstance(body, _LISTINGS) else "names"
+
+
+def _log_failure(probing: asyncio.Task[None]) -> None:
+    if not probing.cancelled() and (error := probing.exception()) is not None:
+        log.error("a probe of the master failed: %s", error, exc_info=error)
 
 
 def _is_busy(answer: c.Answer) -> bool:

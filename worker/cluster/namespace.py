@@ -175,7 +175,7 @@ class RemoteNamespace(MasterJobs):
         return await self._or_stale(self._ask_attributes(ino, self._cache.asked(now)), known)
 
     async def _ask_attributes(self, ino: int, asked: Asked) -> Found:
-        found = await self._ask(GetAttr(self._namespace, ino), Found, reach_s=self._patience())
+        found = await self._ask(GetAttr(self._namespace, ino), Found)
         return self._kept(found, self._cache.put_attributes(found, asked))
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
@@ -189,7 +189,7 @@ class RemoteNamespace(MasterJobs):
         asked = self._cache.asked(now)
         question = ListDir(self._namespace, ino, after, limit)
         try:
-            page = await self._ask(question, Listing, answer_s=LISTING_S, reach_s=self._patience())
+            page = await self._ask(question, Listing, answer_s=LISTING_S)
         except MasterUnreachable:
             if known is None:
                 raise
@@ -207,7 +207,7 @@ class RemoteNamespace(MasterJobs):
 
     async def _ask_path(self, path: bytes) -> Found:
         asked = self._cache.asked(self._clock())
-        found = await self._ask(Resolve(self._namespace, path), Found, reach_s=self._patience())
+        found = await self._ask(Resolve(self._namespace, path), Found)
         kept = self._cache.put_attributes(found, asked)
         if kept and found.inode is not None and found.inode.kind is Kind.DIRECTORY:
             self._resolved.put(path, found.inode)
@@ -243,7 +243,7 @@ class RemoteNamespace(MasterJobs):
     async def _ask_places(self, inos: Sequence[int]) -> list[Origin | CacheFSError]:
         asked = self._cache.asked(self._clock())
         question = c.Locate(self._namespace, [*inos])
-        located = await self._ask(question, c.Located, answer_s=LOCATE_S)
+        located = await self._ask(question, c.Located, answer_s=LOCATE_S, reach_s=self._reach_s)
         if len(located.places) != len(inos):
             raise ProtocolError("the master answered other questions")
         for ino, place in zip(inos, located.places, strict=True):
@@ -377,7 +377,7 @@ class RemoteNamespace(MasterJobs):
     # ---- questions -------------------------------------------------------------------------------
 
     async def _ask(self, body: c.Call, kind: type[T], **limits: float) -> T:
-        limits.setdefault("reach_s", self._reach_s)
+        limits.setdefault("reach_s", self._patience())
         return await self._master.ask(body, kind, **limits)
 
     def _patience(self) -> float:
@@ -405,9 +405,10 @@ class RemoteNamespace(MasterJobs):
         calls = [Lookup(self._namespace, parent, name) for parent, name in names]
         answers: Sequence[Found | Failure]
         if len(calls) == 1:
-            answers = [await self._ask(calls[0], Found)]
+            answers = [await self._ask(calls[0], Found, reach_s=self._reach_s)]
         else:
-            answers = (await self._ask(c.Batch([*calls]), c.Batched)).answers
+            batch = c.Batch([*calls])
+            answers = (await self._ask(batch, c.Batched, reach_s=self._reach_s)).answers
         if len(answers) != len(calls):
             raise ProtocolError("the master answered other questions")
         return [self._name_of(*at, it, asked) for at, it in zip(names, answers, strict=True)]

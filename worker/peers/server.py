@@ -22,6 +22,7 @@ from aiohttp import ClientPayloadError, web
 
 from cachefs.core import access
 from cachefs.core import cluster as c
+from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.errors import (
     AccessDenied,
     CacheFSError,
@@ -210,7 +211,7 @@ class PeerServer:
             self._guard.check_host(request)
         except RefusedRequest as err:
             return self._refused_page(err)
-        if request.path == "/healthz" and request.method == "GET":
+        if request.path == ALIVE_PATH and request.method == "GET":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="no such page\n")
 

@@ -15,6 +15,7 @@ import pytest
 
 from cachefs.cli import doctor, down, logs, mount, mountpoint, places, session, settings, umount
 from cachefs.cli import status as status_module
+from cachefs.cli.masters import Masters
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
 from cachefs.core import messages as m
@@ -528,13 +529,13 @@ def test_doctor_clears_dead_mounts(home: StateHome, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("cachefs.cli.detach.detach", lambda path, lazy: detached.append(path))
     states = [
         f.state
-        for f in doctor.examine_state(settings.load_settings({}, None), home, fix=False)
+        for f in doctor.examine_state(Masters(settings.load_settings({}, None)), home, fix=False)
         if "dead" in f.name
     ]
     assert states == ["problem"]
     states = [
         f.state
-        for f in doctor.examine_state(settings.load_settings({}, None), home, fix=True)
+        for f in doctor.examine_state(Masters(settings.load_settings({}, None)), home, fix=True)
         if "dead" in f.name
     ]
     assert (states, detached) == (["fixed"], ["/mnt/dead"])

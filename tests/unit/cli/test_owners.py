@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from cachefs.cli import detach, health, logs, owners, paths, umount
+from cachefs.cli.masters import Masters
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.cli.session import Target, connected
 from cachefs.cli.settings import load_settings
@@ -203,12 +204,12 @@ def test_the_token_of_root_does_not_go_to_a_master_that_a_user_names(
     own = msgspec.structs.replace(theirs, owner=-1)
     flags = {"token_file": str(tmp_path / "token")}
     chosen = load_settings(flags, None)
-    health.of_mount_tree(theirs, {}, chosen)
+    health.of_mount_tree(theirs, {}, Masters(chosen))
     with pytest.raises(AccessDenied, match="is not presented there") as caught:
         paths.in_cluster(Target(theirs, b""), chosen)
     assert "--master" in caught.value.remedy
     assert presented == []
-    health.of_mount_tree(own, {}, chosen)
+    health.of_mount_tree(own, {}, Masters(chosen))
     assert presented == [own.source.url]
     named = load_settings({**flags, "master": "master:19998"}, None)
     place = paths.in_cluster(Target(theirs, b""), named)

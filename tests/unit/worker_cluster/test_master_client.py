@@ -13,6 +13,7 @@ from aiohttp import web
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.access import HEADER, header_of
+from cachefs.core.addresses import ALIVE_PATH
 from cachefs.core.errors import (
     AccessDenied,
     BadConfig,
@@ -35,6 +36,8 @@ class Server:
     def __init__(self, *handlers: Answer) -> None:
         self.handlers = [*handlers]
         self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.alive: Answer = reply(b"ok")
+        self.probes = 0
         self.url = ""
         self.port = 0
 
@@ -43,10 +46,15 @@ class Server:
         handler = self.handlers.pop(0) if len(self.handlers) > 1 else self.handlers[0]
         return await handler(request)
 
+    async def probe(self, request: web.Request) -> web.StreamResponse:
+        self.probes += 1
+        return await self.alive(request)
+
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Server]:
         app = web.Application()
         app.router.add_post(c.CALL_PATH, self.handle)
+        app.router.add_get(ALIVE_PATH, self.probe)
         runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port)
@@ -208,6 +216,43 @@ def test_nobody_waits_long_for_a_master_that_others_find_down(
                     await client.ask(c.Greeting(), c.Greeted, answer_s=0.001, reach_s=0)
             with pytest.raises(MasterUnreachable):
                 await waiting
+
+    run(script())
+
+
+def test_a_question_finds_out_that_a_master_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other call fails meanwhile."""
+    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
+    monkeypatch.setattr("worker.cluster.master_client.PROBE_S", 0.01)
+
+    async def script() -> None:
+        server = Server(hang)
+        server.alive = hang
+        async with server.listening(), connected(server.url) as client:
+            with pytest.raises(MasterUnreachable):
+                await client.ask(c.Greeting(), c.Greeted, answer_s=1000, reach_s=0.02)
+            assert client.down
+            server.handlers = [reply()]
+            await client.ask(c.Greeting(), c.Greeted)
+            assert not client.down
+
+    run(script())
+
+
+def test_a_master_that_waits_for_an_origin_is_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
+
+    async def script() -> None:
+        async with Server(hang).listening() as server, connected(server.url) as client:
+            waiting = asyncio.ensure_future(
+                client.ask(c.Greeting(), c.Greeted, answer_s=1000, reach_s=0.02)
+            )
+            await until(lambda: bool(server.probes))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            assert not client.down
+            assert server.probes == 1, "a master that was heard of is not probed again"
+            waiting.cancel()
 
     run(script())
 
