@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.client.credentials import client_context, presents_to
+from cachefs.client.deadline import DeadlineSocket, left_s
 from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core.access import parse_address
@@ -53,7 +54,7 @@ class HttpClient:
         self._tokens = TokenFile(security.token_file)
         self._context = client_context(security, url)
         self._presents_to = presents_to(security)
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: _Connection | None = None
         self._status = 0  # of the last answer
         self._answered_at = -math.inf
 
@@ -124,8 +125,6 @@ class HttpClient:
 
     def _exchange(self, asked: _Question, deadline: float) -> Reply:
         connection = self._connected(deadline)
-        assert connection.sock is not None
-        connection.sock.settimeout(_rest_s(deadline))
         connection.request(asked.method, asked.path, asked.body, asked.headers)
         response = connection.getresponse()
         data = response.read(c.MAX_ANSWER_BYTES + 1)
@@ -147,18 +146,19 @@ class HttpClient:
                 remedy="is it a CacheFS process?",
             ) from err
 
-    def _connected(self, deadline: float) -> http.client.HTTPConnection:
+    def _connected(self, deadline: float) -> _Connection:
         if self._connection is None:
-            timeout_s = min(CONNECT_TIMEOUT_S, _rest_s(deadline))
-            self._connection = self._new_connection(timeout_s)
+            self._connection = self._new_connection()
+            self._connection.deadline = min(deadline, time.monotonic() + CONNECT_TIMEOUT_S)
             self._connection.connect()
+        self._connection.until(deadline)
         return self._connection
 
-    def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _new_connection(self) -> _Connection:
         if self.url.startswith(UNIX):
-            return _UnixConnection(self.url.removeprefix(UNIX), timeout_s)
+            return _UnixConnection(self.url.removeprefix(UNIX))
         host, port = parse_address(address_of(self.url), c.DEFAULT_PORT)
-        return _TcpConnection(host, port, timeout_s, self._context, self._presents_to)
+        return _TcpConnection(host, port, self._context, self._presents_to)
 
     def _classified(self, err: BaseException) -> BaseException:
         if isinstance(err, CacheFSError):
@@ -187,44 +187,57 @@ class _Question(NamedTuple):
     headers: dict[str, str]
 
 
-class _TcpConnection(http.client.HTTPConnection):
-    """HTTP over TCP, with TLS where there is a context."""
+class _Connection(http.client.HTTPConnection):
+    """HTTP over one connection, all of which ends at `deadline` (monotonic)."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        timeout_s: float,
-        context: ssl.SSLContext | None,
-        judge: Judge,
-    ) -> None:
-        super().__init__(host, port, timeout=timeout_s)
-        self._limit_s = timeout_s
-        self._context = context
-        self._judge = judge
+    deadline = 0.0
 
     def connect(self) -> None:
         """Raises OSError."""
-        self.sock = connect(self.host, self.port, self._limit_s, self._judge)
-        if self._context is not None:
-            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+        self.sock = DeadlineSocket(self._open(), self.deadline)
+
+    def until(self, deadline: float) -> None:
+        """Sets the deadline of the next exchange."""
+        assert isinstance(self.sock, DeadlineSocket)
+        self.sock.deadline = deadline
+
+    def _open(self) -> socket.socket:
+        raise NotImplementedError
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class _TcpConnection(_Connection):
+    """HTTP over TCP, with TLS where there is a context."""
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, judge: Judge) -> None:
+        super().__init__(host, port)
+        self._context = context
+        self._judge = judge
+
+    def _open(self) -> socket.socket:
+        sock = connect(self.host, self.port, left_s(self.deadline), self._judge)
+        if self._context is None:
+            return sock
+        try:
+            sock.settimeout(left_s(self.deadline))
+            return self._context.wrap_socket(sock, server_hostname=self.host)
+        except BaseException:
+            sock.close()
+            raise
+
+
+class _UnixConnection(_Connection):
     """HTTP over a unix socket."""
 
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
         self._path = path
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def _rest_s(deadline: float) -> float:
-    rest_s = deadline - time.monotonic()
-    if rest_s <= 0:
-        raise TimeoutError
-    return rest_s
+    def _open(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(left_s(self.deadline))
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock

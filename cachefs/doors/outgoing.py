@@ -6,7 +6,9 @@ client that tried both addresses would present its token to whichever process it
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,16 +31,19 @@ def literal_of(host: str) -> str:
 
 
 def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> socket.socket:
-    """Returns a connection to the first address of a name that answers and passes `judge`. Raises
-    ForeignListener where an address did not pass, else the OSError of the last address."""
+    """Returns a connection to the first address of a name that answers and passes `judge`, all of
+    whose addresses share `timeout_s`. Raises ForeignListener where an address did not pass, else
+    the OSError of the last address."""
     failed = OSError(f"{host} has no address")
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     found = socket.getaddrinfo(literal_of(host), port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(timeout_s)
+            _limit(sock, deadline)
             sock.connect(address)
             judge(sock.getpeername(), sock.getsockname())
+            sock.settimeout(timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
         except BaseException as err:
@@ -47,3 +52,11 @@ def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> sock
                 raise
             failed = failed if isinstance(failed, ForeignListener) else err
     raise failed
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    """Gives a socket what is left of a deadline. Raises TimeoutError once it has passed."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    sock.settimeout(None if math.isinf(left_s) else left_s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +110,56 @@ def test_one_that_never_answers() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with HttpClient(url, Security()) as client, pytest.raises(DeadlineExceeded):
             client.call(c.ListUfs(), c.UfsTable, 0.05)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+
+
+@contextlib.contextmanager
+def dripping(sent: bytes) -> Iterator[str]:
+    """A server that answers with a byte every 10 ms, without an end."""
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            for byte in itertools.chain(sent, itertools.repeat(0x20)):
+                peer.sendall(bytes([byte]))
+                if ended.wait(0.01):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD[:20], HEAD], ids=["status", "headers", "body"])
+def test_a_server_that_drips_does_not_outlive_the_deadline(sent: bytes) -> None:
+    start = time.monotonic()
+    with (
+        dripping(sent) as url,
+        HttpClient(url, Security()) as client,
+        pytest.raises(DeadlineExceeded, match="in time"),
+    ):
+        client.call(c.ListUfs(), c.UfsTable, 0.3)
+    assert time.monotonic() - start < 3
+
+
+def test_a_tls_handshake_that_drips_does_not_outlive_the_deadline() -> None:
+    """The first record is announced as a long one."""
+    start = time.monotonic()
+    with (
+        dripping(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc") as url,
+        HttpClient(url.replace("http:", "https:"), Security()) as client,
+        pytest.raises(DeadlineExceeded),
+    ):
+        client.call(c.ListUfs(), c.UfsTable, 0.3)
+    assert time.monotonic() - start < 3
 
 
 def test_tokens_are_presented(tmp_path: Path) -> None:
