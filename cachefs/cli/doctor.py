@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, detach, output, settings, transport
-from cachefs.cli.health import of_mount_tree
+from cachefs.cli.health import no_answer, of_mount_tree
 from cachefs.cli.masters import Masters
 from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
 from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
@@ -206,7 +206,7 @@ def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterat
         found = of_mount_tree(record, status, masters)
     except CacheFSError as err:
         yield Finding(name, "ok", mount.source)
-        yield Finding(f"server of {mount.mountpoint}", "problem", err.one_line())
+        yield health_finding(no_answer(record, err))
         return
     yield mount_finding(name, mount.source, status)
     for tier in facts_of(status).cache.tiers:

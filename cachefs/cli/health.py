@@ -65,7 +65,7 @@ def of_mount(record: MountRecord, masters: Masters) -> list[HealthProblem]:
     try:
         tree = server_status(record)
     except CacheFSError as err:
-        return [_no_answer(record, err)]
+        return [no_answer(record, err)]
     return of_mount_tree(record, tree, masters)
 
 
@@ -125,7 +125,9 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
             yield from masters.problems(master)
 
 
-def _no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
-    cause = f"its server does not answer ({err.cause})"
+def no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
+    """Returns the problem of a mount whose server gave no answer."""
+    is_said = err.path == record.mountpoint  # by `session.connected`
+    cause = err.cause if is_said else f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {shlex.quote(record.mountpoint)}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)

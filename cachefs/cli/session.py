@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,10 +18,17 @@ from cachefs.cli.owners import find_record, shown_user
 from cachefs.client.blocking import BlockingClient
 from cachefs.core import messages as m
 from cachefs.core.addresses import is_cluster, parse_cluster
-from cachefs.core.errors import CacheFSError, NotFound, ProtocolError, Unreachable
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    NotFound,
+    ProtocolError,
+    Unreachable,
+)
 from cachefs.core.model import Inode, NamespaceId
-from cachefs.launcher.processes import is_ours
-from cachefs.launcher.state import MountRecord, StateHome
+from cachefs.launcher.hanging import unanswered
+from cachefs.launcher.state import MountRecord, StateHome, read_pointer
+from cachefs.launcher.watches import is_of_user, is_ours
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
 RESTART_S: Final = 3.0  # a server that died is there again in half a second
@@ -155,15 +163,29 @@ def connected(record: MountRecord) -> Iterator[BlockingClient]:
     """A connection to a mount's server. Raises Unreachable with what to do."""
     try:
         client = _connect(record)
-    except (Unreachable, OSError) as err:
-        cause = err.cause if isinstance(err, CacheFSError) else err.strerror
-        raise Unreachable(
-            f"its server does not answer ({cause})",
-            path=record.mountpoint,
-            remedy=f"unmount and mount again: cachefs umount {shlex.quote(record.mountpoint)}",
-        ) from err
+    except (Unreachable, DeadlineExceeded, OSError) as err:
+        raise _unanswered(record, err) from err
     with client:
         yield client
+
+
+def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable:
+    """Returns the error of a mount whose server gave no answer: whether the server lives decides
+    about the remedy."""
+    pointer = read_pointer(Path(record.socket).parent)
+    if pointer is not None and _is_server(pointer.pid, record):
+        return unanswered(pointer.pid, record.mountpoint)
+    cause = err.cause if isinstance(err, CacheFSError) else err.strerror
+    return Unreachable(
+        f"its server does not answer ({cause})",
+        path=record.mountpoint,
+        remedy=f"unmount and mount again: cachefs umount {shlex.quote(record.mountpoint)}",
+    )
+
+
+def _is_server(pid: int, record: MountRecord) -> bool:
+    """Returns False for a process that another user's pointer names and that is not that user's."""
+    return is_ours(pid) and (record.owner < 0 or is_of_user(pid, record.owner))
 
 
 @contextlib.contextmanager

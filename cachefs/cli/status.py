@@ -160,11 +160,17 @@ def _try(mount: Mount, home: StateHome, masters: Masters) -> dict[str, Any]:
         try:
             return _with_problems(ask(record), record, masters)
         except CacheFSError as err:
-            state = "dead" if is_dead(mount.mountpoint) else "no answer"
-            tree = {**_head(mount.mountpoint, record.source.url, state), "cause": err.cause}
-            return _with_problems(tree, record, masters)
+            return _of_silent(record, err)
     state = "dead" if is_dead(mount.mountpoint) else _unknown(mount)
     return _with_problems(_head(mount.mountpoint, mount.source, state), None, masters)
+
+
+def _of_silent(record: MountRecord, err: CacheFSError) -> dict[str, Any]:
+    """Returns the document of a mount whose server gave no answer."""
+    is_gone = is_dead(record.mountpoint)
+    found = health.of_dead(record.mountpoint) if is_gone else [health.no_answer(record, err)]
+    head = _head(record.mountpoint, record.source.url, "dead" if is_gone else "no answer")
+    return {**head, "cause": err.cause, "problems": [msgspec.to_builtins(one) for one in found]}
 
 
 def _unknown(mount: Mount) -> str:

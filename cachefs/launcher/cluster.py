@@ -95,7 +95,7 @@ def ensure_node(
 ) -> Server:
     """A worker of the cluster that answers on this machine: the one at the socket `used`, any
     other, or a new one as `spec` says; the worker of mounts is killed when it does not answer for
-    `hang_limit_s` (0: never). Raises the typed error of a start that failed, InUse when
+    `hang_limit_s` (0: never). Raises the typed error of a start that failed, Unreachable when
     the worker of mounts hangs."""
     home, address = StateHome(spec.home), address_of(spec.master)
     if used and Path(used).parent.name != spec.name:

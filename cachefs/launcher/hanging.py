@@ -16,7 +16,7 @@ from typing import Final
 from cachefs.client.sockets import connect_socket, listener_of
 from cachefs.core.errors import Unreachable
 from cachefs.launcher.state import read_pointer
-from cachefs.launcher.watches import Watch
+from cachefs.launcher.watches import Watch, is_stopped
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,16 @@ def find_server(socket_path: str, pid: int) -> Watch | None:
     if pointer is None or pointer.stays or pointer.pid != pid:
         return None
     return Watch(pid)
+
+
+def unanswered(pid: int, path: str) -> Unreachable:
+    """Returns the error of a server whose process lives and does not answer, with what to do. A
+    stopped process takes no other signal than SIGCONT and SIGKILL."""
+    if is_stopped(pid):
+        cause, remedy = "is stopped, and does not answer", f"let it go on: kill -CONT {pid}"
+    else:
+        cause, remedy = "does not answer", f"see its log, or end it: kill -KILL {pid}"
+    return Unreachable(f"the server (pid {pid}) {cause}", remedy=remedy, path=path)
 
 
 def end_listener(socket_path: str) -> bool:

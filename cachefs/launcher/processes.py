@@ -46,6 +46,7 @@ from cachefs.launcher.reserve import Reserve
 from cachefs.launcher.state import MountRecord, Pointer, StateHome, read_pointer
 from cachefs.launcher.watches import Watch as Watch
 from cachefs.launcher.watches import is_ours as is_ours
+from cachefs.launcher.watches import is_stopped
 
 SERVER_MODULE: Final = "cachefs.launcher.embedded"
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -83,7 +84,7 @@ def ensure_server(
     In `spec`, an empty `cache_dir` means the source's own, a `cache_size_bytes` of 0 the default
     size. A server that does not answer for `hang_limit_s` (0: never) is killed and replaced.
     Raises the typed error of a start that failed, AccessDenied and NoSpace for the cache
-    directory, InUse when a server hangs; nothing that was started is left running then.
+    directory, Unreachable when a server hangs; nothing that was started is left running then.
     """
     home = StateHome(spec.home)
     full = Reserve(spec.home).give_up_if_short()
@@ -251,8 +252,9 @@ def _flock(fd: int, directory: Path) -> None:
 def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
     """The server that a directory points to, once it answers; None when there is none.
 
-    A pointer whose process lives but does not answer is that of a server starting or ending. One
-    that does not answer for `hang_limit_s` (0: whatever it does) is killed. Raises InUse.
+    A pointer whose process lives but does not answer is that of a server starting or ending,
+    unless the process is stopped. One that does not answer for `hang_limit_s` (0: whatever it does)
+    is killed. Raises Unreachable for one that goes on not answering.
     """
     deadline = time.monotonic() + (hang_limit_s or SETTLE_WAIT_S)
     while (pointer := read_pointer(directory)) is not None:
@@ -260,14 +262,11 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
             return pointer
         if not is_ours(pointer.pid):
             return None
-        if time.monotonic() > deadline:
-            if hang_limit_s and hanging.end_listener(pointer.socket):
-                continue
-            raise InUse(
-                f"the server (pid {pointer.pid}) does not answer",
-                remedy=f"look at its log, or end it: kill {pointer.pid}",
-                path=str(directory),
-            )
+        is_late = time.monotonic() > deadline
+        if is_late and hang_limit_s and hanging.end_listener(pointer.socket):
+            continue
+        if is_late or (is_stopped(pointer.pid) and not hang_limit_s):
+            raise hanging.unanswered(pointer.pid, str(directory))
         time.sleep(_POLL_S)
     return None
 

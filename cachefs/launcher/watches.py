@@ -18,6 +18,15 @@ def is_ours(pid: int) -> bool:
     return b"cachefs" in title
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns True for a process that a signal (SIGSTOP, SIGTSTP) or a debugger stopped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[:1] in (["T"], ["t"])
+
+
 def is_of_user(pid: int, uid: int) -> bool:
     """Tells whether a process runs as a user, by its real user id."""
     try:

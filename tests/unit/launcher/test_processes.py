@@ -162,7 +162,7 @@ def test_a_server_that_hangs_is_named(launcher: Launcher, monkeypatch: pytest.Mo
     pointer = state.Pointer(str(launcher.source_dir() / "server.sock"), os.getpid())
     state.write_pointer(launcher.source_dir(), pointer)
     monkeypatch.setattr(processes, "is_ours", lambda pid: pid == os.getpid())
-    with pytest.raises(errors.InUse, match=f"pid {os.getpid()}"):
+    with pytest.raises(errors.Unreachable, match=f"pid {os.getpid()}"):
         launcher.start()
 
 
@@ -266,7 +266,7 @@ def test_a_server_that_hangs_is_replaced_where_that_is_asked_for(
     hung = launcher.pid("serve")
     stop(hung)
     monkeypatch.setattr(processes, "SETTLE_WAIT_S", 0.0)
-    with pytest.raises(errors.InUse):
+    with pytest.raises(errors.Unreachable):
         launcher.start()
     assert processes.is_ours(hung)
     command = (sys.executable, SCRIPT, "serve")
