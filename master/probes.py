@@ -1,11 +1,11 @@
 """Asks the origins that nobody else asks whether they answer, and looks at the store's disk.
 
-Each mounted source is asked once in `EVERY_S`, unless a caller asked its origin since the last
-round. What comes of it goes into the mount's `OriginHealth`: so an origin that went away is known
-within `EVERY_S` + `LIMIT_S`, and one that is back as well. An error of an origin that is down
-counts as callers' errors do. A check that takes longer than `LIMIT_S`, and a refusal, are shown
-only; a slow check goes on, and no other one of that source begins before its end. One thread for
-each check, at most `MOST_AT_ONCE`.
+Each mounted source is asked `EVERY_S` after its origin was asked last, by a probe or by a caller.
+What comes of it goes into the mount's `OriginHealth`: so an origin that went away is known within
+`EVERY_S` + `LIMIT_S` and a pause between two rounds, and one that is back as well. An error of an
+origin that is down counts as callers' errors do. A check that takes longer than `LIMIT_S`, and a
+refusal, are shown only; a slow check goes on, and no other one of that source begins before its
+end. One thread for each check, at most `MOST_AT_ONCE`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from master.state.health import is_down
 from master.tree import Mount, Tree
 
 EVERY_S: Final = 2.0
-JITTER: Final = 0.2  # of the pause: many masters of one store do not ask at the same time
+JITTER: Final = 0.2  # less of it: many masters of one store do not ask at the same time
+ROUNDS: Final = 8  # in `EVERY_S`: to look which source has its turn
 LIMIT_S: Final = 2.5
 MOST_AT_ONCE: Final = 16
 
@@ -47,6 +48,7 @@ class Probes:
         self._free_bytes = -1
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "probe")
         self._checks: dict[int, asyncio.Task[None]] = {}  # by the root's ino
+        self._due: dict[int, float] = {}  # by the root's ino, when its turn is (time of the loop)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -70,22 +72,24 @@ class Probes:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S * random.uniform(1 - JITTER, 1 + JITTER))
-            self.round()
+            for _ in range(ROUNDS):
+                await asyncio.sleep(EVERY_S / ROUNDS)
+                self.round(asyncio.get_running_loop().time())
             if self._store_dir is not None:
                 self._free_bytes = await asyncio.to_thread(_free_bytes, self._store_dir)
 
-    def round(self) -> None:
-        """Begins a check of every source that was not asked since the last round."""
-        for mount in self._tree.mounts():
-            if mount.is_void or mount.root in self._checks:
-                continue
-            if mount.health.was_asked:
+    def round(self, now: float) -> None:
+        """Begins a check of every source whose turn it is. `now`: time of the loop, s."""
+        mounts = [mount for mount in self._tree.mounts() if not mount.is_void]
+        self._due = {mount.root: self._due.get(mount.root, now) for mount in mounts}
+        for mount in mounts:
+            if mount.root in self._checks or mount.health.was_asked:
                 mount.health.was_asked = False
-                continue
-            task = asyncio.ensure_future(self._check(mount))
-            self._checks[mount.root] = task
-            task.add_done_callback(functools.partial(self._ended, mount.root))
+                self._due[mount.root] = now + EVERY_S * random.uniform(1 - JITTER, 1)
+            elif now >= self._due[mount.root]:
+                task = asyncio.ensure_future(self._check(mount))
+                self._checks[mount.root] = task
+                task.add_done_callback(functools.partial(self._ended, mount.root))
 
     def _ended(self, root: int, check: asyncio.Task[None]) -> None:
         self._checks.pop(root, None)

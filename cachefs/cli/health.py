@@ -75,7 +75,7 @@ def of_mount_tree(
     """Returns what is wrong with a mount, by its server's document; for a mount of a cluster also
     what the master says, or that it does not answer, unless the document says so already. Raises
     ProtocolError for what is no such document."""
-    found = of_tree(tree)
+    found = masters.from_node(of_tree(tree))
     if is_cluster(record.source.url) and not any(map(is_away, found)):
         found += masters.of_record(record)
     return unique(found)

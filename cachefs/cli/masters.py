@@ -6,10 +6,12 @@ master once, however many mounts are of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from cachefs.cli import clusters
 from cachefs.cli.owners import check_master
+from cachefs.cli.remedies import completed
 from cachefs.client.admin import AdminClient
 from cachefs.core.config import Config
 from cachefs.core.errors import (
@@ -47,27 +49,39 @@ class Masters:
         """Returns what a master says is wrong, MASTER_AWAY if it does not answer. Raises
         AccessDenied for a token that is limited to a path."""
         if master.url not in self._answers:
-            self._answers[master.url] = of_master(master)
+            found = _of_master(master)
+            self._answers[master.url] = [completed(one, master.url, self._chosen) for one in found]
         return self._answers[master.url]
+
+    def from_node(self, found: Iterable[HealthProblem]) -> list[HealthProblem]:
+        """Returns what a node of a cluster says is wrong, with a remedy as a master's."""
+        return [completed(one, one.subject, self._chosen) if is_away(one) else one for one in found]
 
     def away(self, url: str) -> list[HealthProblem]:
         """Returns the problem of a master that was asked already and gave no answer, in a list;
         nothing of any other."""
         return [one for one in self._answers.get(url, []) if is_away(one)]
 
+    def silent(self, url: str, err: CacheFSError) -> list[HealthProblem]:
+        """Returns the problem of a master that another question got no answer from, in a list;
+        nothing where `err` says another thing."""
+        if not isinstance(err, Unreachable | DeadlineExceeded):
+            return []
+        return [completed(_away(url, err), url, self._chosen)]
 
-def of_master(master: AdminClient) -> list[HealthProblem]:
+
+def _of_master(master: AdminClient) -> list[HealthProblem]:
     """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
     earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
     try:
         return master.health(ANSWER_S)
     except (Unreachable, DeadlineExceeded) as err:
-        return [away(master.url, err)]
+        return [_away(master.url, err)]
     except (NotFound, ProtocolError):
         return []
 
 
-def away(url: str, err: CacheFSError) -> HealthProblem:
+def _away(url: str, err: CacheFSError) -> HealthProblem:
     """Returns the problem of a master that gave no answer."""
     remedy = err.remedy or "start it: cachefs master"
     return problem("MASTER_AWAY", url, err.cause, remedy)

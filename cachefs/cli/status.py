@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from cachefs.cli import clusters, health, logs, output, settings, status_view
-from cachefs.cli.masters import Masters, away, of_master
+from cachefs.cli.masters import Masters
 from cachefs.cli.mounts import Mount, is_dead, read_mounts
 from cachefs.cli.owners import find_record, shown_user
 from cachefs.cli.session import find_target
@@ -18,7 +18,7 @@ from cachefs.client.admin import AdminClient
 from cachefs.core import cluster as c
 from cachefs.core.addresses import master_url
 from cachefs.core.config import Config
-from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
+from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
@@ -46,7 +46,7 @@ def command(
     home = settings.state_home(chosen)
     if where is not None:
         if clusters.is_master(where):
-            tree = _of_cluster(where, chosen)
+            tree = _of_cluster(where, chosen, Masters(chosen))
         else:
             record = find_target(where, home).record
             tree = _with_problems(ask(record), record, Masters(chosen))
@@ -61,11 +61,11 @@ def command(
 # ---- clusters ------------------------------------------------------------------------------------
 
 
-def _of_cluster(where: str, chosen: Config) -> dict[str, Any]:
+def _of_cluster(where: str, chosen: Config, masters: Masters) -> dict[str, Any]:
     """What a master says of its cluster. Raises what asking it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
-        tree, rows, problems = master.status(), master.workers().rows, of_master(master)
+        tree, rows, problems = master.status(), master.workers().rows, masters.problems(master)
     workers = [_worker(row) for row in rows]
     found = {"master": url, "state": "ok", **tree, "workers": workers}
     return {**found, "problems": [msgspec.to_builtins(one) for one in problems]}
@@ -76,10 +76,9 @@ def _try_cluster(url: str, chosen: Config, masters: Masters) -> dict[str, Any]:
     if known := masters.away(url):
         return _no_answer(url, known[0].cause, known)
     try:
-        return _of_cluster(url, chosen)
+        return _of_cluster(url, chosen, masters)
     except CacheFSError as err:
-        is_away = isinstance(err, Unreachable | DeadlineExceeded)
-        return _no_answer(url, err.cause, [away(url, err)] if is_away else [])
+        return _no_answer(url, err.cause, masters.silent(url, err))
 
 
 def _no_answer(url: str, cause: str, problems: list[HealthProblem]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import click
 
 from cachefs.cli import clusters, health, output, settings, top_view
 from cachefs.cli.cluster_files import SHOWN_ID
-from cachefs.cli.masters import Masters, is_away, of_master
+from cachefs.cli.masters import Masters, is_away
 from cachefs.cli.mounts import read_mounts
 from cachefs.cli.owners import all_records
 from cachefs.cli.session import attached, find_target
@@ -135,7 +135,7 @@ def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Look
         yield lambda more: _look_at_mounts([record], chosen, more)
     elif where is not None or clusters.has_cluster(chosen, home):
         with _admin(where, chosen, home) as master:
-            yield lambda more: _look_at_cluster(master, more)
+            yield lambda more: _look_at_cluster(master, chosen, more)
     else:
         records = _mounted(home)
         yield lambda more: _look_at_mounts(records, chosen, more)
@@ -205,7 +205,7 @@ def _look(
     return Look(time.monotonic(), title, nodes, paths, slow, jobs, problems)
 
 
-def _look_at_cluster(master: AdminClient, more: bool) -> Look:
+def _look_at_cluster(master: AdminClient, chosen: Config, more: bool) -> Look:
     rows = master.workers().rows
     nodes = [
         node_look(
@@ -221,7 +221,7 @@ def _look_at_cluster(master: AdminClient, more: bool) -> Look:
     paths = summed(one.get("paths", {}) for one in facts)
     slow = {path: row for one in facts for path, row in one.get("slow_fills", {}).items()}
     jobs = _running(lambda: master.jobs(limit=JOBS).jobs) if more else []
-    problems = of_master(master) if more else []
+    problems = Masters(chosen).problems(master) if more else []
     return Look(time.monotonic(), master.url, nodes, paths, slow, jobs, problems)
 
 
