@@ -19,7 +19,7 @@ import msgspec
 from cachefs.core.access import parse_address
 from cachefs.core.addresses import address_of
 from cachefs.core.cluster import DEFAULT_PORT
-from cachefs.core.errors import DeadlineExceeded
+from cachefs.core.errors import BadConfig, DeadlineExceeded
 from cachefs.core.specs import MasterSpec, Security, WorkerSpec
 from cachefs.launcher import state, tokens
 from cachefs.launcher.cluster import start_master, start_worker, tier_of
@@ -155,7 +155,13 @@ class Up:
             log_level=self._log_level,
             trust_directories=self._trusts,
         )
-        started = start_master(spec, log / "master.err")
+        try:
+            started = start_master(spec, log / "master.err")
+        except BadConfig:
+            if not port or _free_port(known.url):
+                raise
+            other = msgspec.structs.replace(spec, listen=f"{_HOST}:0")  # it was taken meanwhile
+            started = start_master(other, log / "master.err")
         self._warnings += [started.warning] if started.warning else []
         return LocalProcess(known.name, started.url, started.pid)
 
