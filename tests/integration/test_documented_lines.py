@@ -169,6 +169,8 @@ class Reader:
         code, said = self._call(words)
         if code not in ({0, 1} if line.text in self.fails else MAY_FAIL.get(words[0], {0})):
             self.failed.append(f"{line.where}: cachefs {' '.join(words)}: {said}")
+        if words[0] == "load" and "--wait" not in words:  # the next lines free what it loads
+            assert self._call([*words, "--wait"])[0] == 0
 
     def refuse(self, lines: list[Line]) -> None:
         """Types what is refused with a sentence that the page prints."""
