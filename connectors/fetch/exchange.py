@@ -78,6 +78,7 @@ class Exchange:
         if get.options != self._options:
             self._set_up(get.options)
         self.curl.setopt(pycurl.URL, get.url)
+        self.curl.unsetopt(pycurl.HTTPHEADER)  # an empty list leaves those of the former request
         self.curl.setopt(pycurl.HTTPHEADER, get.headers)
 
     def _set_up(self, options: Mapping[int, Any]) -> None:
@@ -114,7 +115,9 @@ class Exchange:
 
     @property
     def proxy_status(self) -> int:
-        """Returns the status by which a proxy refused a tunnel; 0: none did."""
+        """Returns the status by which a proxy refused a tunnel or a request; 0: none did."""
+        if self.head is not None and self.head.status == 407:  # no origin answers so
+            return 407
         status: int = self.curl.getinfo(pycurl.HTTP_CONNECTCODE)
         return status if status >= 300 else 0
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cachefs.core.errors import BadBody, CacheFSError, Unreachable
+from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
 from connectors.fetch.failures import from_curl
 from connectors.fetch.multi import Ended, Multi
@@ -75,6 +75,7 @@ class FetchBody:
         Raises Unreachable, and what a connection that fails is."""
         self._lane: Lane | None = lane
         self._give = give
+        self._get = get
         self._path = path
         self._lock = threading.Lock()  # held by the thread that drives the lane
         self._is_closed = False
@@ -89,7 +90,8 @@ class FetchBody:
         exchange, now = lane.exchange, time.monotonic()
         until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
         lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
-        if exchange.head is not None:  # its status says enough, whatever the body of a refusal is
+        if exchange.head is not None and exchange.head.status != 407:
+            # Its status says enough, whatever the body of a refusal is.
             return exchange.head, bytes(exchange.refusal)
         if lane.ended is None:
             raise Unreachable("no answer in time", path=self._path)
@@ -131,12 +133,17 @@ class FetchBody:
         if lane.ended is None:
             return None
         if exchange.is_over:
-            return BadBody("the body is longer than was asked for", path=self._path)
+            return self._too_long()
         if lane.ended.code:
             return self._failed(lane.ended, has_body=True)
-        if exchange.left:
+        if exchange.left and not self._get.is_limit:
             return BadBody(f"the body ended {exchange.left} bytes early", path=self._path)
         return None
+
+    def _too_long(self) -> CacheFSError:
+        if self._get.is_limit:
+            return OriginError(f"a reply of more than {self._get.size >> 20} MiB", path=self._path)
+        return BadBody("the body is longer than was asked for", path=self._path)
 
     def _failed(self, ended: Ended, *, has_body: bool) -> CacheFSError:
         return from_curl(

@@ -18,13 +18,15 @@ _NAMES: Final = {
 
 
 class Get(NamedTuple):
-    """A GET request. `options` are libcurl's, by their numbers: certificates, proxy, signature."""
+    """A GET request, or a HEAD. `options` are libcurl's, by their numbers: certificates, proxy,
+    signature."""
 
     url: str
     headers: Sequence[str]  # lines without their ends
     size: int  # of the body that is expected, in bytes
     options: Mapping[int, Any]
     answer: Sequence[tuple[str, str]] = ()  # headers of the right reply; names in lower case
+    is_limit: bool = False  # fewer bytes than `size` may come, too
 
     def is_answer(self, head: Head | None) -> bool:
         """Returns whether a reply with this head is the one that was asked for."""
