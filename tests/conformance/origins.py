@@ -71,7 +71,10 @@ class S3Origin:
         self.bucket = bucket
         self.client.create_bucket(Bucket=bucket)
         self.client.put_object(Bucket=bucket, Key=f"{self.prefix}-not-below/x", Body=b"other")
-        self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", {"endpoint_url": server.endpoint_url})
+        options = {"endpoint_url": server.endpoint_url}
+        if server.ca_bundle:
+            options["ca_bundle"] = str(server.ca_bundle)
+        self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", options)
         self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:
