@@ -35,7 +35,7 @@ def open_connector(
     """The connector of a source, with retries up to `deadline_s` per call. Asks the network for
     nothing yet (`check` does). Raises BadConfig, and Unsupported for a missing extra."""
     return decorate(
-        _adapter(spec),
+        _adapter(spec, meter),
         deadline_s=deadline_s,
         meter=meter,
         limits=limits,
@@ -61,17 +61,17 @@ def decorate(
     return Retry(limited, deadline_s=deadline_s, clock=clock, sleep=sleep, rng=rng)
 
 
-def _adapter(spec: UfsSpec) -> Connector:
+def _adapter(spec: UfsSpec, meter: Meter) -> Connector:
     url = normalise(spec.url)
     check_options(spec)
     if url.startswith("file://"):
         from connectors.file import FileConnector
 
         return FileConnector(url.removeprefix("file://"))
-    return _open_s3(url, spec)
+    return _open_s3(url, spec, meter)
 
 
-def _open_s3(url: str, spec: UfsSpec) -> Connector:
+def _open_s3(url: str, spec: UfsSpec, meter: Meter) -> Connector:
     try:
         from connectors.s3 import S3Connector
     except ModuleNotFoundError as error:
@@ -81,4 +81,4 @@ def _open_s3(url: str, spec: UfsSpec) -> Connector:
             "an s3:// source needs the extra s3", remedy=install_command("s3")
         ) from error
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    return S3Connector(bucket, prefix, parse_options(spec.options))
+    return S3Connector(bucket, prefix, parse_options(spec.options), meter.made)

@@ -23,7 +23,7 @@ from connectors import keys
 from connectors.asking import Turns
 from connectors.base import Body, Capabilities, Entry, Page, clean_etag
 from connectors.bounds import parse_http_date, parse_size
-from connectors.fetch.request import Ask, Head
+from connectors.fetch.request import Ask, Head, TellMade, tell_nobody
 from connectors.pages import Pages
 from connectors.s3_http import Requests, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, Progress, directory_page, parse_listing
@@ -48,11 +48,19 @@ _CAPABILITIES: Final = Capabilities(
 class S3Connector:
     """One bucket, or what is below a prefix of it. Resolves nothing before the first request."""
 
-    def __init__(self, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
-        """`prefix` has no leading and no trailing '/'."""
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: S3Options | None = None,
+        tell_made: TellMade = tell_nobody,
+    ) -> None:
+        """`prefix` has no leading and no trailing '/'. `tell_made` is told of connections; it is
+        called by any thread."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._http = S3Http(bucket, options or S3Options())
+        self._tell_made = tell_made
+        self._http = S3Http(bucket, options or S3Options(), tell_made)
         self._turns: Turns[Requests] = Turns(REQUESTS_S, time.monotonic)
 
     @property
@@ -207,7 +215,7 @@ class S3Connector:
             return None
         answer = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
         get = requests.get(key, 0, size, version.etag, answer)
-        return Ask(get, lambda _, error: self._turns.ended(requests, error))
+        return Ask(get, lambda _, error: self._turns.ended(requests, error), self._tell_made)
 
     def _check(
         self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint

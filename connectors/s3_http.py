@@ -14,7 +14,7 @@ from botocore.httpsession import get_cert_path
 
 from cachefs.core.errors import CredentialsMissing
 from connectors.fetch.lanes import FetchBody, Lanes
-from connectors.fetch.request import Get
+from connectors.fetch.request import Get, TellMade
 from connectors.s3_access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
 from connectors.s3_errors import classify, parse_failure
 from connectors.s3_options import S3Options
@@ -79,11 +79,11 @@ class S3Http:
     """Sends the requests of one source. Thread-safe. The endpoint is resolved at the first request,
     and again after a failure to do so."""
 
-    def __init__(self, bucket: str, options: S3Options) -> None:
+    def __init__(self, bucket: str, options: S3Options, tell_made: TellMade) -> None:
         self._bucket = bucket
         self._options = options
         self._credentials = S3Credentials(options)
-        self._lanes = Lanes()
+        self._lanes = Lanes(tell_made)
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
 

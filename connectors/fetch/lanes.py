@@ -19,7 +19,8 @@ from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
 from connectors.fetch.failures import from_curl
 from connectors.fetch.multi import Ended, Multi
-from connectors.fetch.request import Get, Head
+from connectors.fetch.request import Get, Head, TellMade, tell_nobody
+from connectors.idle import register
 from connectors.until import LEAST_BYTES_PER_S, until
 
 CHUNK_BYTES: Final = 1 << 20
@@ -38,6 +39,7 @@ class Lane:
         self.exchange = Exchange(share=share)
         self.ended: Ended | None = None
         self.wake = self._multi.wake
+        self._may_resolve = False
 
     def begin(self, get: Get) -> None:
         self.ended = None
@@ -60,8 +62,17 @@ class Lane:
         """Forgets the request; its connection is kept if the reply was read to its end."""
         self._multi.remove(self.exchange)
         self.exchange.room = memoryview(b"")
+        self._may_resolve = self.exchange.may_resolve
 
     def close(self) -> None:
+        """Waits for nothing. libcurl would wait for a name that is being looked up, which may hang
+        for as long as the resolver's limit (10 s and more): another thread waits for that."""
+        if self._may_resolve:
+            threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
         self._multi.close()
         self.exchange.close()
 
@@ -187,10 +198,13 @@ class Lanes:
     """The kept lanes of one source. Thread-safe, without a lock: a body may be collected, and give
     its lane back, while any thread is in here."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell_made: TellMade = tell_nobody) -> None:
+        """`tell_made` is called after each request that made a connection, by the thread of it."""
         self._share = make_share()  # of this source alone
+        self._tell_made = tell_made
         self._idle: collections.deque[tuple[Lane, float]] = collections.deque()
         self._is_closed = False
+        register(self)
 
     def get(self, get: Get, path: str) -> FetchBody:
         """Sends a request. Raises what `FetchBody` does; the caller looks at the head."""
@@ -207,7 +221,13 @@ class Lanes:
         return Lane(self._share)
 
     def _keep(self, lane: Lane) -> None:
+        if (made := lane.exchange.made).connections:
+            self._tell_made(made)
         self._idle.append((lane, time.monotonic()))
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes lanes that were not used for `KEPT_S`, and those beyond `MOST_KEPT`."""
         before_s = time.monotonic() - KEPT_S if not self._is_closed else float("inf")
         with contextlib.suppress(IndexError):  # another thread took it
             while self._idle[0][1] < before_s or len(self._idle) > MOST_KEPT:

@@ -42,12 +42,29 @@ class Get(NamedTuple):
         return "Get(...)"  # its options hold credentials
 
 
+class Made(NamedTuple):
+    """New connections of requests. libcurl tells by its handles how many there were and whether TLS
+    shook hands, and not whether that resumed a session."""
+
+    connections: int
+    handshakes: int
+
+
+NOTHING_MADE: Final = Made(0, 0)
+TellMade = Callable[[Made], None]
+
+
+def tell_nobody(made: Made) -> None:
+    """Is a `TellMade` where nobody counts."""
+
+
 class Ask(NamedTuple):
     """A request for all of a small file, and what is called once with its outcome: how many bytes
-    of the body came; "", an error's code or `NOT_SENT`."""
+    of the body came; "", an error's code or `NOT_SENT`. `made` is told of new connections."""
 
     get: Get
     ended: Callable[[int, str], None]
+    made: TellMade = tell_nobody
 
     def also(self, ended: Callable[[int, str], None]) -> Ask:
         """Returns the same request, of whose outcome `ended` is told, too, and first."""

@@ -56,6 +56,14 @@ def readers_of(server: int) -> list[int]:
     return [pid for pid in families([server]) if b"worker.small.process" in command(pid)]
 
 
+def counts_connections(node: Node, mounted: Path, proxy: FaultProxy) -> bool:
+    """Are the figures of the source those of its server, the process for small files included?"""
+    made = proxy.counters().connections
+    origin = node.status(mounted)["sources"][0]["origin"]
+    handshakes = made if proxy.endpoint_url.startswith("https:") else 0
+    return (origin["connections"], origin["handshakes"]) == (made, handshakes)
+
+
 def command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -80,6 +88,7 @@ def test_small_files_come_once_with_few_connections(
     assert seen.connections - before.connections <= READERS + AT_ONCE, "they are kept"
     cache = node.status(mounted)["cache"]
     assert cache["origin_bytes"] == seen.object_bytes
+    wait_until(lambda: counts_connections(node, mounted, proxy), "each connection is counted")
     assert digests(mounted) == expected(files)
     assert proxy.counters().object_bytes == seen.object_bytes
 

@@ -143,6 +143,8 @@ class SmallReads:
             self._loop.call_soon(self._heard, small, ask, None)
 
     def _heard(self, small: Small, ask: Ask, got: Got | None) -> None:
+        if got is not None and got.made.connections:
+            ask.made(got.made)
         ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
         if got is None or got.code:
             self._under_way -= 1

@@ -75,6 +75,7 @@ class RawServer:
         self.script: Script = answer
         self.requests: list[str] = []
         self.ended = 0  # connections
+        self.resumed: list[bool] = []  # by handshake of TLS: whether it resumed a session
         self.changed = threading.Condition()
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -136,6 +137,7 @@ class RawServer:
             except OSError:
                 sock.close()
                 raise
+            self.resumed.append(bool(sock.session_reused))
         return sock
 
     def close(self) -> None:

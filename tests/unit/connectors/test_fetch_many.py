@@ -16,7 +16,7 @@ import pytest
 from cachefs.core.errors import BY_CODE
 from connectors.fetch import many as many_module
 from connectors.fetch.many import BODY_BYTES, KEPT_BYTES
-from connectors.fetch.request import AT_ONCE, Get, parse_head
+from connectors.fetch.request import AT_ONCE, Get, Made, parse_head
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import (
@@ -45,7 +45,7 @@ class Reads:
     def start(self, request: Get) -> bool:
         target = "/" + request.url.split("/", 3)[3]
 
-        def taken(body: memoryview | None, came: int, code: str) -> None:
+        def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
             self._told.put((target, None if body is None else bytes(body), came, code))
 
         return self.thread.start(request, taken)
@@ -305,7 +305,7 @@ def test_an_error_of_who_is_told_ends_it(raw: RawServer) -> None:
     """The others are given back, and no more are taken."""
     reads, go_on = Reads(), threading.Event()
 
-    def fail(body: memoryview | None, came: int, code: str) -> None:
+    def fail(body: memoryview | None, came: int, code: str, made: Made) -> None:
         raise ZeroDivisionError
 
     def script(came: Came) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.errors import Interrupted
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask
+from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
 from tests.unit.worker.rig import run, until
 from tests.unit.worker_small.fake_process import REQUEST, Processes, ready
 from worker.small.engine import RESTART_S
@@ -52,6 +52,7 @@ class Bench:
         self.threads, self.disk = Held(DiskFault), Held(Exception)
         self.answers = True
         self.asked: list[tuple[int, str] | None] = []  # how each request ended
+        self.made: list[Made] = []  # what was told of connections
         self.events: list[Any] = []
         self.makes: BaseException | None = None
         self.comes: BaseException | None = None
@@ -75,7 +76,7 @@ class Bench:
             assert self.asked[number] is None, "told twice"
             self.asked[number] = size_bytes, code
 
-        return Ask(REQUEST, ended)
+        return Ask(REQUEST, ended, self.made.append)
 
     def make_file(self) -> int:
         if self.makes is not None:
@@ -195,6 +196,25 @@ def test_a_file_system_that_refuses_it_is_a_disk_fault() -> None:
         await until(lambda: bench.events)
         assert isinstance(bench.events[0], DiskFault)
         assert bench.asked == [(3, "")]
+
+    on_bench(script)
+
+
+def test_connections_are_told_whatever_became_of_the_read() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.ready()
+        for _ in range(3):
+            assert bench.start()
+        process = bench.processes.last
+        await until(lambda: process.take() or len(process.got) == 3)
+        whole, failed, kept = (get.number for get in process.got)
+        process.tell(
+            Got(whole, "", 3, *CAME, made=Made(1, 1)),
+            Got(failed, "unreachable", 0, made=Made(2, 0)),
+            Got(kept, "", 3, *CAME),
+        )
+        await until(lambda: not bench.reads._under_way)
+        assert bench.made == [Made(1, 1), Made(2, 0)]
 
     on_bench(script)
 
