@@ -9,7 +9,6 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from connectors.fetch import many as many_module
 from connectors.fetch.many import BODY_BYTES, KEPT_BYTES
 from connectors.fetch.request import AT_ONCE, Get, Made, parse_head
 from tests.services.many_thread import ManyThread
-from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import (
     LIMIT_S,
     Came,
@@ -66,16 +64,6 @@ class Reads:
     def close(self) -> None:
         self.thread.close(LIMIT_S)
         assert self._told.empty(), "each read is told once"
-
-
-@pytest.fixture(params=["http", "https"])
-def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
-    tls = request.param == "https"
-    server = RawServer(make_certificate(tmp_path / "origin.pem") if tls else None)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
