@@ -38,7 +38,6 @@ _LAST_CHAR: Final = "\U0010ffff"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
     etags=True,
-    conditional_reads=True,
     directories=False,
     posix=False,
     mtime_precision_ns=10**9,

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
-from connectors.limit import Limits
 from connectors.memory import MemoryConnector
 from connectors.meter import Meter
 from tests.services.s3_server import S3Server
@@ -51,8 +50,7 @@ class MemoryOrigin:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
         self.connector: Connector = self.memory
         if decorated:
-            limits = Limits(in_flight=4)
-            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), limits=limits)
+            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), in_flight=4)
 
     def put(self, path: bytes, data: bytes) -> None:
         self.memory.put(path, data)
