@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
-from connectors.memory import MemoryConnector
 from connectors.meter import Meter
+from tests.services.memory import MemoryConnector
 from tests.services.s3_server import S3Server
 
 

@@ -11,8 +11,8 @@ from cachefs.core.model import Fingerprint, Kind
 from connectors.compose import decorate
 from connectors.fetch.request import Ask, Get
 from connectors.limit import Limit
-from connectors.memory import MemoryConnector
 from connectors.meter import Meter, Metered
+from tests.services.memory import MemoryConnector
 
 BIG = b"b" * (3 << 20)
 

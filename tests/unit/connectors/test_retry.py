@@ -13,9 +13,9 @@ from cachefs.core.errors import (
     Unreachable,
 )
 from connectors.limit import Limit
-from connectors.memory import MemoryConnector
 from connectors.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry, pause_s
 from connectors.until import NEVER_S, bounded, until
+from tests.services.memory import MemoryConnector
 
 
 class Time:
