@@ -17,7 +17,7 @@ from connectors.fetch.lanes import Lanes
 from connectors.fetch.request import Made
 from connectors.meter import Meter
 from tests.services.many_thread import ManyThread
-from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get
+from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get, reply
 from tests.unit.connectors.scripted_s3 import ScriptedS3
 from tests.unit.connectors.test_fetch_lanes import read
 from tests.unit.connectors.test_s3_connections import READS
@@ -102,8 +102,14 @@ def test_many_small_reads_make_few_connections(raw: RawServer) -> None:
     assert not any(made.connections for made in told[SMALL_READS // 2 :])
 
 
+def closing(came: Came) -> bool:
+    """Answers, says that the connection ends, and ends it."""
+    came.sock.sendall(reply(came.target, "Connection: close"))
+    return False
+
+
 def test_small_reads_on_connections_that_end_resume_the_session(raw: RawServer) -> None:
-    raw.script = lambda came: answer(came) is None  # closes
+    raw.script = closing
     told = small_reads(raw, 3 * AT_ONCE)
     assert sum(made.connections for made in told) == raw.connections == 3 * AT_ONCE
     if raw.certificate:
