@@ -18,9 +18,9 @@ from pathlib import Path
 from bench.origin import REPOSITORY
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
-from connectors.memory import SyntheticConnector
 from master.namespace import Master
 from master.server.app import MasterServer
+from tests.services.memory import SyntheticConnector
 
 SOURCE = UfsSpec("synthetic://names")
 PATH = b"/names"

@@ -16,8 +16,8 @@ from bench.mounts import BenchFailed
 from bench.report import Result, Table
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from cachefs.launcher import collecting
-from connectors.memory import SyntheticConnector
 from master.namespace import Master
+from tests.services.memory import SyntheticConnector
 
 NAMES = 100_000
 STALL_MS = 50.0

@@ -27,7 +27,6 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     ordered_listings: bool  # pages come in the order of `order_key` (else: any order)
     etags: bool  # files have a `Fingerprint.etag`, which changes with the bytes
-    conditional_reads: bool  # a ranged read can be bound to an etag by the store itself
     directories: bool  # directories exist by themselves (file://), not by keys below them (s3://)
     posix: bool  # mode, uid, gid and symlinks are the origin's own
     mtime_precision_ns: int

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from cachefs.core.errors import Unsupported
 from cachefs.core.install import install_command
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
-from connectors.limit import Limit, Limits
+from connectors.limit import IN_FLIGHT, Limit
 from connectors.meter import Meter, Metered
 from connectors.retry import Retry
 from connectors.s3_options import parse_options
@@ -19,30 +18,19 @@ from connectors.urls import OPTIONS, SCHEMES, check_options, normalise
 
 __all__ = ["OPTIONS", "SCHEMES", "check_options", "decorate", "normalise", "open_connector"]
 
-_NO_LIMITS: Final = Limits()
-
 
 def open_connector(
     spec: UfsSpec,
     *,
     deadline_s: float,
     meter: Meter,
-    limits: Limits = _NO_LIMITS,
-    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     rng: Callable[[], float] | None = None,
 ) -> Connector:
     """The connector of a source, with retries up to `deadline_s` per call. Asks the network for
     nothing yet (`check` does). Raises BadConfig, and Unsupported for a missing extra."""
-    return decorate(
-        _adapter(spec),
-        deadline_s=deadline_s,
-        meter=meter,
-        limits=limits,
-        clock=clock,
-        sleep=sleep,
-        rng=rng,
-    )
+    adapter = _adapter(spec, meter)
+    return decorate(adapter, deadline_s=deadline_s, meter=meter, sleep=sleep, rng=rng)
 
 
 def decorate(
@@ -50,28 +38,26 @@ def decorate(
     *,
     deadline_s: float,
     meter: Meter,
-    limits: Limits = _NO_LIMITS,
-    clock: Callable[[], float] = time.monotonic,
+    in_flight: int = IN_FLIGHT,
     sleep: Callable[[float], None] = time.sleep,
     rng: Callable[[], float] | None = None,
 ) -> Connector:
     """The decorators around an adapter, in their order."""
-    metered = Metered(adapter, meter, clock=clock)
-    limited = Limit(metered, limits, wait_limit_s=deadline_s, clock=clock, sleep=sleep)
-    return Retry(limited, deadline_s=deadline_s, clock=clock, sleep=sleep, rng=rng)
+    limited = Limit(Metered(adapter, meter), in_flight, wait_limit_s=deadline_s)
+    return Retry(limited, deadline_s=deadline_s, sleep=sleep, rng=rng)
 
 
-def _adapter(spec: UfsSpec) -> Connector:
+def _adapter(spec: UfsSpec, meter: Meter) -> Connector:
     url = normalise(spec.url)
     check_options(spec)
     if url.startswith("file://"):
         from connectors.file import FileConnector
 
         return FileConnector(url.removeprefix("file://"))
-    return _open_s3(url, spec)
+    return _open_s3(url, spec, meter)
 
 
-def _open_s3(url: str, spec: UfsSpec) -> Connector:
+def _open_s3(url: str, spec: UfsSpec, meter: Meter) -> Connector:
     try:
         from connectors.s3 import S3Connector
     except ModuleNotFoundError as error:
@@ -81,4 +67,4 @@ def _open_s3(url: str, spec: UfsSpec) -> Connector:
             "an s3:// source needs the extra s3", remedy=install_command("s3")
         ) from error
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    return S3Connector(bucket, prefix, parse_options(spec.options))
+    return S3Connector(bucket, prefix, parse_options(spec.options), meter.made)

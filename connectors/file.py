@@ -51,7 +51,6 @@ _KINDS: Final = {
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
     etags=True,
-    conditional_reads=False,
     directories=True,
     posix=True,
     mtime_precision_ns=1,

@@ -1,4 +1,5 @@
-"""Counts of what was asked of an origin: requests, errors by code, body bytes, seconds, by verb.
+"""Counts of what was asked of an origin: requests, errors by code, body bytes, seconds, by verb;
+connections and handshakes.
 
 Verbs are those of the connector: check, stat, list_dir and list_tree (once per page), read. A retry
 counts again. The seconds of a read are those until its first bytes plus those of its chunks.
@@ -18,7 +19,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint
 from connectors.base import Body, Connector
 from connectors.decorator import Decorator
-from connectors.fetch.request import NOT_SENT, Ask
+from connectors.fetch.request import NOT_SENT, NOTHING_MADE, Ask, Made
 
 T = TypeVar("T")
 
@@ -31,18 +32,22 @@ class Snapshot(msgspec.Struct, frozen=True):
     errors: dict[str, int]  # by code of the error
     body_bytes: int
     hidden_keys: int  # seen in listings, each time they were listed
+    connections: int  # made; whether a handshake resumed a session is not known
+    handshakes: int  # of TLS, on these
 
 
 class Meter:
     """Thread-safe counters; several connectors may share one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Of one thread again and again: a body that is collected within a call here tells `made`.
+        self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._errors: Counter[str] = Counter()
         self._body_bytes = 0
         self._hidden_keys = 0
+        self._made = NOTHING_MADE
 
     def request(self, verb: str, seconds: float, error: str = "") -> None:
         """One request that took so long, and the code of its error."""
@@ -73,6 +78,12 @@ class Meter:
         with self._lock:
             self._hidden_keys += count
 
+    def made(self, made: Made) -> None:
+        """New connections."""
+        with self._lock:
+            before = self._made
+            self._made = Made(*(old + new for old, new in zip(before, made, strict=True)))
+
     def snapshot(self) -> Snapshot:
         with self._lock:
             return Snapshot(
@@ -81,6 +92,7 @@ class Meter:
                 dict(self._errors),
                 self._body_bytes,
                 self._hidden_keys,
+                *self._made,
             )
 
 

@@ -1,5 +1,4 @@
-"""The S3 connector: bytes by libcurl (`connectors.fetch`), listings and HEAD by requests signed by
-botocore.
+"""The S3 connector. Its requests go out by libcurl (`connectors.s3_http`).
 
 Directories exist by the keys below them. mtime has whole seconds in every answer, so that the
 fingerprints of a listing and of a HEAD agree; the etag stands without its quotes.
@@ -8,7 +7,7 @@ fingerprints of a listing and of a HEAD agree; the etag stands without its quote
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from cachefs.core.errors import (
@@ -24,23 +23,21 @@ from connectors import keys
 from connectors.asking import Turns
 from connectors.base import Body, Capabilities, Entry, Page, clean_etag
 from connectors.bounds import parse_http_date, parse_size
-from connectors.fetch.lanes import FetchBody, Lanes
-from connectors.fetch.request import Ask
+from connectors.fetch.request import Ask, Head, TellMade, tell_nobody
 from connectors.pages import Pages
-from connectors.s3_http import LISTING_BYTES, Gets, S3Http
+from connectors.s3_http import Requests, S3Http
 from connectors.s3_listing import DIRECTORY, Listing, Progress, directory_page, parse_listing
 from connectors.s3_listing import tree_page as page_of_tree
 from connectors.s3_options import S3Options
 from connectors.whole import EmptyBody, joined
 
 PAGE_KEYS: Final = 1000
-GETS_S: Final = 60.0  # then credentials are looked at again
+REQUESTS_S: Final = 60.0  # then credentials are looked at again
 NOT_SAID_NS: Final = -1  # no time of whole seconds
 _LAST_CHAR: Final = "\U0010ffff"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
     etags=True,
-    conditional_reads=True,
     directories=False,
     posix=False,
     mtime_precision_ns=10**9,
@@ -50,13 +47,20 @@ _CAPABILITIES: Final = Capabilities(
 class S3Connector:
     """One bucket, or what is below a prefix of it. Resolves nothing before the first request."""
 
-    def __init__(self, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
-        """`prefix` has no leading and no trailing '/'."""
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: S3Options | None = None,
+        tell_made: TellMade = tell_nobody,
+    ) -> None:
+        """`prefix` has no leading and no trailing '/'. `tell_made` is told of connections; it is
+        called by any thread."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._http = S3Http(bucket, options or S3Options())
-        self._lanes = Lanes()
-        self._turns: Turns[Gets] = Turns(GETS_S, time.monotonic)
+        self._tell_made = tell_made
+        self._http = S3Http(bucket, options or S3Options(), tell_made)
+        self._turns: Turns[Requests] = Turns(REQUESTS_S, time.monotonic)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -64,7 +68,6 @@ class S3Connector:
 
     def close(self) -> None:
         self._turns.close()
-        self._lanes.close()
         self._http.close()
 
     # Names.
@@ -125,14 +128,14 @@ class S3Connector:
             return False
 
     def _head(self, key: str) -> Fingerprint:
+        path = f"s3://{self._bucket}/{key}"
         try:
-            reply = self._http.request("HEAD", key)
+            reply = self._http.send(self._http.requests().head(key), path)
         except (AccessDenied, OriginError):
             self._list({"prefix": key, "max-keys": "1"})  # a HEAD's error has no words; this has
             raise
-        headers = reply.headers
-        reply.content(0)  # to its end, so that the connection is kept
-        path = f"s3://{self._bucket}/{key}"
+        joined(reply)  # to its end, so that the connection is kept
+        headers = reply.head.headers
         if "content-length" not in headers:
             raise BadBody("a HEAD without a length", path=path)
         size = parse_size(headers["content-length"])
@@ -142,11 +145,13 @@ class S3Connector:
         return Fingerprint(Kind.FILE, size, mtime_ns, clean_etag(headers.get("etag", "")))
 
     def _list(self, query: dict[str, str]) -> Listing:
+        path = f"s3://{self._bucket}/{query.get('prefix', '')}"
         query = {"list-type": "2", "encoding-type": "url", **query}
         try:
-            return parse_listing(self._http.request("GET", query=query).content(LISTING_BYTES))
+            page = joined(self._http.send(self._http.requests().listing(query), path))
+            return parse_listing(bytes(page))
         except CacheFSError as error:
-            error.path = f"s3://{self._bucket}/{query.get('prefix', '')}"
+            error.path = path
             raise
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
@@ -181,15 +186,16 @@ class S3Connector:
         if not size:
             self._compare(self._head(key), version, path)
             return EmptyBody()
-        gets = self._http.gets()
-        body = self._lanes.get(gets.get(key, offset, size, version.etag), self._shown(path))
+        requests = self._http.requests()
+        request = requests.get(key, offset, size, version.etag)
+        body = self._http.send(request, self._shown(path))
         try:
-            self._check(body, key, path, offset, size, version)
+            self._check(body.head, key, path, offset, size, version)
         except BaseException:
             body.close()
             raise
         if size == version.size:
-            self._turns.succeeded(gets)
+            self._turns.succeeded(requests)
         return body
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
@@ -197,30 +203,36 @@ class S3Connector:
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         """See `Connector`; from a moment after a thread has read a whole file."""
-        gets, size = self._turns.current(), version.size
-        if gets is None or not size or clean_etag(version.etag) != version.etag or not version.etag:
+        requests, size = self._turns.current(), version.size
+        if requests is None or not size or not version.etag:
+            return None
+        if clean_etag(version.etag) != version.etag:
             return None
         try:
             key = self._key(path)
         except NotFound:
             return None
         answer = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
-        get = gets.get(key, 0, size, version.etag, answer)
-        return Ask(get, lambda _, error: self._turns.ended(gets, error))
+        get = requests.get(key, 0, size, version.etag, answer)
+        return Ask(get, lambda _, error: self._turns.ended(requests, error), self._tell_made)
 
     def _check(
-        self, body: FetchBody, key: str, path: bytes, offset: int, size: int, version: Fingerprint
+        self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> None:
         """Raises unless the reply is the one that was asked for."""
-        head = body.head
-        if not head.is_success:
-            status = head.status or 502  # of a head that makes no sense
-            self._http.refused(status, head.headers, body.refusal, f"s3://{self._bucket}/{key}")
         if not head.is_plain:
             raise OriginError("the server sends other bytes than it has", path=self._shown(path))
-        if head.status != 206:
+        content_range = head.headers.get("content-range", "")
+        if head.status != 206 or not content_range:
             raise OriginError("the server ignores ranges", path=self._shown(path))
-        self._compare_range(head.headers, key, path, offset, size, version)
+        total = content_range.rpartition("/")[2]
+        if total != str(version.size):
+            raise Stale("the object is another version now", path=self._shown(path))
+        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NOT_SAID_NS)
+        etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
+        self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
+        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+            raise BadBody("the reply carried another range", path=self._shown(path))
         length = head.headers.get("content-length", str(size))
         if length != str(size):
             cause = f"a body of {length} bytes instead of {size}"
@@ -232,28 +244,6 @@ class S3Connector:
         by_time = found.mtime_ns == version.mtime_ns
         if found.size != version.size or not (by_etag if version.etag else by_time):
             raise Stale("the object is another version now", path=self._shown(path))
-
-    def _compare_range(
-        self,
-        headers: Mapping[str, str],
-        key: str,
-        path: bytes,
-        offset: int,
-        size: int,
-        version: Fingerprint,
-    ) -> None:
-        """Raises unless they are those of what was asked for."""
-        content_range = headers.get("content-range", "")
-        if not content_range:
-            raise OriginError("the server ignores ranges", path=self._shown(path))
-        total = content_range.rpartition("/")[2]
-        if total != str(version.size):
-            raise Stale("the object is another version now", path=self._shown(path))
-        mtime_ns = parse_http_date(headers.get("last-modified", ""), NOT_SAID_NS)
-        etag = clean_etag(headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
-        self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
-        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
-            raise BadBody("the reply carried another range", path=self._shown(path))
 
     def _etag_of(self, key: str, mtime_ns: int, version: Fingerprint) -> str:
         """Asks for the etag of a reply that lacks it and has this mtime; "" where none is proven.

@@ -1,5 +1,5 @@
 """Every failure of an S3 request as one of our errors: the only place that knows S3's error codes
-and how botocore and urllib3 word theirs. Pure."""
+and how botocore words its own. Pure."""
 
 from __future__ import annotations
 
@@ -103,8 +103,6 @@ def _by_status(failure: S3Failure) -> _Verdict:
         return errors.NotFound, "no such object", ""
     if status in (401, 403):
         return errors.AccessDenied, f"access denied ({said})", MAY_READ
-    if status == 407:
-        return errors.Unreachable, "the proxy wants credentials", "set them in HTTPS_PROXY"
     if status in (412, 416):
         return errors.Stale, "the object is another version now", ""
     if status == 429:
@@ -119,7 +117,7 @@ def _said(failure: S3Failure) -> str:
     return f"{words}: {failure.message}" if failure.message else words
 
 
-# botocore and urllib3: by the names of their classes, so that this module imports neither.
+# botocore: by the names of its classes, so that this module does not import it.
 
 _CREDENTIALS: Final = (
     ("ProfileNotFound", "choose one: --aws-profile NAME"),
@@ -136,28 +134,17 @@ _CREDENTIALS: Final = (
     ("MetadataRetrievalError", RENEW),
     ("ClientError", RENEW),
 )
-_NETWORK: Final = (
-    ("ProxyConnectionError", "the proxy cannot be reached", "check HTTP_PROXY and HTTPS_PROXY"),
-    ("ConnectTimeoutError", "no connection in time", "check the endpoint and the network"),
-    ("ReadTimeoutError", "no answer in time", ""),
-    ("ConnectionClosedError", "the connection was cut", ""),
-    ("EndpointConnectionError", "the endpoint cannot be reached", "check the endpoint URL"),
-)
 
 
-def from_botocore(error: BaseException, path: str = "") -> CacheFSError:
-    """What an exception of botocore or urllib3, raised around a request, means."""
+def from_botocore(error: BaseException) -> CacheFSError:
+    """Returns the error that an exception of botocore's chain of credentials means."""
     names = {cls.__name__ for cls in type(error).__mro__}
     for name, remedy in _CREDENTIALS:
         if name in names:
-            return errors.CredentialsMissing(_first_line(error), remedy=remedy, path=path)
+            return errors.CredentialsMissing(_first_line(error), remedy=remedy)
     if "SSLError" in names:
-        return from_tls(str(error), path)
-    for name, cause, remedy in _NETWORK:
-        if name in names:
-            detail = f"{cause} ({_first_line(error)})"
-            return errors.Unreachable(detail, remedy=remedy, path=path)
-    return errors.Unreachable(f"the request failed ({_first_line(error)})", path=path)
+        return from_tls(str(error), "")
+    return errors.Unreachable(f"the credentials cannot be fetched ({_first_line(error)})")
 
 
 def _first_line(error: BaseException) -> str:

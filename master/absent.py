@@ -14,7 +14,6 @@ from connectors.fetch.request import Ask
 _PLAIN: Final = Capabilities(
     ordered_listings=True,
     etags=False,
-    conditional_reads=False,
     directories=False,
     posix=False,
     mtime_precision_ns=1,

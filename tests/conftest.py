@@ -81,6 +81,17 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="session")
+def s3_tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[S3Server]:
+    """As `s3`, over TLS."""
+    with versitygw(
+        tmp_path_factory.mktemp("versitygw-tls"),
+        certificate=authority.certificate,
+        ca_bundle=authority.bundle,
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server that keeps every key and checks no signature."""
     with moto_s3(tmp_path_factory.mktemp("moto")) as server:

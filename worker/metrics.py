@@ -33,6 +33,7 @@ class NodeCollector(Collector):
         status = self._status()
         cache = status["cache"]
         yield from _reads(cache, status["passthrough_bytes"], status["ahead_files"])
+        yield from _origins(status["sources"])
         yield from _fills(cache)
         yield from _evictions(cache)
         yield from _tiers(cache["tiers"])
@@ -60,6 +61,18 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -
         ("origin_requests", "Requests to origins."),
     ):
         yield CounterMetricFamily(f"cachefs_worker_{name}", text, cache[name])
+
+
+def _origins(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    origins: dict[str, Mapping[str, Any]] = {}  # every namespace of a cluster names all of them
+    for source in sources:
+        origins.update(source.get("origins") or {source["source"]: source["origin"]})
+    for name, text in (
+        ("connections", "Connections made to origins."),
+        ("handshakes", "Handshakes of TLS on these, resumed ones included."),
+    ):
+        count = sum(origin[name] for origin in origins.values())
+        yield CounterMetricFamily(f"cachefs_worker_origin_{name}", text, count)
 
 
 def _fills(cache: Mapping[str, Any]) -> Iterator[Metric]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import time
-from types import TracebackType
 from typing import Final
 
 import cachefs
@@ -71,12 +70,7 @@ class BlockingClient:
     def __enter__(self) -> BlockingClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _reply(self, deadline: float) -> m.Message:

@@ -12,7 +12,6 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.client.credentials import client_context, presents_to
@@ -79,12 +78,7 @@ class HttpClient:
     def __enter__(self) -> HttpClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def exchange(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pycurl
 
-from connectors.fetch.request import Get, Head, parse_head
+from connectors.fetch.request import NOTHING_MADE, Get, Head, Made, parse_head
 
 CONNECT_LIMIT_S: Final = 5.0
 ERROR_BYTES: Final = 64 << 10  # of the body of a refusal
@@ -78,6 +78,7 @@ class Exchange:
         if get.options != self._options:
             self._set_up(get.options)
         self.curl.setopt(pycurl.URL, get.url)
+        self.curl.unsetopt(pycurl.HTTPHEADER)  # an empty list leaves those of the former request
         self.curl.setopt(pycurl.HTTPHEADER, get.headers)
 
     def _set_up(self, options: Mapping[int, Any]) -> None:
@@ -114,9 +115,25 @@ class Exchange:
 
     @property
     def proxy_status(self) -> int:
-        """Returns the status by which a proxy refused a tunnel; 0: none did."""
+        """Returns the status by which a proxy refused a tunnel or a request; 0: none did."""
+        if self.head is not None and self.head.status == 407:  # no origin answers so
+            return 407
         status: int = self.curl.getinfo(pycurl.HTTP_CONNECTCODE)
         return status if status >= 300 else 0
+
+    @property
+    def made(self) -> Made:
+        """Returns the connections that the last request made."""
+        connections: int = self.curl.getinfo(pycurl.NUM_CONNECTS)
+        if not connections:
+            return NOTHING_MADE
+        has_shaken_hands = self.curl.getinfo(pycurl.APPCONNECT_TIME) > 0
+        return Made(connections, connections if has_shaken_hands else 0)
+
+    @property
+    def may_resolve(self) -> bool:
+        """Returns whether a name may still be looked up, though the request has ended."""
+        return not self.curl.getinfo(pycurl.NAMELOOKUP_TIME)
 
     def close(self) -> None:
         self.room = memoryview(b"")

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from cachefs.core.errors import BadBody, CacheFSError, Unreachable
+from cachefs.core.errors import BadBody, CacheFSError, OriginError, Unreachable
 from connectors.fetch.exchange import KEPT_S, PIECE_BYTES, Exchange, make_share
 from connectors.fetch.failures import from_curl
 from connectors.fetch.multi import Ended, Multi
-from connectors.fetch.request import Get, Head
+from connectors.fetch.request import Get, Head, TellMade, tell_nobody
+from connectors.idle import register
 from connectors.until import LEAST_BYTES_PER_S, until
 
 CHUNK_BYTES: Final = 1 << 20
@@ -38,6 +39,7 @@ class Lane:
         self.exchange = Exchange(share=share)
         self.ended: Ended | None = None
         self.wake = self._multi.wake
+        self._may_resolve = False
 
     def begin(self, get: Get) -> None:
         self.ended = None
@@ -60,8 +62,17 @@ class Lane:
         """Forgets the request; its connection is kept if the reply was read to its end."""
         self._multi.remove(self.exchange)
         self.exchange.room = memoryview(b"")
+        self._may_resolve = self.exchange.may_resolve
 
     def close(self) -> None:
+        """Waits for nothing. libcurl would wait for a name that is being looked up, which may hang
+        for as long as the resolver's limit (10 s and more): another thread waits for that."""
+        if self._may_resolve:
+            threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
         self._multi.close()
         self.exchange.close()
 
@@ -75,6 +86,7 @@ class FetchBody:
         Raises Unreachable, and what a connection that fails is."""
         self._lane: Lane | None = lane
         self._give = give
+        self._get = get
         self._path = path
         self._lock = threading.Lock()  # held by the thread that drives the lane
         self._is_closed = False
@@ -89,7 +101,8 @@ class FetchBody:
         exchange, now = lane.exchange, time.monotonic()
         until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
         lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
-        if exchange.head is not None:  # its status says enough, whatever the body of a refusal is
+        if exchange.head is not None and exchange.head.status != 407:
+            # Its status says enough, whatever the body of a refusal is.
             return exchange.head, bytes(exchange.refusal)
         if lane.ended is None:
             raise Unreachable("no answer in time", path=self._path)
@@ -131,12 +144,17 @@ class FetchBody:
         if lane.ended is None:
             return None
         if exchange.is_over:
-            return BadBody("the body is longer than was asked for", path=self._path)
+            return self._too_long()
         if lane.ended.code:
             return self._failed(lane.ended, has_body=True)
-        if exchange.left:
+        if exchange.left and not self._get.is_limit:
             return BadBody(f"the body ended {exchange.left} bytes early", path=self._path)
         return None
+
+    def _too_long(self) -> CacheFSError:
+        if self._get.is_limit:
+            return OriginError(f"a reply of more than {self._get.size >> 20} MiB", path=self._path)
+        return BadBody("the body is longer than was asked for", path=self._path)
 
     def _failed(self, ended: Ended, *, has_body: bool) -> CacheFSError:
         return from_curl(
@@ -180,10 +198,13 @@ class Lanes:
     """The kept lanes of one source. Thread-safe, without a lock: a body may be collected, and give
     its lane back, while any thread is in here."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell_made: TellMade = tell_nobody) -> None:
+        """`tell_made` is called after each request that made a connection, by the thread of it."""
         self._share = make_share()  # of this source alone
+        self._tell_made = tell_made
         self._idle: collections.deque[tuple[Lane, float]] = collections.deque()
         self._is_closed = False
+        register(self)
 
     def get(self, get: Get, path: str) -> FetchBody:
         """Sends a request. Raises what `FetchBody` does; the caller looks at the head."""
@@ -200,7 +221,13 @@ class Lanes:
         return Lane(self._share)
 
     def _keep(self, lane: Lane) -> None:
+        if (made := lane.exchange.made).connections:
+            self._tell_made(made)
         self._idle.append((lane, time.monotonic()))
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes lanes that were not used for `KEPT_S`, and those beyond `MOST_KEPT`."""
         before_s = time.monotonic() - KEPT_S if not self._is_closed else float("inf")
         with contextlib.suppress(IndexError):  # another thread took it
             while self._idle[0][1] < before_s or len(self._idle) > MOST_KEPT:

@@ -17,7 +17,7 @@ import pycurl
 from cachefs.core.errors import OriginError, Unreachable
 from connectors.fetch.exchange import Exchange
 from connectors.fetch.multi import Ended, Multi
-from connectors.fetch.request import AT_ONCE, Get
+from connectors.fetch.request import AT_ONCE, NOTHING_MADE, Get, Made
 from connectors.until import LEAST_BYTES_PER_S
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,9 @@ SILENCE_LIMIT_S: Final = 10  # others wait behind it: a thread has more patience
 ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
 KEPT_BYTES: Final = 8 << 20  # of buffers, while nothing is read into them
 
-Taken = Callable[[memoryview | None, int, str], None]
-"""The body, valid during the call; or None, how many bytes of it came, and an error's code."""
+Taken = Callable[[memoryview | None, int, str, Made], None]
+"""The body, valid during the call, or None; how many bytes of it came; an error's code; the
+connections that the read made."""
 
 
 def _limits() -> Iterable[tuple[int, int]]:
@@ -88,7 +89,7 @@ class Many:
         self._multi.close()
         for _, taken in left:
             try:
-                taken(None, 0, Unreachable.code)
+                taken(None, 0, Unreachable.code, NOTHING_MADE)
             except Exception:  # the others are told all the same
                 log.exception("a read of a small file could not be given back")
 
@@ -109,7 +110,7 @@ class Many:
         exchange.room = memoryview(b"")
         self._idle.append(exchange)
         code = "" if is_right else Unreachable.code if is_cut else OriginError.code
-        taken(body if is_right else None, came, code)
+        taken(body if is_right else None, came, code, exchange.made)
         self._keep(body)
 
     def _buffer(self, size_bytes: int) -> bytearray:

@@ -18,13 +18,15 @@ _NAMES: Final = {
 
 
 class Get(NamedTuple):
-    """A GET request. `options` are libcurl's, by their numbers: certificates, proxy, signature."""
+    """A GET request, or a HEAD. `options` are libcurl's, by their numbers: certificates, proxy,
+    signature."""
 
     url: str
     headers: Sequence[str]  # lines without their ends
     size: int  # of the body that is expected, in bytes
     options: Mapping[int, Any]
     answer: Sequence[tuple[str, str]] = ()  # headers of the right reply; names in lower case
+    is_limit: bool = False  # fewer bytes than `size` may come, too
 
     def is_answer(self, head: Head | None) -> bool:
         """Returns whether a reply with this head is the one that was asked for."""
@@ -40,12 +42,29 @@ class Get(NamedTuple):
         return "Get(...)"  # its options hold credentials
 
 
+class Made(NamedTuple):
+    """New connections of requests. libcurl tells by its handles how many there were and whether TLS
+    shook hands, and not whether that resumed a session."""
+
+    connections: int
+    handshakes: int
+
+
+NOTHING_MADE: Final = Made(0, 0)
+TellMade = Callable[[Made], None]
+
+
+def tell_nobody(made: Made) -> None:
+    """Is a `TellMade` where nobody counts."""
+
+
 class Ask(NamedTuple):
     """A request for all of a small file, and what is called once with its outcome: how many bytes
-    of the body came; "", an error's code or `NOT_SENT`."""
+    of the body came; "", an error's code or `NOT_SENT`. `made` is told of new connections."""
 
     get: Get
     ended: Callable[[int, str], None]
+    made: TellMade = tell_nobody
 
     def also(self, ended: Callable[[int, str], None]) -> Ask:
         """Returns the same request, of whose outcome `ended` is told, too, and first."""

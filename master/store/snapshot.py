@@ -26,7 +26,6 @@ from master.store.records import (
     split_dentry_key,
 )
 
-LAST_INO_KEY: Final = b"\xff" * 8
 ABOVE_ALL: Final = b"\xff" * 9
 MAX_POLICIES: Final = 10_000
 MAX_HELD: Final = 1 << 20  # above what a mount table can have

@@ -39,8 +39,8 @@ def new_origin(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OriginFactory]:
     """Makes an empty origin of a kind: file, memory, memory-unordered, memory-decorated,
-    s3-versitygw, s3-moto."""
-    servers = {"s3-versitygw": "s3", "s3-moto": "moto"}
+    s3-versitygw, s3-versitygw-tls, s3-moto."""
+    servers = {"s3-versitygw": "s3", "s3-versitygw-tls": "s3_tls", "s3-moto": "moto"}
     numbers = itertools.count(1)
     made: list[Origin] = []
     prefix = request.module.__name__.rpartition(".")[2].replace("_", "-")[-30:]

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 from cachefs.core.model import UfsSpec
 from connectors.base import Connector
 from connectors.compose import decorate, open_connector
-from connectors.limit import Limits
-from connectors.memory import MemoryConnector
 from connectors.meter import Meter
+from tests.services.memory import MemoryConnector
 from tests.services.s3_server import S3Server
 
 
@@ -51,8 +50,7 @@ class MemoryOrigin:
         self.memory = MemoryConnector(ordered=ordered, seed=7)
         self.connector: Connector = self.memory
         if decorated:
-            limits = Limits(in_flight=4)
-            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), limits=limits)
+            self.connector = decorate(self.memory, deadline_s=5, meter=Meter(), in_flight=4)
 
     def put(self, path: bytes, data: bytes) -> None:
         self.memory.put(path, data)
@@ -71,7 +69,10 @@ class S3Origin:
         self.bucket = bucket
         self.client.create_bucket(Bucket=bucket)
         self.client.put_object(Bucket=bucket, Key=f"{self.prefix}-not-below/x", Body=b"other")
-        self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", {"endpoint_url": server.endpoint_url})
+        options = {"endpoint_url": server.endpoint_url}
+        if server.ca_bundle:
+            options["ca_bundle"] = str(server.ca_bundle)
+        self.spec = UfsSpec(f"s3://{bucket}/{self.prefix}", options)
         self.connector = open_connector(self.spec, deadline_s=10, meter=Meter())
 
     def put(self, path: bytes, data: bytes) -> None:

@@ -16,7 +16,10 @@ from connectors.fetch.request import Ask
 from tests.conformance.origins import Origin, OriginFactory, put_all
 from tests.services.many_thread import ManyThread
 
-KINDS = ("file", "s3-versitygw", "s3-moto", "memory", "memory-unordered", "memory-decorated")
+KINDS = (
+    "file", "s3-versitygw", "s3-versitygw-tls", "s3-moto",
+    "memory", "memory-unordered", "memory-decorated",
+)  # fmt: skip
 MANY = 1050  # more than a page of any store
 
 # In the order of S3's keys; `a/` stands between `a-b` and `a0`.

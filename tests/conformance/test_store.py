@@ -20,7 +20,6 @@ from master.state.numbers import SKIPPED, first_of_start
 from master.store import lmdb_store, transaction
 from master.store.base import Store, Table, Writer
 from master.store.lmdb_store import LmdbStore, refuse_network, remove_store
-from master.store.memory_store import MemoryStore
 from master.store.records import (
     EVERYTHING,
     META_KEY,
@@ -32,6 +31,7 @@ from master.store.records import (
 from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import Transaction, initialise, transact
+from tests.services.memory_store import MemoryStore
 
 NAMESPACE = NamespaceId(b"n" * 16)
 NOW = 1_700_000_000.0

@@ -15,7 +15,7 @@ from master.state.window import Position
 from master.store import jobs
 from master.store.base import Store, Table
 from master.store.lmdb_store import LmdbStore
-from master.store.memory_store import MemoryStore
+from tests.services.memory_store import MemoryStore
 
 WAIT_S = 60.0
 LONG = b"d" * 200 + b"/" + b"e" * 200 + b"/" + b"f" * 200  # longer than a key may be

@@ -11,10 +11,10 @@ import pytest
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Kind, UfsSpec
-from connectors.memory import MemoryConnector
 from master.jobs import walk
 from master.jobs.walk import Fresh, Known, OrderedWalk, Source
 from master.namespace import Master
+from tests.services.memory import MemoryConnector
 
 DEADLINE_S = 60.0
 SEEDS = range(300, 306)

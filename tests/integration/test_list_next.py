@@ -12,11 +12,11 @@ import pytest
 from cachefs.core.errors import AccessDenied, CacheFSError, Stale, Throttled, Unreachable
 from cachefs.core.policies import Policy
 from connectors.base import Page
-from connectors.memory import MemoryConnector
 from master.directories import NEXT
 from master.namespace import Master
 from tests.integration.test_master import Clock, ino_of, names_of, opened, raises, run
 from tests.integration.test_mount_table import X, Y, cluster, inode_of
+from tests.services.memory import MemoryConnector
 
 A, B, ABOVE = b"t/a", b"t/b", b"t"
 

@@ -32,12 +32,12 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Invalidate, Listing
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, UfsSpec
-from connectors.memory import MemoryConnector, SyntheticConnector
 from master import answers
 from master.namespace import Master
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S
 from master.state.health import PROBE_EVERY_S
 from master.store import transaction
+from tests.services.memory import MemoryConnector, SyntheticConnector
 
 UFS = UfsSpec("s3://bucket/prefix")
 DEADLINE_S = 60.0

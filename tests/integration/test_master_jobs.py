@@ -16,12 +16,12 @@ from cachefs.core import cluster as c
 from cachefs.core.errors import BadConfig, InUse, NoSpace, NotFound, Unreachable
 from cachefs.core.jobs import JobShown, JobSpec, JobState, TaskKind
 from cachefs.core.model import UfsSpec
-from connectors.memory import MemoryConnector
 from master.jobs import runner, service
 from master.namespace import Master
 from master.state.window import Position
 from master.store import jobs as table
 from tests.integration.job_worker import TaskWorker
+from tests.services.memory import MemoryConnector
 
 UFS = UfsSpec("s3://bucket/prefix")
 DEADLINE_S = 60.0

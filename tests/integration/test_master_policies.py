@@ -9,10 +9,10 @@ import pytest
 from cachefs.core.errors import BadConfig, NotFound
 from cachefs.core.model import ROOT_INO, ContentId, Origin
 from cachefs.core.policies import PERMISSION_S, PERMISSION_WINDOW_S, Policy, Rule
-from connectors.memory import MemoryConnector
 from master.namespace import Master
 from tests.integration.test_master import Clock, collect, opened, run
 from tests.integration.test_mount_table import X, Y, cluster
+from tests.services.memory import MemoryConnector
 
 PIN = Policy(pin=True)
 

@@ -25,9 +25,9 @@ from cachefs.core.errors import (
 from cachefs.core.model import ROOT_INO, ContentId, Inode, UfsSpec
 from cachefs.core.services import MetadataService
 from connectors.base import Connector
-from connectors.memory import MemoryConnector
 from master.namespace import Master
 from master.server.app import MasterServer
+from tests.services.memory import MemoryConnector
 from worker.cluster import stream
 from worker.cluster.master_client import MasterClient, MasterUnreachable
 from worker.cluster.namespace import DEGRADED_VALID_S, RemoteNamespace

@@ -11,13 +11,13 @@ import pytest
 
 from cachefs.core.errors import AccessDenied, CredentialsMissing, NoSpace, Unreachable
 from cachefs.core.model import UfsSpec
-from connectors.memory import MemoryConnector
 from master import probes
 from master.namespace import Master
 from master.state.health import OriginHealth
 from master.store.lmdb_store import LmdbStore
 from master.tree import Tree
 from tests.integration.test_master import Clock, opened, run, until
+from tests.services.memory import MemoryConnector
 
 
 @pytest.fixture(autouse=True)

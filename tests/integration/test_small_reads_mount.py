@@ -56,6 +56,14 @@ def readers_of(server: int) -> list[int]:
     return [pid for pid in families([server]) if b"worker.small.process" in command(pid)]
 
 
+def counts_connections(node: Node, mounted: Path, proxy: FaultProxy) -> bool:
+    """Are the figures of the source those of its server, the process for small files included?"""
+    made = proxy.counters().connections
+    origin = node.status(mounted)["sources"][0]["origin"]
+    handshakes = made if proxy.endpoint_url.startswith("https:") else 0
+    return (origin["connections"], origin["handshakes"]) == (made, handshakes)
+
+
 def command(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -80,6 +88,7 @@ def test_small_files_come_once_with_few_connections(
     assert seen.connections - before.connections <= READERS + AT_ONCE, "they are kept"
     cache = node.status(mounted)["cache"]
     assert cache["origin_bytes"] == seen.object_bytes
+    wait_until(lambda: counts_connections(node, mounted, proxy), "each connection is counted")
     assert digests(mounted) == expected(files)
     assert proxy.counters().object_bytes == seen.object_bytes
 
@@ -257,3 +266,47 @@ def test_everything_is_killed_and_mounted_again(
     mounted = node.mount(bucket.url, *bucket.options)
     assert read_all(mounted, files, rng) == []
     assert digests(mounted) == expected(files)
+
+
+REFUSAL_BYTES = 2 << 20
+MEMORY_BYTES = 32 << 20  # of 150 requests at once, each with 64 KiB of its refusal
+
+
+def anonymous_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
+
+
+def test_large_bodies_of_refusals_take_no_memory(
+    node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes]
+) -> None:
+    """300 MB and more are offered to the process for small files and to the threads, which read the
+    refused files once more."""
+    mounted = node.mount(bucket.url, *bucket.options, "--files-ahead", "0")
+    node.allowed_log.append("access denied|AccessDenied")
+    names = sorted(files)
+    assert (mounted / names[0]).read_bytes() == files[names[0]]
+    proxy.latency_s = 0.05  # so that all are on their way at once
+    half = FILES // 2
+
+    def read(name: str) -> bool:
+        try:
+            return (mounted / name).read_bytes() == files[name]
+        except PermissionError:
+            return False
+
+    with concurrent.futures.ThreadPoolExecutor(half) as pool:
+        assert all(pool.map(read, names[:half]))
+        server = server_of(node, mounted)
+        pids = [server, *readers_of(server)]
+        assert len(pids) == 2
+        before = [anonymous_bytes(pid) for pid in pids]
+        refusal = status(403, code="AccessDenied", message="x" * REFUSAL_BYTES)
+        armed = proxy.script(refusal, method="GET", key=".", times=None)
+        assert not any(pool.map(read, names[half:]))
+        assert armed.hits > 1.5 * half, "each was refused to the process, and to a thread"
+        assert armed.hits * REFUSAL_BYTES > 300e6
+        grown = [anonymous_bytes(pid) - was for pid, was in zip(pids, before, strict=True)]
+        assert max(grown) < MEMORY_BYTES, grown
+        proxy.clear()
+        assert all(pool.map(read, names[half:]))

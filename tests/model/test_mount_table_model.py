@@ -15,12 +15,12 @@ from hypothesis import given, settings
 
 from cachefs.core.errors import InUse, NotADirectory, NotFound, Stale
 from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
-from connectors.memory import MemoryConnector
 from master.namespace import Master
 from master.store.base import Table
-from master.store.memory_store import MemoryStore
 from master.store.records import EVERYTHING, decode_dentry, dentry_key, ino_key
 from master.store.snapshot import Names
+from tests.services.memory import MemoryConnector
+from tests.services.memory_store import MemoryStore
 
 DEADLINE_S = 60.0
 INTERVAL_S = 60.0

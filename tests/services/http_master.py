@@ -18,10 +18,10 @@ from cachefs.core.access import Access, parse_tokens
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import Inode, NamespaceId, UfsSpec
 from connectors.base import Connector
-from connectors.memory import MemoryConnector
 from master.namespace import Master
 from master.server.admin.at import Peers
 from master.server.app import MasterServer
+from tests.services.memory import MemoryConnector
 
 T = TypeVar("T", bound=m.Message)
 DEADLINE_S = 60.0

@@ -7,7 +7,7 @@ import os
 import threading
 
 from connectors.fetch.many import Many, Taken
-from connectors.fetch.request import Get
+from connectors.fetch.request import NOTHING_MADE, Get
 
 
 class ManyThread:
@@ -57,7 +57,7 @@ class ManyThread:
                 self._closed = True
                 os.close(self._bell)
             for _, taken in self._coming:
-                taken(None, 0, "unreachable")
+                taken(None, 0, "unreachable", NOTHING_MADE)
 
     # ---- the inbox ----
 
@@ -69,7 +69,7 @@ class ManyThread:
         while self._coming and not self._closed:
             request, taken = self._coming.popleft()
             if request is None:
-                taken(None, 0, "")
+                taken(None, 0, "", NOTHING_MADE)
             else:
                 self.many.start(request, taken)
         return not self._closed

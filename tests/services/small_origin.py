@@ -24,7 +24,7 @@ from cachefs.core.model import Fingerprint
 from connectors.asking import Turns
 from connectors.base import Body
 from connectors.fetch.request import NOT_SENT, Ask, Get
-from connectors.memory import MemoryConnector
+from tests.services.memory import MemoryConnector
 
 LIMIT_S: Final = 30.0
 FAULTS: Final = ("cut", "cut-at-once", "503", "404", "412", "other-version", "other-length")

@@ -22,6 +22,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
+from connectors.idle import close_idle
 from worker.ahead import Ahead
 from worker.server.session import Session
 from worker.state.filesahead import MOST_FILES
@@ -37,7 +38,7 @@ LAST_MOUNT_GRACE_S = 0.3
 SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client broke off
 BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
-LOOK_S = 0.25  # between looks for requests that have waited too long
+LOOK_S = 0.25  # between looks for requests and connections that have waited too long
 WARN_EVERY_S = 10.0  # of such requests the log names one in so long
 
 
@@ -172,7 +173,9 @@ class NodeServer:
     # ---- inside ----
 
     def _look(self) -> None:
-        """Ends the requests that have waited too long, and looks again soon."""
+        """Ends the requests that have waited too long, closes the connections to origins that were
+        idle too long, and looks again soon."""
+        close_idle()
         now = time.monotonic()
         for session in [*self._sessions]:
             request = session.end_overdue(now)

@@ -30,6 +30,7 @@ import xxhash
 import cachefs
 from cachefs.core.errors import TooManyOpenFiles
 from connectors.fetch.many import Many
+from connectors.fetch.request import Made
 from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, WORDS_BYTES, Got, decode_gets, encode
 from worker.store.filesystem import allocated_bytes
 
@@ -46,18 +47,18 @@ class Task:
         self._number = number
         self._fd = fd
 
-    def taken(self, body: memoryview | None, came_bytes: int, code: str) -> None:
+    def taken(self, body: memoryview | None, came_bytes: int, code: str, made: Made) -> None:
         """See `connectors.fetch.many.Taken`."""
         try:
             if body is None:
-                got = Got(self._number, code, came_bytes)
+                got = Got(self._number, code, came_bytes, made=made)
             else:
-                got = self._stored(self._number, body)
+                got = self._stored(self._number, body, made)
         finally:
             os.close(self._fd)
         self._reader.tell(got)
 
-    def _stored(self, number: int, body: memoryview) -> Got:
+    def _stored(self, number: int, body: memoryview, made: Made) -> Got:
         checksum, size_bytes, refused = xxhash.xxh3_64_intdigest(body), len(body), 0
         self._reader.at_disk(number)
         try:
@@ -71,7 +72,7 @@ class Task:
         except OSError as err:
             allocated, refused = 0, err.errno or errno.EIO
         self._reader.at_disk(0)
-        return Got(number, "", size_bytes, checksum, allocated, refused)
+        return Got(number, "", size_bytes, checksum, allocated, refused, made)
 
 
 class Reader:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, Interrupted
+from cachefs.core.errors import Interrupted
 from cachefs.core.model import Origin
 from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask
 from worker.small.engine import Engine, Spawn, spawn
@@ -83,7 +83,7 @@ class SmallReads:
             return True
         try:
             fd = small.make_file()
-        except CacheFSError as err:
+        except Exception as err:  # noqa: BLE001 -- handed to the one who waits for the file
             self._loop.call_soon(made, -1, err)
         else:
             made(fd, None)
@@ -133,29 +133,34 @@ class SmallReads:
     # ---- one read ----
 
     def _made(self, small: Small, ask: Ask, fd: int, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                raise error
-            small.check()
-        except CacheFSError as err:
+        error = error or _failure(small.check)
+        if error is not None:
             ask.ended(0, NOT_SENT)
-            return self._end(small, err)
+            return self._end(small, error)
         if self._engine.is_ready:
             self._engine.start(ask.get, fd, functools.partial(self._heard, small, ask))
         else:
             self._loop.call_soon(self._heard, small, ask, None)
 
     def _heard(self, small: Small, ask: Ask, got: Got | None) -> None:
+        if got is not None and got.made.connections:
+            ask.made(got.made)
         ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
         if got is None or got.code:
             self._under_way -= 1
             return small.otherwise(None, None)
-        try:
-            small.came(got)
-        except CacheFSError as err:
-            return self._end(small, err)
-        self._end(small, None)
+        self._end(small, _failure(lambda: small.came(got)))
 
     def _end(self, small: Small, error: BaseException | None) -> None:
         self._under_way -= 1
         small.done(None, error)
+
+
+def _failure(act: Callable[[], None]) -> Exception | None:
+    """Returns what `act` raises. Of whatever type that is, a read ends with it: its place is free
+    again, and the one who waits for the file is told."""
+    try:
+        act()
+    except Exception as err:  # noqa: BLE001 -- handed to the one who waits for the file
+        return err
+    return None

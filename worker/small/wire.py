@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from connectors.fetch.request import NOTHING_MADE, Made
 from connectors.fetch.request import Get as Request
 
 MOST_OF_ONE: Final = 16  # gets in a datagram
@@ -35,6 +36,7 @@ class Got(msgspec.Struct, frozen=True, array_like=True, gc=False):
     checksum: int = 0  # xxh3_64 of all of it
     allocated_bytes: int = 0  # by the file, now
     errno: int = 0
+    made: Made = NOTHING_MADE
 
 
 encode = msgspec.msgpack.Encoder().encode

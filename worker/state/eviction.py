@@ -121,6 +121,33 @@ class _Slots:
     def __contains__(self, key: object) -> bool:
         return key in self._slot
 
+    def insert(self, key: bytes, last_use_s: int) -> None:
+        if key in self._slot:
+            return self.hit(key, last_use_s)
+        self._link(self._new_slot(key, last_use_s), self._older[END], END)
+
+    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
+        if key not in self._slot:
+            self._link(self._new_slot(key, last_use_s), END, self._newer[END])
+
+    def hit(self, key: bytes, now_s: int) -> None:
+        """See `EvictionOrder`; of a subclass."""
+        raise NotImplementedError
+
+    def remove(self, key: bytes) -> None:
+        slot = self._slot.get(key)
+        if slot is not None:
+            self._pass(slot)
+            self._drop(key)
+
+    def _to_newest(self, slot: int) -> None:
+        self._pass(slot)
+        self._unlink(slot)
+        self._link(slot, self._older[END], END)
+
+    def _pass(self, slot: int) -> None:
+        """Is called before a slot leaves its place in the list."""
+
     def last_use_s(self, key: bytes) -> int:
         return self._last_use_s[self._slot[key]]
 
@@ -216,15 +243,13 @@ class _Slots:
         if not self._held:
             self._first_release_s = NEVER_S
         if not self._held_until_s[slot]:
-            self._set_aside(slot)
+            self._pass(slot)
+            self._unlink(slot)
             self._last_use_s[slot] = NEVER_S
             self._held += 1
         self._held_until_s[slot] = until_s
         self._held_though_read[slot] = though_read
         self._first_release_s = min(self._first_release_s, until_s)
-
-    def _set_aside(self, slot: int) -> None:
-        self._unlink(slot)
 
     def release(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
@@ -255,15 +280,6 @@ class LruOrder(_Slots):
     """The least recently used goes first. Uses of a file that is to go by `sieve` only mark it: it
     is passed over once, when its turn comes."""
 
-    def insert(self, key: bytes, last_use_s: int) -> None:
-        if key in self._slot:
-            return self.hit(key, last_use_s)
-        self._link(self._new_slot(key, last_use_s), self._older[END], END)
-
-    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
-        if key not in self._slot:
-            self._link(self._new_slot(key, last_use_s), END, self._newer[END])
-
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
         if slot is None:
@@ -280,14 +296,6 @@ class LruOrder(_Slots):
         slot = self._slot.get(key)
         if slot is not None and not self._held_until_s[slot]:
             self._to_newest(slot)
-
-    def _to_newest(self, slot: int) -> None:
-        self._unlink(slot)
-        self._link(slot, self._older[END], END)
-
-    def remove(self, key: bytes) -> None:
-        if key in self._slot:
-            self._drop(key)
 
     def candidates(self, count: int, idle_before_s: int = NEVER_S) -> list[bytes]:
         found: list[bytes] = []
@@ -316,15 +324,6 @@ class SieveOrder(_Slots):
         super().__init__()
         self._hand = END  # the next to look at; END: start at the oldest
 
-    def insert(self, key: bytes, last_use_s: int) -> None:
-        if key in self._slot:
-            return self.hit(key, last_use_s)
-        self._link(self._new_slot(key, last_use_s), self._older[END], END)
-
-    def insert_oldest(self, key: bytes, last_use_s: int) -> None:
-        if key not in self._slot:
-            self._link(self._new_slot(key, last_use_s), END, self._newer[END])
-
     def hit(self, key: bytes, now_s: int) -> None:
         slot = self._slot.get(key)
         if slot is None:
@@ -335,24 +334,12 @@ class SieveOrder(_Slots):
         if not self._held_until_s[slot]:
             self._last_use_s[slot] = now_s
             if moves:
-                self._pass(slot)
-                self._unlink(slot)
-                self._link(slot, self._older[END], END)
+                self._to_newest(slot)
 
     def defer(self, key: bytes) -> None:
         slot = self._slot.get(key)
         if slot is not None:
             self._visited[slot] = 1
-
-    def remove(self, key: bytes) -> None:
-        slot = self._slot.get(key)
-        if slot is not None:
-            self._pass(slot)
-            self._drop(key)
-
-    def _set_aside(self, slot: int) -> None:
-        self._pass(slot)
-        super()._set_aside(slot)
 
     def _put_back(self, slot: int, now_s: int) -> None:
         self._visited[slot] = 0

@@ -1,4 +1,4 @@
-"""An environment without the machine's own AWS settings, and a scripted S3 server."""
+"""An environment without the machine's own AWS settings, and servers that tests script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from connectors.fetch.lanes import Lanes
 from tests.services.authority import Authority
+from tests.unit.connectors.certificates import make_certificate
+from tests.unit.connectors.raw_http import RawServer
 from tests.unit.connectors.scripted_s3 import ScriptedS3, scripted_s3
 
 
@@ -49,3 +52,20 @@ def server(scheme: str, authority: Authority, aws: pytest.MonkeyPatch) -> Iterat
         aws.setenv("AWS_CA_BUNDLE", str(authority.bundle))
     with scripted_s3(authority.certificate if scheme == "https" else None) as found:
         yield found
+
+
+@pytest.fixture(params=["http", "https"])
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
+    tls = request.param == "https"
+    server = RawServer(make_certificate(tmp_path / "origin.pem") if tls else None)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def source() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()

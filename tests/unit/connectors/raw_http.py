@@ -24,6 +24,7 @@ class Came:
     """What came, as the script sees it. `connection` and `number` count from 0, the latter on the
     connection."""
 
+    head: bytes
     target: str
     connection: int
     number: int
@@ -74,6 +75,7 @@ class RawServer:
         self.script: Script = answer
         self.requests: list[str] = []
         self.ended = 0  # connections
+        self.resumed: list[bool] = []  # by handshake of TLS: whether it resumed a session
         self.changed = threading.Condition()
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -113,13 +115,14 @@ class RawServer:
     def _serve(self, sock: socket.socket, connection: int) -> None:
         with contextlib.suppress(OSError), self._spoken(sock, connection) as sock:
             for number in itertools.count():
-                target = _target(sock)
-                if target is None:
+                head = _head(sock)
+                if not head:
                     break
+                target = head.split(b" ")[1].decode()
                 with self.changed:
                     self.requests.append(target)
                     self.changed.notify_all()
-                if not self.script(Came(target, connection, number, sock)):
+                if not self.script(Came(head, target, connection, number, sock)):
                     break
         with self.changed:
             self.ended += 1
@@ -134,6 +137,7 @@ class RawServer:
             except OSError:
                 sock.close()
                 raise
+            self.resumed.append(bool(sock.session_reused))
         return sock
 
     def close(self) -> None:
@@ -149,15 +153,15 @@ class RawServer:
             assert not thread.is_alive(), "a script waits for ever"
 
 
-def _target(sock: socket.socket) -> str | None:
-    """Of the next request; None where no other comes."""
+def _head(sock: socket.socket) -> bytes:
+    """Returns that of the next request; b"" where no other comes."""
     got = b""
     while not got.endswith(b"\r\n\r\n"):
         piece = sock.recv(4096)
         if not piece:
-            return None
+            return b""
         got += piece
-    return got.split(b" ")[1].decode()
+    return got
 
 
 def get(server: RawServer, target: str) -> Get:

@@ -28,23 +28,6 @@ IN_FLIGHT_BYTES = 16 << 20  # what sockets hold that a client reads no more
 SEED = random.SystemRandom().getrandbits(32)
 
 
-@pytest.fixture(params=["http", "https"])
-def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
-    tls = request.param == "https"
-    server = RawServer(make_certificate(tmp_path / "origin.pem") if tls else None)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture
-def source() -> Iterator[Lanes]:
-    made = Lanes()
-    yield made
-    made.close()
-
-
 def read(source: Lanes, request: Get) -> tuple[bytes, CacheFSError | None]:
     """What came of a right reply, and the error that ended it."""
     got = bytearray()
@@ -438,11 +421,26 @@ def test_a_proxy_that_wants_credentials(source: Lanes) -> None:
     proxy.script = script
     request = Get("http://origin.test/f", (), 10, {pycurl.PROXY: proxy.url})
     try:
-        body = source.get(request, "path")
-        assert (body.head.status, body.refusal) == (407, b"")
-        body.close()
+        with pytest.raises(Unreachable, match="the proxy wants credentials") as caught:
+            source.get(request, "path")
+        assert "HTTPS_PROXY" in caught.value.remedy
     finally:
         proxy.close()
+
+
+def test_a_request_has_its_own_headers_alone(raw: RawServer, source: Lanes) -> None:
+    """Those of the former one on the lane are gone, also where it has none itself."""
+    heads: list[bytes] = []
+
+    def script(came: Came) -> bool:
+        heads.append(came.head)
+        return answer(came)
+
+    raw.script = script
+    plain = get(raw, "/f/100")
+    for request in (plain._replace(headers=("X-Former: 1",)), plain._replace(headers=())):
+        assert read(source, request) == (content("/f/100", 100), None)
+    assert [b"X-Former" in head for head in heads] == [True, False]
 
 
 def test_no_other_protocols(source: Lanes, tmp_path: Path) -> None:

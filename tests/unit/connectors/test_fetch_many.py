@@ -9,16 +9,14 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cachefs.core.errors import BY_CODE
 from connectors.fetch import many as many_module
 from connectors.fetch.many import BODY_BYTES, KEPT_BYTES
-from connectors.fetch.request import AT_ONCE, Get, parse_head
+from connectors.fetch.request import AT_ONCE, Get, Made, parse_head
 from tests.services.many_thread import ManyThread
-from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import (
     LIMIT_S,
     Came,
@@ -45,7 +43,7 @@ class Reads:
     def start(self, request: Get) -> bool:
         target = "/" + request.url.split("/", 3)[3]
 
-        def taken(body: memoryview | None, came: int, code: str) -> None:
+        def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
             self._told.put((target, None if body is None else bytes(body), came, code))
 
         return self.thread.start(request, taken)
@@ -66,16 +64,6 @@ class Reads:
     def close(self) -> None:
         self.thread.close(LIMIT_S)
         assert self._told.empty(), "each read is told once"
-
-
-@pytest.fixture(params=["http", "https"])
-def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RawServer]:
-    tls = request.param == "https"
-    server = RawServer(make_certificate(tmp_path / "origin.pem") if tls else None)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -305,7 +293,7 @@ def test_an_error_of_who_is_told_ends_it(raw: RawServer) -> None:
     """The others are given back, and no more are taken."""
     reads, go_on = Reads(), threading.Event()
 
-    def fail(body: memoryview | None, came: int, code: str) -> None:
+    def fail(body: memoryview | None, came: int, code: str, made: Made) -> None:
         raise ZeroDivisionError
 
     def script(came: Came) -> bool:

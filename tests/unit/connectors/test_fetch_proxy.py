@@ -15,7 +15,7 @@ import pytest
 from cachefs.core.errors import Unreachable
 from connectors.fetch import exchange
 from connectors.fetch.lanes import Lanes
-from connectors.fetch.request import Get
+from connectors.fetch.request import Get, Made
 from tests.services.many_thread import ManyThread
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.raw_http import LIMIT_S, Came, RawServer, answer, content, get
@@ -128,7 +128,7 @@ def test_small_files_use_a_kept_tunnel_again(origin: RawServer, proxy: Tunnels) 
     reads, lock = ManyThread(), threading.Semaphore(0)
     told: list[tuple[bytes | None, str]] = []
 
-    def taken(body: memoryview | None, came: int, code: str) -> None:
+    def taken(body: memoryview | None, came: int, code: str, made: Made) -> None:
         told.append((None if body is None else bytes(body), code))
         lock.release()
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, DeadlineExceeded, Throttled
 from cachefs.core.model import Fingerprint, Kind
 from connectors.compose import decorate
 from connectors.fetch.request import Ask, Get
-from connectors.limit import Limit, Limits, TokenBucket
-from connectors.memory import MemoryConnector
+from connectors.limit import Limit
 from connectors.meter import Meter, Metered
+from tests.services.memory import MemoryConnector
 
 BIG = b"b" * (3 << 20)
 
@@ -24,36 +22,8 @@ def memory() -> MemoryConnector:
     return MemoryConnector({b"f": b"123", b"big": BIG})
 
 
-def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
-    bucket = TokenBucket(10.0, now=0.0)
-    assert [bucket.take(5, 0.0) for _ in range(4)] == [0.0, 0.0, 0.5, 1.0]
-    assert bucket.take(0, 1.0) == 0.0
-    assert bucket.take(10, 100.0) == 0.0  # idle time is worth one second at most
-    assert bucket.take(10, 100.0) == 1.0
-
-
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 30)), max_size=50))
-def test_a_bucket_never_gives_more_than_its_rate(takes: list[tuple[float, float]]) -> None:
-    bucket, now, taken = TokenBucket(10.0, now=0.0), 0.0, 0.0
-    for pause_s, tokens in takes:
-        now += pause_s
-        taken += tokens
-        goes_on_at = now + bucket.take(tokens, now)
-        assert taken <= 10.0 * (goes_on_at + 1.0) + 1e-6
-
-
-def test_requests_and_bytes_wait_for_their_rate(memory: MemoryConnector) -> None:
-    pauses: list[float] = []
-    limits = Limits(in_flight=1, requests_per_s=1.0, bytes_per_s=float(1 << 20))
-    source = Limit(memory, limits, wait_limit_s=1, clock=lambda: 5.0, sleep=pauses.append)
-    source.check()
-    version = memory.stat(b"big").fingerprint
-    assert sum(len(chunk) for chunk in source.read(b"big", 0, len(BIG), version)) == len(BIG)
-    assert pauses == [1.0, 1.0, 2.0]  # the second request; the second and third MiB
-
-
 def test_no_more_requests_than_places(memory: MemoryConnector) -> None:
-    source = Limit(memory, Limits(in_flight=2), wait_limit_s=0.01)
+    source = Limit(memory, in_flight=2, wait_limit_s=0.01)
     version = memory.stat(b"big").fingerprint
     first = source.read(b"big", 0, len(BIG), version)
     second = source.read(b"big", 0, len(BIG), version)
@@ -67,7 +37,7 @@ def test_no_more_requests_than_places(memory: MemoryConnector) -> None:
 
 
 def test_a_place_is_given_back_after_a_failure(memory: MemoryConnector) -> None:
-    source = Limit(memory, Limits(in_flight=1), wait_limit_s=0.01)
+    source = Limit(memory, in_flight=1, wait_limit_s=0.01)
     version = memory.stat(b"big").fingerprint
     memory.fail("read", b"big", Throttled("slow down"))
     with pytest.raises(Throttled):
@@ -84,7 +54,7 @@ def test_a_place_is_given_back_after_a_failure(memory: MemoryConnector) -> None:
 
 
 def test_a_waiting_request_goes_on_when_a_place_is_free(memory: MemoryConnector) -> None:
-    source = Limit(memory, Limits(in_flight=1), wait_limit_s=10)
+    source = Limit(memory, in_flight=1, wait_limit_s=10)
     memory.block("check")
     threads = [threading.Thread(target=source.check) for _ in range(3)]
     for thread in threads:
@@ -152,7 +122,7 @@ FILE = Fingerprint(Kind.FILE, 3, 0, "e")
 
 
 def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
-    source = Limit(asked := Asked(), Limits(in_flight=2), wait_limit_s=0.01)
+    source = Limit(asked := Asked(), in_flight=2, wait_limit_s=0.01)
     ask = source.ask
     first, second = ask(b"f", FILE), ask(b"f", FILE)
     assert first is not None
@@ -169,23 +139,12 @@ def test_what_is_asked_for_has_a_place_until_it_ends() -> None:
 
 
 def test_what_is_not_asked_for_leaves_its_place() -> None:
-    ask = (source := Limit(Asked(), Limits(in_flight=1), wait_limit_s=0.01)).ask
+    ask = (source := Limit(Asked(), in_flight=1, wait_limit_s=0.01)).ask
     for _ in range(3):
         assert ask(b"other", FILE) is None
         with pytest.raises(ZeroDivisionError):
             ask(b"bad", FILE)
     source.check()
-
-
-def test_places_without_a_limit() -> None:
-    ask = Limit(Asked(), Limits(in_flight=0), wait_limit_s=0.01).ask
-    found = [ask(b"f", FILE) for _ in range(100)]
-    assert all(found)
-
-
-@pytest.mark.parametrize("limits", [Limits(requests_per_s=1.0), Limits(bytes_per_s=1.0)])
-def test_with_a_rate_nobody_else_asks(limits: Limits) -> None:
-    assert Limit(Asked(), limits, wait_limit_s=1).ask(b"f", FILE) is None
 
 
 def test_what_cannot_be_asked_for_is_not(memory: MemoryConnector) -> None:

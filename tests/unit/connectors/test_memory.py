@@ -7,7 +7,7 @@ import pytest
 from cachefs.core.errors import NotFound, Stale
 from cachefs.core.model import Fingerprint, Kind
 from connectors.base import order_key
-from connectors.memory import MemoryConnector, SyntheticConnector
+from tests.services.memory import MemoryConnector, SyntheticConnector
 
 
 def names(pages: object) -> list[bytes]:

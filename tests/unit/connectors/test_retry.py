@@ -12,10 +12,10 @@ from cachefs.core.errors import (
     Throttled,
     Unreachable,
 )
-from connectors.limit import Limit, Limits
-from connectors.memory import MemoryConnector
+from connectors.limit import Limit
 from connectors.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retry, pause_s
 from connectors.until import NEVER_S, bounded, until
+from tests.services.memory import MemoryConnector
 
 
 class Time:
@@ -142,7 +142,7 @@ def test_the_callers_deadline_ends_the_attempts(memory: MemoryConnector, time: T
 
 
 def test_a_wait_for_a_place_ends_at_the_callers_deadline(memory: MemoryConnector) -> None:
-    limited = Limit(memory, Limits(in_flight=1), wait_limit_s=1000.0, clock=lambda: 100.0)
+    limited = Limit(memory, in_flight=1, wait_limit_s=1000.0, clock=lambda: 100.0)
     body = limited.read(b"d/0001", 0, 1, memory.stat(b"d/0001").fingerprint)
     with bounded(100.05), pytest.raises(DeadlineExceeded):
         limited.stat(b"d/0001")

@@ -1,5 +1,5 @@
-"""GET requests of the S3 connector: signed as botocore signs the same requests, and when small
-objects may be asked for many at once."""
+"""Requests of the S3 connector: signed as botocore signs the same requests, and when small objects
+may be asked for many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cachefs.core.model import Fingerprint, Kind
-from connectors.s3 import GETS_S, S3Connector
+from connectors.fetch.request import tell_nobody
+from connectors.s3 import REQUESTS_S, S3Connector
+from connectors.s3_http import S3Http
 from connectors.s3_options import S3Options
 from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, error, ranged
 from tests.unit.connectors.test_s3_faults import DATA, VERSION, connector, read
@@ -31,7 +33,7 @@ def by_botocore(url: str, request: Request) -> str:
     sent = datetime.datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ")
     names = request.headers["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
     headers = {name: request.headers[name] for name in names if name not in ("host", "x-amz-date")}
-    made = AWSRequest(method="GET", url=url + request.target, headers=headers)
+    made = AWSRequest(method=request.method, url=url + request.target, headers=headers)
     token = request.headers.get("x-amz-security-token")
     with mock.patch("botocore.auth.get_current_datetime", return_value=sent):
         S3SigV4Auth(Credentials("key", "secret", token), "s3", "us-east-1").add_auth(made)
@@ -62,6 +64,23 @@ def test_they_are_signed_as_botocore_signs(
         ours = request.headers["authorization"]
         assert _fields(ours) == _fields(by_botocore(server.url, request)), key
     source.close()
+
+
+def test_listings_and_heads_are_signed_as_botocore_signs(server: ScriptedS3) -> None:
+    """Of any prefix, name and token."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    http = S3Http("bucket", S3Options(server.url, region="us-east-1"), tell_nobody)
+    server.script = lambda _request: Answer()
+    for text in ODD_KEYS + ["".join(rng.choices(ODD + "abc/", k=20)) for _ in range(20)]:
+        query = {"list-type": "2", "prefix": text, "continuation-token": text + "=="}
+        for request in (http.requests().listing(query), http.requests().head(text)):
+            http.send(request, "path").close()
+    assert {request.method for request in server.requests} == {"GET", "HEAD"}
+    for request in server.requests:
+        ours = _fields(request.headers["authorization"])
+        assert ours == _fields(by_botocore(server.url, request)), request.target
+    http.close()
 
 
 def _fields(authorization: str) -> set[str]:
@@ -133,7 +152,7 @@ def test_it_holds_for_a_while_and_until_a_failure(
     monkeypatch.setattr(source._turns, "_clock", lambda: now_s)
     read(source)
     assert source.ask(b"f", FILE) is not None
-    now_s += GETS_S + 0.1
+    now_s += REQUESTS_S + 0.1
     assert source.ask(b"f", FILE) is None
     read(source)
     ask = source.ask(b"f", FILE)

@@ -13,6 +13,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Kind
 from connectors import s3_http, s3_listing
 from connectors.base import Page
+from connectors.fetch.exchange import ERROR_BYTES
 from connectors.s3 import S3Connector
 from tests.unit.connectors.odd_objects import ODD, SIZES, odd_script
 from tests.unit.connectors.scripted_s3 import (
@@ -250,10 +251,10 @@ def test_the_body_of_a_refused_listing_has_a_limit(server: ScriptedS3) -> None:
 
 def test_a_refusal_is_read_to_its_limit(server: ScriptedS3) -> None:
     """Words that go beyond it are lost; the status is not."""
-    server.script = lambda _request: error(503, "SlowDown", "x" * (s3_http.ERROR_BYTES - 200))
+    server.script = lambda _request: error(503, "SlowDown", "x" * (ERROR_BYTES - 200))
     _, failure = read(connector(server))
     assert isinstance(failure, errors.Throttled)
-    server.script = lambda _request: error(503, "SlowDown", "x" * s3_http.ERROR_BYTES)
+    server.script = lambda _request: error(503, "SlowDown", "x" * ERROR_BYTES)
     _, failure = read(connector(server))
     assert isinstance(failure, errors.Unavailable)
 

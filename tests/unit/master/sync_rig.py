@@ -15,9 +15,9 @@ from connectors.base import Connector
 from master.namespace import Master
 from master.store.base import Store, Table
 from master.store.lmdb_store import LmdbStore
-from master.store.memory_store import MemoryStore
 from master.store.records import name_of
 from master.store.snapshot import Names
+from tests.services.memory_store import MemoryStore
 
 DEADLINE_S = 60.0
 INTERVAL_S = 3600.0

@@ -6,8 +6,8 @@ import asyncio
 
 from cachefs.core.model import ROOT_INO, NamespaceId
 from master.events import EventStream
-from master.store.memory_store import MemoryStore
 from master.store.transaction import initialise, transact
+from tests.services.memory_store import MemoryStore
 
 
 def test_a_negative_position_is_now() -> None:

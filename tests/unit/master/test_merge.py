@@ -15,10 +15,10 @@ from connectors.base import Entry, order_key
 from master.state.merge import Action, Pages, compare, inode_of, plan
 from master.store import transaction
 from master.store.base import Table
-from master.store.memory_store import MemoryStore
 from master.store.records import Stored
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
+from tests.services.memory_store import MemoryStore
 
 T0, T1, T2 = 1_000.0, 2_000.0, 3_000.0
 DIRECTORY = Fingerprint(Kind.DIRECTORY)

@@ -20,9 +20,9 @@ from cachefs.core.errors import (
 from cachefs.core.model import ROOT_INO, UfsSpec
 from cachefs.core.syncs import CHANGES_PER_REPLY
 from connectors.base import Entry
-from connectors.memory import MemoryConnector
 from master.store.base import Store
 from master.syncing import report, service
+from tests.services.memory import MemoryConnector
 from tests.unit.master.sync_rig import (
     Clock,
     added,

@@ -16,7 +16,7 @@ from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.policies import NO_RULE
 from cachefs.core.services import Permission
-from connectors.memory import MemoryConnector
+from tests.services.memory import MemoryConnector
 from worker.machine import available_memory
 from worker.parts import IsOwned, Shared
 from worker.source import Source

@@ -14,8 +14,8 @@ import pytest
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import PAGE_BYTES, Origin
-from connectors.memory import MemoryConnector
 from connectors.until import NEVER_S, until
+from tests.services.memory import MemoryConnector
 from tests.unit.worker import rig
 from tests.unit.worker.rig import Rig, run
 from worker.segments import MOST_FILLING

@@ -31,14 +31,17 @@ def status_tree() -> dict[str, Any]:
         "passthrough_bytes": 600,
         "ahead_files": 3,
         "mounts": [mount, {}],
+        "sources": [{"source": "s3://b", "origin": {"connections": 12, "handshakes": 11}}],
         "loading": loading,
     }
 
 
 def cluster_tree() -> dict[str, Any]:
     outcomes = ("from_cache", "brought", "not_here", "not_owner", "refused", "failed")
+    origins = {"u1": {"connections": 5, "handshakes": 0}, "u2": {"connections": 6, "handshakes": 6}}
     return {
         **status_tree(),
+        "sources": [{"source": "cachefs://m", "origins": origins}] * 2,
         "member": {"epoch": 5, "workers": 3},
         "serving": {"in_flight": 1, "bytes": 77, **dict.fromkeys(outcomes, 2)},
         "peers": {
@@ -64,6 +67,8 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_fill_seconds_bucket", le="0.01") == 0
     assert value("worker_fill_seconds_bucket", le="0.025") == 1
     assert value("worker_errors_total", code="timeout") == 8
+    assert value("worker_origin_connections_total") == 12
+    assert value("worker_origin_handshakes_total") == 11
     assert value("worker_moved_bytes_total") == 901
     assert value("worker_scrubbed_bytes_total") == 902
     assert value("worker_evicted_files_total", reason="room") == 9
@@ -74,6 +79,13 @@ def test_every_figure_has_its_name() -> None:
     assert value("worker_loading_files") == 7
     assert value("worker_ahead_files_total") == 3
     assert value("client_events_total", mountpoint="/mnt", event="reads") == 11
+
+
+def test_each_origin_of_a_cluster_counts_once() -> None:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(cluster_tree))
+    assert registry.get_sample_value("cachefs_worker_origin_connections_total") == 11
+    assert registry.get_sample_value("cachefs_worker_origin_handshakes_total") == 6
 
 
 def test_the_table_in_the_documentation_is_what_is_exported() -> None:

@@ -17,6 +17,7 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, Interrupted, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
+from connectors.idle import register
 from worker.arrivals import Arrivals
 from worker.cache import TierView
 from worker.server.server import NodeServer
@@ -169,6 +170,24 @@ async def fuse(path: Path) -> Peer:
     assert welcome.published_dir
     assert isinstance(await peer.call(2, m.Attach(UfsSpec("s3://b"))), m.Attached)
     return peer
+
+
+def test_a_server_has_idle_connections_closed(tmp_path: Path) -> None:
+    """Also while nobody asks it for anything."""
+
+    class Kept:
+        def __init__(self) -> None:
+            self.closed = asyncio.Event()
+
+        def close_idle(self) -> None:
+            self.closed.set()
+
+    async def script(server: NodeServer, worker: FakeWorker, sources: Any, path: Path) -> None:
+        pool = Kept()
+        register(pool)
+        await pool.closed.wait()
+
+    serve(tmp_path, script)
 
 
 def test_metadata_at_once_and_later(tmp_path: Path) -> None:

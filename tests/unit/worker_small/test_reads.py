@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.errors import Interrupted
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask
+from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
 from tests.unit.worker.rig import run, until
 from tests.unit.worker_small.fake_process import REQUEST, Processes, ready
 from worker.small.engine import RESTART_S
@@ -22,9 +22,10 @@ CAME = (77, 4096)
 
 
 class Held:
-    """Calls that threads would run, held until a test says so."""
+    """Calls that threads would run, held until a test says so. `caught`: what ends a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, caught: type[Exception]) -> None:
+        self._caught = caught
         self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None]]] = []
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Callable[..., None]) -> None:
@@ -35,7 +36,7 @@ class Held:
         for function, args, done in calls:
             try:
                 result = function(*args)
-            except DiskFault as err:
+            except self._caught as err:
                 done(None, err)
             else:
                 done(result, None)
@@ -48,13 +49,14 @@ class Bench:
     def __init__(self, on_disk: bool) -> None:
         self.processes = Processes()
         self.now_s = 1000.0
-        self.threads, self.disk = Held(), Held()
+        self.threads, self.disk = Held(DiskFault), Held(Exception)
         self.answers = True
         self.asked: list[tuple[int, str] | None] = []  # how each request ended
+        self.made: list[Made] = []  # what was told of connections
         self.events: list[Any] = []
         self.makes: BaseException | None = None
         self.comes: BaseException | None = None
-        self.left = False
+        self.left: BaseException | None = None
         self.file = os.memfd_create("file")
         self.reads = SmallReads(
             self,  # type: ignore[arg-type]
@@ -74,7 +76,7 @@ class Bench:
             assert self.asked[number] is None, "told twice"
             self.asked[number] = size_bytes, code
 
-        return Ask(REQUEST, ended)
+        return Ask(REQUEST, ended, self.made.append)
 
     def make_file(self) -> int:
         if self.makes is not None:
@@ -82,8 +84,8 @@ class Bench:
         return self.file
 
     def check(self) -> None:
-        if self.left:
-            raise Interrupted("the tier was left")
+        if self.left is not None:
+            raise self.left
 
     def came(self, got: Got) -> None:
         if self.comes is not None:
@@ -166,11 +168,14 @@ def test_a_source_that_cannot_be_asked_starts_no_process() -> None:
     on_bench(script)
 
 
+@pytest.mark.parametrize("error", [DiskFault(OSError(28, "full")), OSError(5, "untyped")])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_file_that_cannot_be_made_is_not_asked_for(on_disk: bool) -> None:
+def test_a_file_that_cannot_be_made_is_not_asked_for(on_disk: bool, error: Exception) -> None:
+    """Whatever its error is, the request's place is free again, and the reader is told."""
+
     async def script(bench: Bench) -> None:
         await bench.ready()
-        bench.makes = DiskFault(OSError(28, "full"))
+        bench.makes = error
         assert bench.start()
         assert bench.events == [], "nothing is told before it has returned"
         bench.disk.run()
@@ -191,6 +196,25 @@ def test_a_file_system_that_refuses_it_is_a_disk_fault() -> None:
         await until(lambda: bench.events)
         assert isinstance(bench.events[0], DiskFault)
         assert bench.asked == [(3, "")]
+
+    on_bench(script)
+
+
+def test_connections_are_told_whatever_became_of_the_read() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.ready()
+        for _ in range(3):
+            assert bench.start()
+        process = bench.processes.last
+        await until(lambda: process.take() or len(process.got) == 3)
+        whole, failed, kept = (get.number for get in process.got)
+        process.tell(
+            Got(whole, "", 3, *CAME, made=Made(1, 1)),
+            Got(failed, "unreachable", 0, made=Made(2, 0)),
+            Got(kept, "", 3, *CAME),
+        )
+        await until(lambda: not bench.reads._under_way)
+        assert bench.made == [Made(1, 1), Made(2, 0)]
 
     on_bench(script)
 
@@ -253,23 +277,25 @@ def test_an_end_while_a_file_is_made() -> None:
     on_bench(script, on_disk=True)
 
 
-def test_what_is_not_wanted_once_its_file_is_made_is_not_asked_for() -> None:
+@pytest.mark.parametrize("error", [Interrupted("the tier was left"), OSError(5, "untyped")])
+def test_what_is_not_wanted_once_its_file_is_made_is_not_asked_for(error: Exception) -> None:
     async def script(bench: Bench) -> None:
         await bench.ready()
         assert bench.start()
-        bench.left = True
+        bench.left = error
         assert bench.disk.run() == 1
-        [error] = bench.events
-        assert isinstance(error, Interrupted)
+        assert bench.events == [error]
+        assert bench.reads._under_way == 0
         assert bench.asked == [(0, NOT_SENT)]
 
     on_bench(script, on_disk=True)
 
 
-def test_who_refuses_what_came_takes_no_place() -> None:
+@pytest.mark.parametrize("error", [Interrupted("closing"), ValueError("untyped")])
+def test_who_refuses_what_came_takes_no_place(error: Exception) -> None:
     async def script(bench: Bench) -> None:
         await bench.ready()
-        bench.comes = Interrupted("closing")
+        bench.comes = error
         assert bench.start()
         await bench.end("")
         assert bench.events == [bench.comes]

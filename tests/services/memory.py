@@ -275,7 +275,6 @@ class MemoryConnector:
         return Capabilities(
             ordered_listings=self._ordered,
             etags=True,
-            conditional_reads=True,
             directories=False,
             posix=self._posix,
             mtime_precision_ns=10**9,
@@ -405,7 +404,6 @@ class SyntheticConnector:
         return Capabilities(
             ordered_listings=True,
             etags=True,
-            conditional_reads=True,
             directories=False,
             posix=False,
             mtime_precision_ns=10**9,
