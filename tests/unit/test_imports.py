@@ -31,6 +31,11 @@ def test_the_probe_sees_what_is_imported() -> None:
     assert "lmdb" in modules_after("import lmdb")
 
 
+def test_a_supervisor_gets_no_event_loop() -> None:
+    """Each mount has one, for as long as it is mounted: it stays small and starts fast."""
+    assert not modules_after("import cachefs.fuse.supervisor.__main__") & {"asyncio", "trio"}
+
+
 def cpu_s(command: list[str]) -> float:
     """CPU seconds, user and system, of one command that must succeed."""
     null = os.open(os.devnull, os.O_WRONLY)
