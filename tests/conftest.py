@@ -4,15 +4,18 @@ the turns that tests take when they run side by side."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.services.authority import Authority
+from tests.services.examples import examples
 from tests.services.moto_s3 import moto_s3
 from tests.services.s3_server import S3Server
 from tests.services.versitygw import versitygw
@@ -37,6 +40,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Property tests that name no count look at Hypothesis's default count, or its share."""
+    usual = hypothesis.settings.default
+    hypothesis.settings.register_profile("share", usual, max_examples=examples(usual.max_examples))
+    hypothesis.settings.load_profile("share")
     if (given := getattr(config, "workerinput", None)) is not None:
         config.stash[TURNS] = Turns(Path(given["turns"]))
 
@@ -46,6 +53,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[TURNS].close()
     if SHARED in config.stash:
         shutil.rmtree(config.stash[SHARED])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps modules and tests, which live until the end, out of every garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
