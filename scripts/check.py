@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,9 +52,8 @@ def passes(name: str, command: list[str]) -> bool:
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     ok = done.returncode == 0
-    print(f"{name:8} {'ok' if ok else 'FAILED'}  {time.monotonic() - started:.1f} s", flush=True)
-    if not ok:
-        print(done.stdout, flush=True)
+    line = f"{name:8} {'ok' if ok else 'FAILED'}  {time.monotonic() - started:.1f} s\n"
+    print(line if ok else f"{line}{done.stdout}", end="" if ok else "\n", flush=True)
     return ok
 
 
@@ -79,7 +79,9 @@ def main(arguments: list[str]) -> int:
     if profile not in TESTS:
         print(f"usage: check.py {'|'.join(TESTS)}", file=sys.stderr)
         return 2
-    failed = [name for name, command in LINT.items() if not passes(name, command)]
+    with ThreadPoolExecutor(len(LINT)) as side_by_side:
+        held = [*side_by_side.map(passes, LINT, LINT.values())]
+    failed = [name for name, ok in zip(LINT, held, strict=True) if not ok]
     tests_ok = run_tests(TESTS[profile], {**EXAMPLES.get(profile, {}), **ENVIRONMENT})
     if failed:
         print(f"FAILED checks: {', '.join(failed)}", flush=True)
