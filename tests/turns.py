@@ -1,12 +1,7 @@
-"""Tests side by side in several processes (`pytest -n`): files stay whole, clusters take turns,
-and what is marked `alone` (it measures CPU time, say) runs while no other test does."""
+"""Tests side by side in several processes (`pytest -n`): files stay whole, clusters take turns."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -26,28 +21,3 @@ class ByGroup(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: Any) -> str:
         return group(nodeid)
-
-
-class Turns:
-    """Shared by the processes of one run through a `directory`: who is alone waits for all others
-    to end, and nobody begins meanwhile."""
-
-    def __init__(self, directory: Path) -> None:
-        self._gate = (directory / "gate").open("w")
-        self._hall = (directory / "hall").open("w")
-
-    def close(self) -> None:
-        self._gate.close()
-        self._hall.close()
-
-    @contextlib.contextmanager
-    def turn(self, alone: bool) -> Iterator[None]:
-        fcntl.flock(self._gate, fcntl.LOCK_EX)  # who waits to be alone is passed by nobody
-        try:
-            fcntl.flock(self._hall, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        finally:
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._hall, fcntl.LOCK_UN)

@@ -20,7 +20,13 @@ from typing import Final, NamedTuple
 import trio
 
 from cachefs.client.published import PublishedDirs
-from cachefs.client.sockets import close_fd, connect_socket, listener_of, receive
+from cachefs.client.sockets import (
+    MAX_IN_FLIGHT,
+    close_fd,
+    connect_socket,
+    listener_of,
+    receive,
+)
 from cachefs.client.waits import Wait, Waits
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, Unreachable
@@ -34,7 +40,6 @@ ATTACH_DEADLINE_S: Final = 120.0
 RECONNECT_WAIT_S: Final = 30.0  # of a caller; the connection itself is tried for ever
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
-MAX_IN_FLIGHT: Final = 3072
 MAX_OUTBOX: Final = 65536
 FRAMES_PER_WAKEUP: Final = 64  # then other tasks get their turn
 

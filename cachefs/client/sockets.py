@@ -13,6 +13,7 @@ from typing import Final
 from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.core.messages import MAX_FRAME_BYTES
 
+MAX_IN_FLIGHT: Final = 3072  # calls of one connection
 CONNECT_LIMIT_S: Final = 2.0  # a server that hangs may have a full queue of connections
 _MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them must be closed
 _FD_BYTES: Final = array.array("i").itemsize

@@ -18,7 +18,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from cachefs.client.connection import MAX_IN_FLIGHT
+from cachefs.client.sockets import MAX_IN_FLIGHT
 from cachefs.core.errors import CannotMount, InUse
 from cachefs.core.specs import ClientSpec
 

@@ -23,6 +23,7 @@ from cachefs.launcher.state import StateHome
 from tests.services.authority import Authority
 from tests.services.cluster import Cluster, Machine
 from tests.services.commands import run_cachefs
+from tests.services.environment import environment_of
 from tests.services.processes import NotInTime, is_running, wait_until, waits
 from tests.services.proxy import FaultProxy
 from tests.services.s3_server import S3Server
@@ -51,8 +52,7 @@ class Node:
         self.mount_options = mount_options
         self.home = root / "home"
         self.home.mkdir()
-        keep = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LC_ALL": "C.UTF-8"}
-        self.environment = {**keep, **environment}
+        self.environment = {**environment_of(self.home), **environment}
         self.mountpoints: list[Path] = []
         self.allowed_log: list[str] = []
         self.pids: set[int] = set()

@@ -35,8 +35,7 @@ MIB = 1 << 20
 AHEAD_S = 3600
 BIG = 12 * MIB  # is not whole when it is opened
 SMALL = 300_000
-FILES = 6
-KINDS = {"big": BIG, "small": SMALL}
+FILES = {"big": (3, BIG), "small": (6, SMALL)}  # how many, of how many bytes
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -53,8 +52,8 @@ class Tree:
             (root / name).mkdir(parents=True)
 
     def fill(self, directory: str) -> None:
-        for kind, size in KINDS.items():
-            for number in range(FILES):
+        for kind, (count, size) in FILES.items():
+            for number in range(count):
                 data = body(len(directory) * 100 + number, size)
                 (self.root / directory / f"{kind}{number}").write_bytes(data)
 

@@ -9,10 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.integration.conftest import Bucket, Node, is_mounted
 from tests.integration.dataset import body, digest, digests, expected, images
+from tests.services.namespaces import with_mount
 from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy
 
@@ -146,14 +145,13 @@ def test_a_busy_mount_names_its_users(node: Node, bucket: Bucket) -> None:
     node.umount(mounted)
 
 
-@pytest.mark.alone  # a namespace that is made here has the mounts of all other tests, too
 def test_a_mount_that_another_namespace_has_is_named(node: Node, tmp_path: Path) -> None:
     """[S-umount] Unmounting it here does not end it there; what is said there to do does."""
     source = tmp_path / "source"
     source.mkdir()
     mounted = node.mount(f"file://{source}")
     pids = [process["pid"] for process in node.processes(mounted)]
-    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo there; read line"]
+    command = with_mount(mounted, "sh", "-c", "echo there; read line")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdin is not None
         assert other.stdout is not None

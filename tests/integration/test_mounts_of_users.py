@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.environment import environment_of
 from tests.services.namespaces import with_fuse_device
 
 CACHEFS = str(Path(sys.executable).parent / "cachefs")
@@ -48,7 +49,7 @@ class Shared:
         home = str(self.root / f"home-{uid}")
         return subprocess.run(
             ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", *user, CACHEFS, *arguments],
-            env={"PATH": os.environ["PATH"], "HOME": home, "LC_ALL": "C.UTF-8"},
+            env=environment_of(home),
             capture_output=True,
             text=True,
             timeout=60,

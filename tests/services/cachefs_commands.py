@@ -10,6 +10,7 @@ status as `os.waitpid` has it. This process has one thread, and ends when FD is 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -25,9 +26,12 @@ _FDS: Final = 3
 
 
 def import_commands() -> None:
-    """Imports what the commands import when they run."""
+    """Imports what the commands import when they run; no garbage collection of a fork visits it."""
+    gc.disable()
     for module, _ in app.COMMANDS.values():
         importlib.import_module(f"cachefs.cli.{module}")
+    gc.freeze()
+    gc.enable()
 
 
 class Forks:

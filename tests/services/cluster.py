@@ -22,6 +22,7 @@ from cachefs.core.cluster import ListWorkers, WorkerTable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.specs import Security
 from tests.services.commands import CACHEFS, run_program
+from tests.services.environment import environment_of
 from tests.services.metrics_page import exposed
 from tests.services.processes import is_running, wait_until
 
@@ -48,8 +49,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
-        keep = {"PATH": os.environ["PATH"], "HOME": str(self.root), "LC_ALL": "C.UTF-8"}
-        self.environment = {**keep, **self.environment}
+        self.environment = {**environment_of(self.root), **self.environment}
 
     @property
     def program(self) -> list[str | Path]:

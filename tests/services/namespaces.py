@@ -8,11 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+_KEPT_ALONE: Final = (
+    "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | grep -vxF -e \"$0\" | "
+    'while read -r where; do umount -l "$where"; done; exec "$@"'
+)
 _OWN_FUSE: Final = (
     "grep -o '^[^ ]* [^ ]* fuse' /proc/self/mounts | cut -d ' ' -f 2 | "
     'while read -r where; do umount -l "$where"; done; '
     'mount --bind "$0" /dev/fuse && exec "$@"'
 )
+
+
+def with_mount(where: Path, *command: str) -> list[str]:
+    """Returns what runs the command in a mount namespace of its own, where the file system of FUSE
+    at `where` is mounted and no other."""
+    return [
+        "unshare", "--mount", "--propagation=private",
+        "sh", "-c", _KEPT_ALONE, str(where), *command,
+    ]  # fmt: skip
 
 
 def with_fuse_device(device: Path, *command: str) -> list[str]:

@@ -31,6 +31,11 @@ def test_the_probe_sees_what_is_imported() -> None:
     assert "lmdb" in modules_after("import lmdb")
 
 
+def test_a_supervisor_gets_no_event_loop() -> None:
+    """Each mount has one, for as long as it is mounted: it stays small and starts fast."""
+    assert not modules_after("import cachefs.fuse.supervisor.__main__") & {"asyncio", "trio"}
+
+
 def cpu_s(command: list[str]) -> float:
     """CPU seconds, user and system, of one command that must succeed."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -45,8 +50,8 @@ def cpu_s(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.alone
 def test_help_is_quick() -> None:
-    """The best of three: what the command costs, not what else the machine does."""
+    """The best of five: what the command costs, not what else the machine does. It takes 0.1 s on
+    busy cores."""
     command = [os.path.join(os.path.dirname(sys.executable), "cachefs"), "--help"]
-    assert min(cpu_s(command) for _ in range(3)) < HELP_CPU_LIMIT_S
+    assert min(cpu_s(command) for _ in range(5)) < HELP_CPU_LIMIT_S

@@ -8,6 +8,7 @@ import random
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pycurl
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -50,16 +51,19 @@ def test_they_are_signed_as_botocore_signs(
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     keys = ODD_KEYS + ["".join(rng.choices(ODD + "abc/", k=20)).strip("/") for _ in range(40)]
-    server.script = lambda request: ranged(request, DATA)
+    data = DATA[:1000]
+    version = msgspec.structs.replace(VERSION, size=len(data))
+    server.script = lambda request: ranged(request, data)
     source = connector(server)
     for key in keys:
         if "//" in key or key == "/":
             continue
         server.requests.clear()
-        assert read(source, key.encode()) == (DATA, None), key
+        body = source.read(key.encode(), 0, len(data), version)
+        assert b"".join(bytes(chunk) for chunk in body) == data, key
         [request] = server.requests
         assert unquote(request.target) == f"/bucket/{key}"
-        assert request.headers["range"] == f"bytes=0-{len(DATA) - 1}"
+        assert request.headers["range"] == f"bytes=0-{len(data) - 1}"
         assert request.headers["if-match"] == '"e1"'
         ours = request.headers["authorization"]
         assert _fields(ours) == _fields(by_botocore(server.url, request)), key

@@ -20,9 +20,10 @@ class Ring:
 
 @pytest.fixture
 def _as_before() -> Iterator[None]:
+    """The test begins with nothing frozen (tests/conftest.py freezes), and leaves what it found."""
     thresholds = gc.get_threshold()
-    yield
     gc.unfreeze()
+    yield
     gc.set_threshold(*thresholds)
 
 

@@ -19,6 +19,7 @@ from master.store.records import Stored
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
 from tests.services.memory_store import MemoryStore
+from tests.services.examples import examples
 
 T0, T1, T2 = 1_000.0, 2_000.0, 3_000.0
 DIRECTORY = Fingerprint(Kind.DIRECTORY)
@@ -109,7 +110,7 @@ def as_entry(found: Stored) -> Fingerprint:
     return found.inode.fingerprint
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(origins, origins, st.integers(1, 7), st.integers(1, 7), st.sampled_from([1, 3, 4000]))
 def test_a_listing_makes_the_store_what_the_origin_shows(
     old: list[tuple[bytes, Entry]],
@@ -152,7 +153,7 @@ def test_a_listing_makes_the_store_what_the_origin_shows(
     assert len(set(inos)) == len({s.inode for s in [*before.values(), *after.values()]})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(origins, st.integers(1, 5))
 def test_few_files_wait_and_hidden_ones_are_counted(
     origin: list[tuple[bytes, Entry]], size: int

@@ -9,9 +9,10 @@ import random
 
 import pytest
 
+from tests.services.examples import examples
 from tests.unit.master_state.job_world import World
 
-HISTORIES = int(os.environ.get("JOB_HISTORIES", "1200"))
+HISTORIES = int(os.environ.get("JOB_HISTORIES", examples(1200)))
 STEPS = 400
 FIRST = random.SystemRandom().randrange(1 << 32) if "JOB_HISTORIES" in os.environ else 7_000
 

@@ -29,6 +29,7 @@ from master.state.membership import (
     Outcome,
     Tick,
 )
+from tests.services.examples import examples
 
 
 class Ring:
@@ -500,7 +501,7 @@ class History:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=View) == view
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.tuples(STEPS, st.sampled_from([0.1, 1.0, 2.5, 11.0])), max_size=60))
 def test_an_epoch_has_one_placement_and_neither_number_goes_back(
     steps: list[tuple[object, float]],

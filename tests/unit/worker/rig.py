@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ from worker.worker import Clocks, Grant, Worker, WorkerConfig
 NAMESPACE = NamespaceId(b"n" * 16)
 MIB = 1 << 20
 LIMIT_S = 60.0
+BLOCK_BYTES = 16 * MIB
 
 
 class Namespace:
@@ -60,6 +62,20 @@ class Namespace:
         return Permission(frozenset(names) - self.protected, self.valid_for_s)
 
 
+@functools.cache
+def _block() -> bytes:
+    return random.Random(0).randbytes(BLOCK_BYTES)
+
+
+def some_bytes(rng: random.Random, size: int) -> bytes:
+    """Returns `size` random bytes. Small contents are parts of one block that is made once: two of
+    them have the same bytes at the same place only if they start at the same place of the block."""
+    if size > BLOCK_BYTES // 2:
+        return rng.randbytes(size)
+    start = rng.randrange(BLOCK_BYTES - size)
+    return _block()[start : start + size]
+
+
 class Rig:
     """One tier directory over the life of several workers. `wall_s` is their wall clock."""
 
@@ -79,7 +95,7 @@ class Rig:
     def put(self, ino: int, data: bytes | int) -> int:
         """A file at the origin, of these bytes or of so many random ones; the namespace knows
         it."""
-        content = self.random.randbytes(data) if isinstance(data, int) else data
+        content = some_bytes(self.random, data) if isinstance(data, int) else data
         path = b"dir/%d" % ino
         found = self.origin.put(path, content)
         id = ContentId(NAMESPACE, ino, 0, self.random.getrandbits(64))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.services.examples import examples
 from worker.state.eviction import (
     NEVER_S,
     EvictionOrder,
@@ -204,7 +205,9 @@ class LruMachine(_Machine):
 
 
 for machine in (SieveMachine, LruMachine):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(60), stateful_step_count=40, deadline=None
+    )
 TestSieve = SieveMachine.TestCase
 TestLru = LruMachine.TestCase
 

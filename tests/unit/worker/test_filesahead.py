@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.services.examples import examples
 from worker.state.filesahead import (
     LEAST_OPENS,
     LIST_AFTER,
@@ -259,7 +260,7 @@ STEPS = ["opened", "used", "next", "here", "none", "elsewhere", "listed", "drop"
 Step = st.tuples(st.sampled_from(STEPS), st.integers(1, 3000), st.integers(1, 40))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(Step, max_size=60))
 def test_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
     ahead = FilesAhead()

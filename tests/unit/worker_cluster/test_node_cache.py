@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.messages import Dentry, Found, Listing
 from cachefs.core.model import ContentId, Inode, Origin
+from tests.services.examples import examples
 from tests.unit.worker_cluster.fake_master import NAMESPACE, directory, encode, file
 from worker.cluster.node_cache import NodeCache
 from worker.cluster.pages import Pages
@@ -229,7 +230,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_no_answer_is_older_than_a_change_that_was_heard(
     steps: list[tuple[str, int, bytes, bool]],

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.core.placement import Member, Placement
+from tests.services.examples import examples
 from worker.source import Purpose
 from worker.state.peers import ORIGIN_PAUSE_S, Peers
 from worker.state.search import (
@@ -291,7 +292,7 @@ def test_hedges_wait_as_long_as_the_peer_usually_takes() -> None:
 # ---- whatever happens ----
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_every_search_ends_in_time(data: st.DataObject) -> None:
     """Peers answer anything, or nothing at all; bodies break. The search ends with a body that was

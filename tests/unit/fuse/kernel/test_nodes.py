@@ -17,6 +17,7 @@ from cachefs.core.model import MAX_INCARNATION, nodeid, split_nodeid
 from cachefs.fuse.kernel import nodes as module
 from cachefs.fuse.kernel.nodes import Nodes
 from cachefs.fuse.kernel.table import Mode
+from tests.services.examples import examples
 
 INO = 77
 
@@ -216,5 +217,7 @@ class Histories(RuleBasedStateMachine):
             assert self.nodes.is_open(ino) == is_open
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 TestHistories = Histories.TestCase

@@ -21,6 +21,7 @@ from cachefs.fuse.kernel.codec import RESENT
 from cachefs.fuse.kernel.opens import Opens
 from cachefs.fuse.kernel.table import Mode, TakeoverTable
 from cachefs.fuse.node import MUST_WAIT
+from tests.services.examples import examples
 from tests.unit.fuse.kernel.fake_kernel import Died, FakeDevice, FakeKernel, FakeVfs
 
 INO = 5
@@ -543,5 +544,7 @@ class Histories(RuleBasedStateMachine):
             assert client.vfs.is_open_elsewhere(ino) == is_open
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Histories.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None
+)
 TestHistories = Histories.TestCase

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
 from cachefs.fuse.kernel import table as module
 from cachefs.fuse.kernel.table import Mode, Slot, TakeoverTable
+from tests.services.examples import examples
 
 FEW_SLOTS = 8
 
@@ -184,7 +185,7 @@ class Model:
             table.remove(fh)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(operations)
 def test_any_history_reads_as_a_dict_does(history: list[tuple[str, Any, Any]]) -> None:
     table, model = TakeoverTable.create(), Model()

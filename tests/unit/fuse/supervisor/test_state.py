@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from cachefs.core.messages import Failure
 from cachefs.fuse.supervisor import state as s
+from tests.services.examples import examples
 
 TIMEOUT_S = 10.0
 WHY = Failure("FAILED", "why")
@@ -601,7 +602,8 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.no_cover
 def test_any_order_of_events() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine, settings=settings(max_examples=300, stateful_step_count=40, deadline=None)
+        Machine,
+        settings=settings(max_examples=examples(300), stateful_step_count=40, deadline=None),
     )
 
 
