@@ -18,8 +18,8 @@ from master.store.base import Table
 from master.store.records import Stored
 from master.store.snapshot import Names
 from master.store.transaction import initialise, transact
-from tests.services.memory_store import MemoryStore
 from tests.services.examples import examples
+from tests.services.memory_store import MemoryStore
 
 T0, T1, T2 = 1_000.0, 2_000.0, 3_000.0
 DIRECTORY = Fingerprint(Kind.DIRECTORY)
