@@ -40,6 +40,7 @@ class Lane:
         self.ended: Ended | None = None
         self.wake = self._multi.wake
         self._may_resolve = False
+        _open.add(self)
 
     def begin(self, get: Get) -> None:
         self.ended = None
@@ -75,6 +76,12 @@ class Lane:
     def _close(self) -> None:
         self._multi.close()
         self.exchange.close()
+        _open.discard(self)
+
+
+# Keeps the garbage collector from libcurl's handles until their lane is closed: pycurl's finalizers
+# fail, or abort the process, where the collector runs them in an order of its own.
+_open: Final[set[Lane]] = set()
 
 
 class FetchBody:
