@@ -24,10 +24,10 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobShown, JobSpec, JobState, Room, TaskFile
 from cachefs.core.model import Origin
-from worker.cluster.master_client import MasterClient
-from worker.cluster.member import Membership
-from worker.loading.cache import Load, Loaded, Outlook
-from worker.loading.loader import Loader
+from worker.cache.load_requests import Load, Loaded, Outlook
+from worker.loads.loader import Loader
+from worker.membership.master_client import MasterClient
+from worker.membership.member import Membership
 
 FILES = 1000  # of one directory
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from cachefs.cli.session import attached
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobSpec, JobState
 from cachefs.launcher.state import StateHome
-from worker.state.loading import PAGES_COST, REQUESTS
+from worker.loads.schedule import PAGES_COST, REQUESTS
 
 LARGE_REQUESTS = REQUESTS // PAGES_COST
 CURL_LARGE_REQUESTS = 4

@@ -21,7 +21,7 @@ from bench.report import Result, Table
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.model import NamespaceId
-from worker.cluster.member import BEAT_SPREAD
+from worker.membership.member import BEAT_SPREAD
 
 CONNECTIONS = 16
 BATCH = 1000

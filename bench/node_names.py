@@ -22,8 +22,8 @@ from bench.mounts import BenchFailed
 from bench.report import Result, Table
 from cachefs.core.messages import LIST_LIMIT, Found
 from cachefs.core.model import ROOT_INO, Origin
-from worker.cluster.master_client import MasterClient
-from worker.cluster.namespace import RemoteNamespace
+from worker.membership.master_client import MasterClient
+from worker.names.namespace import RemoteNamespace
 
 FILES = 1000  # per directory
 AT_ONCE = 64

@@ -24,11 +24,11 @@ from cachefs.core.placement import Member, View
 from cachefs.core.services import Permission
 from connectors.base import Connector
 from connectors.file import FileConnector
+from worker.cache.worker import Worker, WorkerConfig
+from worker.fill.source import OriginSource
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource
-from worker.source import OriginSource
-from worker.worker import Worker, WorkerConfig
 
 NAMESPACE = NamespaceId(b"b" * 16)
 

@@ -134,7 +134,7 @@ def _small(server: int) -> Iterator[int]:
     """The processes for small files of a server."""
     for pid in children(server):
         with contextlib.suppress(OSError):
-            if b"worker.small.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"worker.fill.small.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 yield pid
 
 

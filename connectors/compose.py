@@ -13,7 +13,7 @@ from connectors.base import Connector
 from connectors.limit import IN_FLIGHT, Limit
 from connectors.meter import Meter, Metered
 from connectors.retry import Retry
-from connectors.s3_options import parse_options
+from connectors.s3.options import parse_options
 from connectors.urls import OPTIONS, SCHEMES, check_options, normalise
 
 __all__ = ["OPTIONS", "SCHEMES", "check_options", "decorate", "normalise", "open_connector"]
@@ -59,7 +59,7 @@ def _adapter(spec: UfsSpec, meter: Meter) -> Connector:
 
 def _open_s3(url: str, spec: UfsSpec, meter: Meter) -> Connector:
     try:
-        from connectors.s3 import S3Connector
+        from connectors.s3.connector import S3Connector
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("botocore", "pycurl", "urllib3"):
             raise

@@ -14,8 +14,8 @@ from typing import Final
 from cachefs.core.errors import BadConfig
 from cachefs.core.model import UfsSpec
 from connectors import keys
-from connectors.s3_options import OPTIONS as S3_OPTIONS
-from connectors.s3_options import parse_options
+from connectors.s3.options import OPTIONS as S3_OPTIONS
+from connectors.s3.options import parse_options
 
 SCHEMES: Final = ("file", "s3")
 OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {"file": {}, "s3": S3_OPTIONS}

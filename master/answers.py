@@ -12,6 +12,7 @@ from cachefs.core.errors import CacheFSError, NameTooLong, Stale
 from cachefs.core.messages import Found
 from cachefs.core.model import MAX_NAME_BYTES
 from connectors import keys
+from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, MAX_VALID_S, valid_for
 from master.state.health import is_down
 from master.state.lookups import LookupPolicy
@@ -19,7 +20,6 @@ from master.store.base import Store
 from master.store.records import NO_PARENT, Stored, name_of
 from master.store.snapshot import Names
 from master.store.transaction import transact
-from master.sync import Syncer
 from master.tree import Place, Tree
 
 LISTING_PATIENCE_S: Final = 0.1  # a lookup waits so long for a listing before it asks by itself

@@ -13,13 +13,13 @@ import msgspec
 from cachefs.core.errors import CacheFSError, DeadlineExceeded, Stale
 from cachefs.core.messages import Dentry, Listing
 from cachefs.core.model import ROOT_INO, Kind
+from master.origins.syncer import Listing as Running
+from master.origins.syncer import Syncer
 from master.state.freshness import DEGRADED_VALID_S, valid_for
 from master.state.health import is_down
 from master.store.base import Store
 from master.store.records import NO_PARENT, DirectoryState, decode_inode, inode_bytes, name_of
 from master.store.snapshot import Names
-from master.sync import Listing as Running
-from master.sync import Syncer
 from master.tree import Place, Tree
 
 PAGE_BYTES: Final = 150 << 10  # of names and records, below MAX_FRAME_BYTES

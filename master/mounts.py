@@ -20,12 +20,12 @@ from cachefs.core.model import ROOT_INO, Inode, Kind, UfsSpec
 from cachefs.core.units import format_duration
 from connectors import keys
 from connectors.base import Connector
-from master.absent import AbsentSource, NoSource
+from master.origins.syncer import Syncer
+from master.origins.unavailable import AbsentSource, NoSource
 from master.store.base import Store
 from master.store.mounts import add_mount, remove_mount
 from master.store.records import MountRecord
 from master.store.snapshot import Names
-from master.sync import Syncer
 from master.tree import Mount, Tree
 
 log = logging.getLogger("cachefs.master")

@@ -56,7 +56,9 @@ from master.events import EventStream
 from master.jobs.ground import Ground
 from master.jobs.runner import Clocks
 from master.jobs.service import LoadJobs
+from master.manual_sync.service import Syncs
 from master.mounts import VOID_INTERVAL_S, MountTable
+from master.origins.syncer import Syncer
 from master.policies import Policies
 from master.probes import Probes
 from master.state.freshness import MAX_VALID_S
@@ -66,8 +68,6 @@ from master.store.records import MountRecord, name_of
 from master.store.run import StoreRun
 from master.store.snapshot import Names
 from master.store.transaction import transact
-from master.sync import Syncer
-from master.syncing.service import Syncs
 from master.tree import Mount, Tree, join
 
 

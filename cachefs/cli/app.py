@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"cachefs.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"cachefs.cli.commands.{COMMANDS[cmd_name][0]}")
         command = module.command
         assert isinstance(command, click.Command)
         return command

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from connectors.base import Connector
     from master.namespace import Master
     from master.server.admin.at import Backend
-    from worker.worker import Worker
+    from worker.cache.worker import Worker
 
 STOP_S: Final = 2.0
 ANSWER_S: Final = 140.0
@@ -122,7 +122,7 @@ def _no_source(source: UfsSpec) -> Connector:
 
 def _row(worker: Worker) -> c.WorkerRow:
     from master.server.solo import WORKER
-    from worker.status import facts
+    from worker.cache.status import facts
 
     status = worker.status()
     return c.WorkerRow(

@@ -38,10 +38,10 @@ from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
-from worker.loading.cache import LoadingCache
-from worker.loading.loader import Loader
+from worker.cache.load_requests import LoadingCache
+from worker.cache.worker import Worker, WorkerConfig
+from worker.loads.loader import Loader
 from worker.server.server import NodeServer
-from worker.worker import Worker, WorkerConfig
 
 log = logging.getLogger("cachefs.server")
 

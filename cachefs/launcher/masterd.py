@@ -39,7 +39,7 @@ from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
 from master.server.app import MasterServer
-from worker.machine import allow_many_descriptors
+from worker.runtime.machine import allow_many_descriptors
 
 log = logging.getLogger("cachefs.master")
 

@@ -59,24 +59,24 @@ from cachefs.launcher.weighing import Weighing, weight_of
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
-from worker.cluster.master_client import MasterClient
-from worker.cluster.member import Condition, Membership
-from worker.cluster.migration import Migration
-from worker.cluster.sources import ClusterSources
-from worker.config import WorkerConfig
-from worker.loading.loader import Loader
-from worker.machine import available_memory
+from worker.cache.cache import Tiers
+from worker.cache.status import facts
+from worker.fill.source import OriginSource
+from worker.loads.loader import Loader
+from worker.membership.master_client import MasterClient
+from worker.membership.member import Condition, Membership
 from worker.metrics import exposition
-from worker.parts import Shared, Tasks
+from worker.migration.migration import Migration
+from worker.names.sources import ClusterSources
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
+from worker.runtime.machine import available_memory
+from worker.runtime.memory import MemoryBudget, budget
 from worker.server.server import NodeServer
-from worker.source import OriginSource
-from worker.state.memory import MemoryBudget, budget
-from worker.state.quotas import Quotas
-from worker.status import facts
-from worker.tiers.tiers import Tiers
+from worker.tier.config import WorkerConfig
+from worker.tier.disk import Shared, Tasks
+from worker.tier.quotas import Quotas
 
 log = logging.getLogger("cachefs.node")
 

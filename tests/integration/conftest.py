@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from cachefs.cli.commands.status import ask
 from cachefs.cli.session import find_target
-from cachefs.cli.status import ask
 from cachefs.core.errors import CacheFSError
 from cachefs.launcher.state import StateHome
 from tests.services.authority import Authority

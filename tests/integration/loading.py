@@ -16,7 +16,7 @@ from tests.integration.dataset import body
 from tests.services.cluster import Machine
 from tests.services.commands import CACHEFS
 from tests.services.proxy import Counters
-from worker.state.loading import REQUESTS
+from worker.loads.schedule import REQUESTS
 
 FILE_BYTES = 4000
 MANY = 2000

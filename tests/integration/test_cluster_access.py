@@ -32,10 +32,10 @@ from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
 from tests.services.processes import wait_until
+from worker.cache.peer_reads import PeerCache
 from worker.peers import server as worker_server
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
-from worker.serving import PeerCache
 
 READ_S = 30.0
 ALL = "may-do-everything-there-is"

@@ -24,7 +24,7 @@ from tests.integration.loading import (
 from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.processes import wait_until
 from tests.services.proxy import FaultProxy
-from worker.state.rate import BURST_S
+from worker.runtime.rate import BURST_S
 
 MIB = 1 << 20
 

@@ -18,9 +18,9 @@ from cachefs.core.model import NamespaceId, Origin
 from tests.integration.test_worker_openings import opened, serve_rig
 from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer
+from worker.cache.worker import Worker
+from worker.prefetch.sequence import LEAST_OPENS, MOST_FILES
 from worker.server.server import NodeServer
-from worker.state.filesahead import LEAST_OPENS, MOST_FILES
-from worker.worker import Worker
 
 SIZE = 20 << 10
 FILES = 200

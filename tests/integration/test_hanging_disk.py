@@ -23,7 +23,7 @@ from tests.integration.conftest import Bucket, Node
 from tests.services.hanging_disk import HangingDisk, hanging_disk
 from tests.services.processes import wait_until
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
-from worker.worker import Grant, Worker
+from worker.cache.worker import Grant, Worker
 
 SMALL = 110 << 10
 DETECTED_S = 30.0  # within this the disk is found to hang, or to answer again

@@ -25,7 +25,7 @@ from tests.integration.loading import (
 )
 from tests.services.processes import is_running, wait_until
 from tests.services.proxy import FaultProxy, hang, status
-from worker.state.loading import REQUESTS
+from worker.loads.schedule import REQUESTS
 
 MIB = 1 << 20
 DEATHS = 3

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run
-from worker.fill import Filler
-from worker.state.memory import MemoryBudget
+from worker.fill.fill import Filler
+from worker.runtime.memory import MemoryBudget
 
 SHM = Path("/dev/shm")
 

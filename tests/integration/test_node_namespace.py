@@ -28,9 +28,9 @@ from connectors.base import Connector
 from master.namespace import Master
 from master.server.app import MasterServer
 from tests.services.memory import MemoryConnector
-from worker.cluster import stream
-from worker.cluster.master_client import MasterClient, MasterUnreachable
-from worker.cluster.namespace import DEGRADED_VALID_S, RemoteNamespace
+from worker.membership.master_client import MasterClient, MasterUnreachable
+from worker.names import stream
+from worker.names.namespace import DEGRADED_VALID_S, RemoteNamespace
 
 LIMIT_S = 60.0
 TOKEN = "a-token-of-the-cluster"  # noqa: S105

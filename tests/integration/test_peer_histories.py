@@ -16,7 +16,7 @@ from cachefs.core.errors import Unreachable
 from tests.integration.test_peer_transfer import flip
 from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, run
 from tests.unit.worker_peers.nodes import Cluster, Node
-from worker.state.search import Times
+from worker.peers.search import Times
 
 NODES = 4
 FILES = 24

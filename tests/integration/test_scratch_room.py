@@ -13,8 +13,8 @@ import pytest
 
 from cachefs.core.messages import MOST_KEPT
 from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, read, run, until
-from worker import segments
-from worker.worker import Worker
+from worker.cache.worker import Worker
+from worker.fill import segments
 
 BIG = 9 * MIB  # larger than what is opened whole
 LEAST_MEMORY = 128 * MIB

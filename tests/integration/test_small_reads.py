@@ -39,14 +39,14 @@ from tests.unit.worker import rig as rig_module
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, until
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
-from worker.cluster.late_connector import AGAIN_S, LateConnector
-from worker.loading.cache import Load, Loaded
-from worker.loading.tier import FREE_PLACES
-from worker.source import OriginSource, Purpose, SourceBody
-from worker.state.holds import Hold
-from worker.store.tier import Tier
-from worker.transfer import Transfer
-from worker.worker import Worker
+from worker.cache.load_requests import Load, Loaded
+from worker.cache.loads import FREE_PLACES
+from worker.cache.worker import Worker
+from worker.fill.source import OriginSource, Purpose, SourceBody
+from worker.fill.transfer import Transfer
+from worker.names.late_connector import AGAIN_S, LateConnector
+from worker.store.directory import Tier
+from worker.store.holds import Hold
 
 SMALL = 110 << 10
 SEED = random.SystemRandom().getrandbits(32)

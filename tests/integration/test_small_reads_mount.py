@@ -53,7 +53,7 @@ def server_of(node: Node, mounted: Path) -> int:
 
 def readers_of(server: int) -> list[int]:
     """Processes of it that read small files."""
-    return [pid for pid in families([server]) if b"worker.small.process" in command(pid)]
+    return [pid for pid in families([server]) if b"worker.fill.small.process" in command(pid)]
 
 
 def counts_connections(node: Node, mounted: Path, proxy: FaultProxy) -> bool:

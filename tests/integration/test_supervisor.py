@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import take_over
+from cachefs.cli.commands import take_over
 from cachefs.client.blocking import BlockingClient
 from cachefs.core.errors import CacheFSError
 from cachefs.fuse.supervisor import upgrades

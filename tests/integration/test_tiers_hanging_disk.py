@@ -13,7 +13,7 @@ from cachefs.core.tiers import TierSpec
 from tests.services.hanging_disk import HangingDisk, hanging_disk
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, read
-from worker.state.tiers import PROMOTE_USES
+from worker.cache.tier_choice import PROMOTE_USES
 
 DETECTED_S = 30.0  # within this the disk is found to hang
 

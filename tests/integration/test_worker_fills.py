@@ -35,11 +35,12 @@ from tests.unit.worker.rig import (
     run,
     until,
 )
-from worker import segments, space
-from worker.source import OriginSource, Purpose, SourceBody
+from worker.cache.worker import Worker
+from worker.fill import segments
+from worker.fill.source import OriginSource, Purpose, SourceBody
+from worker.store.directory import Tier
 from worker.store.removal import evict
-from worker.store.tier import Tier
-from worker.worker import Worker
+from worker.tier import admission as space
 
 SMALL = 110 << 10
 

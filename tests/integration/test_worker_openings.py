@@ -16,9 +16,9 @@ from cachefs.core.errors import AccessDenied, DeadlineExceeded, Interrupted, Sta
 from cachefs.core.model import SMALL_FILE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer, fuse
-from worker.opening import Opening
+from worker.cache.small_open import Opening
+from worker.cache.worker import Worker
 from worker.server.server import NodeServer
-from worker.worker import Worker
 
 SMALL = 110 << 10
 Script = Callable[[Rig, Worker, Peer], Awaitable[None]]

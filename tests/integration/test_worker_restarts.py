@@ -17,14 +17,14 @@ import xxhash
 
 from cachefs.core.errors import InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
+from cachefs.core.pages import range_bytes
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
-from worker.state.pages import range_bytes
+from worker.cache.worker import Worker, WorkerConfig
 from worker.store import filesystem
 from worker.store.changes import PutFile
+from worker.store.directory import Tier
 from worker.store.records import FileRecord
-from worker.store.tier import Tier
 from worker.store.writer import Writer
-from worker.worker import Worker, WorkerConfig
 
 SMALL = 110 << 10
 

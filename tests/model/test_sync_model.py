@@ -15,11 +15,11 @@ import pytest
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Fingerprint, Kind, UfsSpec
+from master.manual_sync import findings, preview
 from master.namespace import Master
 from master.store import transaction
 from master.store.base import Table
 from master.store.records import EVERYTHING, decode_event
-from master.syncing import findings, preview
 from tests.services.memory import MemoryConnector
 from tests.unit.master.sync_rig import (
     Clock,

@@ -18,10 +18,10 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, Rig, open_reader, read, run, until
-from worker.loading.cache import Load, Loaded, Missing
-from worker.state.holds import Hold
+from worker.cache.load_requests import Load, Loaded, Missing
+from worker.cache.worker import Worker
 from worker.store import filesystem
-from worker.worker import Worker
+from worker.store.holds import Hold
 
 LIMIT = 48 * MIB
 ROUNDS = 5

@@ -21,9 +21,9 @@ from cachefs.core.errors import CacheFSError, NoSpace, Stale
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
-from worker import worker as worker_module
-from worker.scrub import Scrubber
-from worker.tiers.tiers import Tiers
+from worker.cache import worker as worker_module
+from worker.cache.cache import Tiers
+from worker.tier.scrub import Scrubber
 
 LIMITS = (32 * MIB, 48 * MIB, 96 * MIB)
 ROUNDS = 3

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tests.simulator.origin import BAD, File, Origin, Page
-from worker.state.accounting import Ledger, allocation
-from worker.state.admission import Verdict, judge
-from worker.state.eviction import NEVER_S, eviction_order
-from worker.state.moves import Holding
-from worker.state.tiers import Moved, Promote, Promotions, Room, Used, place
+from worker.cache.tier_choice import Moved, Promote, Promotions, Room, Used, place
+from worker.migration.events import Holding
+from worker.tier.admission_rule import Verdict, judge
+from worker.tier.eviction_order import NEVER_S, eviction_order
+from worker.tier.ledger import Ledger, allocation
 
 DISK_S = 0.001
 BATCH_FILES = 8

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cachefs.core.errors import CacheFSError, Unavailable
 from tests.simulator.network import Call
 from tests.simulator.origin import BAD, File, Page
-from worker.source import NotHere, Purpose
-from worker.state.search import (
+from worker.fill.source import NotHere, Purpose
+from worker.peers.search import (
     Action,
     Answer,
     Answered,

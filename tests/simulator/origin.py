@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cachefs.core.errors import CacheFSError, Unavailable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
+from cachefs.core.pages import page_count, range_bytes
 from tests.simulator.schedule import Process
-from worker.state.pages import page_count, range_bytes
 
 NAMESPACE = NamespaceId(b"n" * 16)
 Page = tuple[bytes, int]  # the right bytes of a page are what names it: content key, number

@@ -11,8 +11,8 @@ from tests.simulator.history import History, run, sort_of
 from tests.simulator.network import Done, Network
 from tests.simulator.origin import BAD
 from tests.simulator.schedule import Process, Schedule
-from worker.state.giving import Giver
-from worker.state.search import Search
+from worker.migration.sender import Giver
+from worker.peers.search import Search
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cachefs.core import cluster as c
 from cachefs.core.errors import CacheFSError, NoSpace, NotFound, Unreachable
 from cachefs.core.messages import Done
+from cachefs.core.pages import split
 from cachefs.core.placement import Member, View
 from tests.simulator import master
 from tests.simulator.cache import MAKES_ROOM, Cache, Disk
@@ -19,16 +20,15 @@ from tests.simulator.network import Call, failed
 from tests.simulator.network import Done as Reply
 from tests.simulator.origin import NAMESPACE, File, Page
 from tests.simulator.schedule import Process
-from worker.cluster.member import is_newer
+from worker.cache.peer_reads import with_replicas
+from worker.fill.source import NotHere, Purpose
+from worker.membership.member import is_newer
+from worker.migration import events as mv
+from worker.migration.decisions import Migration
+from worker.peers.peer_health import Peers
 from worker.peers.ring import Ring
+from worker.peers.search import Answer, Candidate, Way
 from worker.peers.source import Holders
-from worker.serving import with_replicas
-from worker.source import NotHere, Purpose
-from worker.state import moves as mv
-from worker.state.migration import Migration
-from worker.state.pages import split
-from worker.state.peers import Peers
-from worker.state.search import Answer, Candidate, Way
 
 if TYPE_CHECKING:
     from tests.simulator.world import World

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from cachefs.core import cluster as c
 from cachefs.core.errors import CacheFSError
+from cachefs.core.pages import split
 from cachefs.core.placement import Placement, View
 from tests.simulator import master
 from tests.simulator.fetch import PIECE_PAGES
@@ -22,10 +23,9 @@ from tests.simulator.network import Network
 from tests.simulator.origin import BAD, File, Origin
 from tests.simulator.schedule import Schedule
 from tests.simulator.worker import Bytes, WorkerHost, WorkerServer
-from worker.source import Purpose
-from worker.state.moves import BLOCK_PAGES
-from worker.state.pages import split
-from worker.state.search import Candidate, Way
+from worker.fill.source import Purpose
+from worker.migration.events import BLOCK_PAGES
+from worker.peers.search import Candidate, Way
 
 QUIET_DEADLINE_S = 3.0  # of a read while nothing goes wrong
 ASKING_S = 0.02  # so long before it reads from the origin a worker asks the others

@@ -12,9 +12,9 @@ import xxhash
 
 from cachefs.core import cluster as c
 from cachefs.core.model import Origin
+from cachefs.core.pages import PageRange, range_bytes
 from worker.peers.connections import BadAnswer, ClosedBefore, Connection, Connections, Head
-from worker.state.pages import PageRange, range_bytes
-from worker.state.search import Answer, Candidate, Way
+from worker.peers.search import Answer, Candidate, Way
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from cachefs.core.model import ContentId
 from cachefs.core.placement import Member, Placement, View
-from worker.source import Purpose
-from worker.state.search import Candidate, candidates
+from worker.fill.source import Purpose
+from worker.peers.search import Candidate, candidates
 
 
 class _Known:
@@ -81,7 +81,7 @@ class Ring:
         *,
         replicas: int = 1,
     ) -> list[Candidate]:
-        """See `worker.state.search.candidates`."""
+        """See `worker.peers.search.candidates`."""
         known = self._known
         if known.between:
             holders = (*holders, *known.passing_owners(ino, block, replicas))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from worker.threads import Threads, Wake
+from worker.runtime.threads import Threads, Wake
 
 SENDERS: Final = 32
 LOOK_S: Final = 1.0

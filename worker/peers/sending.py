@@ -14,8 +14,8 @@ from typing import Final
 
 from aiohttp import web
 
-from worker.serving import Pages
-from worker.threads import Threads
+from worker.cache.peer_reads import Pages
+from worker.runtime.threads import Threads
 
 SILENCE_S: Final = 20.0  # a receiver that takes nothing for so long is given up
 SEND_S: Final = 180.0  # and one that has not taken all by then

@@ -44,13 +44,13 @@ from cachefs.doors.guard import (
     GuardedSite,
     RefusedRequest,
 )
-from worker.machine import descriptors
+from worker.cache.peer_reads import Pages, PeerCache
+from worker.fill.source import NotHere
 from worker.peers.ring import Ring
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
 from worker.peers.verifying import wrong_pages
-from worker.serving import Pages, PeerCache
-from worker.source import NotHere
+from worker.runtime.machine import descriptors
 
 log = logging.getLogger(__name__)
 

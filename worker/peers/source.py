@@ -1,5 +1,5 @@
 """Bytes from the cluster: local blocks from where they were, others' from their owners, and from
-the origin when no peer brings them. See `worker.state.search` for whom it asks.
+the origin when no peer brings them. See `worker.peers.search` for whom it asks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Final
 from cachefs.core import cluster as c
 from cachefs.core.errors import DeadlineExceeded, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
+from cachefs.core.pages import page_span, range_bytes
 from cachefs.core.placement import Member, View, block_of, everyone
 from cachefs.doors.outgoing import Judge, any_process
 from connectors.fetch.request import Ask
-from worker.clipped import clipped
+from worker.fill.clipped import clipped
+from worker.fill.source import Purpose, Source, SourceBody
 from worker.peers.connections import Connections
 from worker.peers.exchange import Exchange, WrongPage
-from worker.peers.hunt import Hunt, Shared
+from worker.peers.fetch import Hunt, Shared
 from worker.peers.ring import Ring
-from worker.source import Purpose, Source, SourceBody
-from worker.state.pages import page_span, range_bytes
-from worker.state.search import TIMES, Broke, Candidate, Event, Tick, Times
+from worker.peers.search import TIMES, Broke, Candidate, Event, Tick, Times
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class Holders:
 
 
 class ClusterSource:
-    """`worker.source.Source` of a node. `refresh` gets the newest view into the ring; it is called
-    in threads, and raises the typed errors within `REFRESH_S` (see `in_loop`)."""
+    """`worker.fill.source.Source` of a node. `refresh` gets the newest view into the ring; it is
+    called in threads, and raises the typed errors within `REFRESH_S` (see `in_loop`)."""
 
     def __init__(
         self,

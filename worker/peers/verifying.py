@@ -7,8 +7,8 @@ import os
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES
-from worker.serving import Pages
-from worker.threads import Threads
+from worker.cache.peer_reads import Pages
+from worker.runtime.threads import Threads
 
 
 async def wrong_pages(pages: Pages, threads: Threads) -> list[int]:

@@ -9,7 +9,7 @@ from cachefs.core.errors import InUse, NotFound, ProtocolError, Stale, Unsupport
 from cachefs.core.model import ContentId, Kind
 from cachefs.core.policies import shown
 from cachefs.core.services import MetadataService, PolicyService
-from worker.server import jobs
+from worker.server import job_answers as jobs
 
 if TYPE_CHECKING:
     from worker.server.server import NodeServer

@@ -23,13 +23,13 @@ from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from connectors.idle import close_idle
-from worker.ahead import Ahead
+from worker.prefetch.files import Ahead
+from worker.prefetch.sequence import MOST_FILES
+from worker.runtime.pace import Pace
 from worker.server.session import Session
-from worker.state.filesahead import MOST_FILES
-from worker.state.pace import Pace
 
 if TYPE_CHECKING:
-    from worker.cache import Cache
+    from worker.cache.grants import Cache
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class NodeServer:
         files_ahead: int = MOST_FILES,
         deadline_s: float = 30.0,
     ) -> None:
-        """`files_ahead`: see `worker.state.filesahead`. `deadline_s`: of a system call on a mount,
+        """`files_ahead`: see `worker.prefetch.sequence`. `deadline_s`: of a system call on a mount,
         see `worker.server.patience`."""
         self.worker = worker
         self.ahead = Ahead(worker.loading, sources.service, files_ahead)

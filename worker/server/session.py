@@ -27,15 +27,15 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import COMMAND_REACH_S, MetadataService, asker_reach_s
-from worker.arrivals import NEVER_S
-from worker.cache import TierView
+from worker.cache.grants import TierView
 from worker.server import operators
 from worker.server.channel import Channel
 from worker.server.patience import Patience
+from worker.stats.arrivals import NEVER_S
 
 if TYPE_CHECKING:
-    from worker.cache import Grant
-    from worker.opening import Opening
+    from worker.cache.grants import Grant
+    from worker.cache.small_open import Opening
     from worker.server.server import NodeServer
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from worker.state.moves import Holding
-from worker.state.pages import page_count
+from cachefs.core.pages import page_count
+from worker.migration.events import Holding
 from worker.store.index import Index
 
 

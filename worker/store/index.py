@@ -19,7 +19,7 @@ import lmdb
 import msgspec
 
 from cachefs.core.model import PAGE_BYTES
-from worker.state.pages import page_count, range_bytes
+from cachefs.core.pages import page_count, range_bytes
 from worker.store.records import (
     BLOCK_PAGES,
     FORMAT,

@@ -14,7 +14,7 @@ import os
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES
-from worker.state.pages import range_bytes
+from cachefs.core.pages import range_bytes
 from worker.store.filesystem import reopen
 
 

@@ -7,7 +7,7 @@ link is made: one of the two removes the link.
 
 from __future__ import annotations
 
-from worker.store.tier import Tier
+from worker.store.directory import Tier
 
 
 def publish_trusted(tier: Tier, name: str, epoch: int) -> bool:

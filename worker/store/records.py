@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from cachefs.core.errors import BadConfig
-from worker.state.pages import page_count
+from cachefs.core.pages import page_count
 
 FORMAT: Final = 1
 KEY_BYTES: Final = 36

@@ -17,8 +17,8 @@ from typing import Final
 
 from worker.store import filesystem
 from worker.store.changes import DropFile
+from worker.store.directory import Tier
 from worker.store.publishing import publish_again
-from worker.store.tier import Tier
 from worker.store.writer import Writer
 
 LEASE_LOOKS: Final = 200  # whoever asks by a lease whether a file is in use holds it for moments

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from cachefs.cli import clusters, fsck, master, output, settings, worker
+from cachefs.cli import clusters, output, settings
 from cachefs.cli.cluster_files import BLOCK_PAGES, blocks_of
+from cachefs.cli.commands import fsck, master, worker
 from cachefs.cli.mounts import MountTable
 from cachefs.cli.session import Target
 from cachefs.core import cluster as c
@@ -246,7 +247,7 @@ def test_doctor_looks_at_the_cluster_of_the_settings(
     cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on a machine where nothing is mounted."""
-    monkeypatch.setattr("cachefs.cli.doctor.read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr("cachefs.cli.commands.doctor.read_mounts", lambda: MountTable([]))
 
     def found() -> dict[str, str]:
         return {row["name"]: row["state"] for row in json.loads(run("doctor", "--json")[1])}

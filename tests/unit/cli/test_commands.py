@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, down, logs, mount, mountpoint, places, session, settings, umount
-from cachefs.cli import status as status_module
+from cachefs.cli import mountpoint, places, session, settings
+from cachefs.cli.commands import doctor, down, logs, mount, umount
+from cachefs.cli.commands import status as status_module
 from cachefs.cli.masters import Masters
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import errors
@@ -51,7 +52,7 @@ def node(home: StateHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     table = MountTable([line])
     for module in (session, places):
         monkeypatch.setattr(module, "read_mounts", lambda: table)
-    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: table)
+    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
     with FakeNode(FILES, CACHED).listening(socket_path) as served:
         yield served
 
@@ -222,8 +223,8 @@ def test_health_of_what_is_well(node: FakeNode, run: Run) -> None:
 def test_a_quota_that_is_used_up_is_named_by_all_commands(
     node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.cli.doctor.read_mounts", status_module.read_mounts)
-    monkeypatch.setattr("cachefs.cli.doctor.is_dead", lambda mountpoint: False)
+    monkeypatch.setattr("cachefs.cli.commands.doctor.read_mounts", status_module.read_mounts)
+    monkeypatch.setattr("cachefs.cli.commands.doctor.is_dead", lambda mountpoint: False)
     quota = {"path": "/d", "quota_bytes": MIB, "used_bytes": MIB}
     node.status = {"cache": {**CACHE, "tiers": [TIER]}, "quotas": [quota]}
     code, out, _ = run("health", "/mnt/data")
@@ -274,7 +275,7 @@ def test_status_of_all(node: FakeNode, run: Run, home: StateHome) -> None:
 
 
 def test_status_of_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: MountTable([]))
+    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: MountTable([]))
     assert ok(run("status")) == "nothing is mounted\n"
     assert json.loads(ok(run("status", "--json"))) == []
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cachefs.cli import job_views, load, places, sync
+from cachefs.cli import job_views, places
+from cachefs.cli.commands import load, sync
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.core import cluster as c
 from cachefs.core import messages as m

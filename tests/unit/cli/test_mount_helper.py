@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from cachefs.cli import mount_helper
-from cachefs.cli.mount_helper import parse_arguments
+from cachefs.cli.commands import mount_helper
+from cachefs.cli.commands.mount_helper import parse_arguments
 from cachefs.cli.settings import load_settings
 from cachefs.core.errors import BadConfig
 from cachefs.fuse import mount_flags

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cachefs.cli import mount
+from cachefs.cli.commands import mount
 from cachefs.core.errors import Unreachable
 from cachefs.core.specs import Started
 from cachefs.launcher.processes import Server

@@ -18,7 +18,8 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from cachefs.cli import detach, health, logs, owners, paths, umount
+from cachefs.cli import detach, owners, paths
+from cachefs.cli.commands import health, logs, umount
 from cachefs.cli.masters import Masters
 from cachefs.cli.mounts import Mount, MountTable
 from cachefs.cli.session import Target, connected
@@ -92,7 +93,7 @@ def test_status_says_whose_a_mount_without_a_record_is(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = MountTable([mount_of(USER)])
-    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: table)
+    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
     code, out, _ = run("status")
     assert code == 0
     assert "of user nobody, not recorded here" in out
@@ -222,8 +223,8 @@ def test_a_document_of_a_users_server_says_nothing_of_the_mount(
 ) -> None:
     """Nor does one of other types break the list of all mounts, or write to the terminal."""
     table = MountTable([mount_of(USER), mount_of(0, "/mnt/own")])
-    monkeypatch.setattr("cachefs.cli.status.read_mounts", lambda: table)
-    monkeypatch.setattr("cachefs.cli.status.is_dead", lambda _: False)
+    monkeypatch.setattr("cachefs.cli.commands.status.read_mounts", lambda: table)
+    monkeypatch.setattr("cachefs.cli.commands.status.is_dead", lambda _: False)
     odd: dict[str, object] = {
         "source": "cachefs://10.0.0.9:1",
         "mountpoint": "\x1b[2J",
@@ -234,7 +235,7 @@ def test_a_document_of_a_users_server_says_nothing_of_the_mount(
     def server(record: MountRecord) -> Iterator[object]:
         yield SimpleNamespace(call=lambda *_: m.StatusReply(odd))
 
-    monkeypatch.setattr("cachefs.cli.health.connected", server)
+    monkeypatch.setattr("cachefs.cli.commands.health.connected", server)
     for more in ({}, {"mounts": 3}, {"cache": {"tiers": 7}}, {"sources": ["\x1b]0;x\x07"]}):
         odd |= more
         code, out, err = run("status")
@@ -292,7 +293,7 @@ def test_root_upgrades_no_mount_of_a_user_and_removes_no_cache_of_one(
 ) -> None:
     """Both act by numbers and paths that the user wrote."""
     table = MountTable([mount_of(USER)])
-    for module in ("cachefs.cli.take_over", "cachefs.cli.mounts"):
+    for module in ("cachefs.cli.commands.take_over", "cachefs.cli.mounts"):
         monkeypatch.setattr(f"{module}.read_mounts", lambda: table)
     asked: list[str] = []
     monkeypatch.setattr("cachefs.fuse.supervisor.upgrades.ask", lambda *_: asked.append("asked"))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cachefs.cli.top_view import Look, NodeLook, document, frame, lines, node_look, summed
+from cachefs.cli.commands.top_view import Look, NodeLook, document, frame, lines, node_look, summed
 from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.jobs import JobShown, JobSpec, JobState

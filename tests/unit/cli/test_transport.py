@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import doctor, status, transport
+from cachefs.cli import transport
+from cachefs.cli.commands import doctor, status
 from cachefs.cli.transport import Machine
 from cachefs.core.errors import Unsupported
 from cachefs.core.model import UfsSpec

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import users
-from cachefs.cli.users import User, describe, find_users
+from cachefs.cli.commands import users
+from cachefs.cli.commands.users import User, describe, find_users
 
 
 def process(proc: Path, pid: int, *, fds: dict[str, str], cwd: str = "/", maps: str = "") -> None:

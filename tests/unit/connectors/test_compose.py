@@ -103,7 +103,7 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args)
 
     for name in list(sys.modules):
-        if name in ("connectors.s3", "connectors.s3_http", "connectors.s3_access"):
+        if name in ("connectors.s3.connector", "connectors.s3.http", "connectors.s3.access"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match="needs the extra s3") as caught:

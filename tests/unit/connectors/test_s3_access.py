@@ -8,9 +8,9 @@ import pytest
 
 from cachefs.core import errors
 from cachefs.core.model import Fingerprint, Kind
-from connectors.s3 import S3Connector
-from connectors.s3_access import S3Credentials, resolve_endpoint
-from connectors.s3_options import S3Options, parse_options
+from connectors.s3.access import S3Credentials, resolve_endpoint
+from connectors.s3.connector import S3Connector
+from connectors.s3.options import S3Options, parse_options
 from tests.unit.connectors.certificates import make_certificate
 from tests.unit.connectors.scripted_s3 import (
     Answer,

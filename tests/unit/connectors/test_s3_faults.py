@@ -12,8 +12,8 @@ from cachefs.core.model import Fingerprint, Kind, UfsSpec
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
-from connectors.s3 import S3Connector
-from connectors.s3_options import S3Options
+from connectors.s3.connector import S3Connector
+from connectors.s3.options import S3Options
 from tests.unit.connectors.scripted_s3 import (
     Answer,
     Request,

@@ -17,9 +17,9 @@ from botocore.credentials import Credentials
 
 from cachefs.core.model import Fingerprint, Kind
 from connectors.fetch.request import tell_nobody
-from connectors.s3 import REQUESTS_S, S3Connector
-from connectors.s3_http import S3Http
-from connectors.s3_options import S3Options
+from connectors.s3.connector import REQUESTS_S, S3Connector
+from connectors.s3.http import S3Http
+from connectors.s3.options import S3Options
 from tests.unit.connectors.scripted_s3 import Answer, Request, ScriptedS3, error, ranged
 from tests.unit.connectors.test_s3_faults import DATA, VERSION, connector, read
 

@@ -11,10 +11,11 @@ import pytest
 from cachefs.core import errors
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import Kind
-from connectors import s3_http, s3_listing
 from connectors.base import Page
 from connectors.fetch.exchange import ERROR_BYTES
-from connectors.s3 import S3Connector
+from connectors.s3 import http as s3_http
+from connectors.s3 import listing as s3_listing
+from connectors.s3.connector import S3Connector
 from tests.unit.connectors.odd_objects import ODD, SIZES, odd_script
 from tests.unit.connectors.scripted_s3 import (
     MODIFIED,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cachefs.core.errors import BadBody, OriginError
 from cachefs.core.model import Fingerprint, Kind
 from connectors.bounds import MAX_TIME_S
-from connectors.s3_listing import (
+from connectors.s3.listing import (
     IDLE_PAGES,
     Listing,
     Progress,

@@ -19,7 +19,7 @@ from cachefs.core.specs import Security
 from cachefs.doors import outgoing, owners
 from cachefs.doors.owners import ForeignListener
 from cachefs.launcher.peer_calls import PeerCalls
-from worker.cluster.master_client import MasterClient
+from worker.membership.master_client import MasterClient
 from worker.peers.connections import Connections
 
 WAIT_S = 10.0

@@ -20,8 +20,8 @@ from cachefs.core.errors import (
 from cachefs.core.model import ROOT_INO, UfsSpec
 from cachefs.core.syncs import CHANGES_PER_REPLY
 from connectors.base import Entry
+from master.manual_sync import report, service
 from master.store.base import Store
-from master.syncing import report, service
 from tests.services.memory import MemoryConnector
 from tests.unit.master.sync_rig import (
     Clock,

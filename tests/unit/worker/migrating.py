@@ -10,8 +10,8 @@ from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError, NoSpace, Unreachable
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.placement import Member, Placement, View
-from worker.state.migration import Migration
-from worker.state.moves import (
+from worker.migration.decisions import Migration
+from worker.migration.events import (
     BLOCK_PAGES,
     Action,
     Answer,

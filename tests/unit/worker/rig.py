@@ -18,11 +18,11 @@ from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.policies import NO_RULE
 from cachefs.core.services import Permission
 from tests.services.memory import MemoryConnector
-from worker.machine import available_memory
-from worker.parts import IsOwned, Shared
-from worker.source import Source
-from worker.state.memory import MemoryBudget, budget
-from worker.worker import Clocks, Grant, Worker, WorkerConfig
+from worker.cache.worker import Clocks, Grant, Worker, WorkerConfig
+from worker.fill.source import Source
+from worker.runtime.machine import available_memory
+from worker.runtime.memory import MemoryBudget, budget
+from worker.tier.disk import IsOwned, Shared
 
 NAMESPACE = NamespaceId(b"n" * 16)
 MIB = 1 << 20

@@ -11,9 +11,9 @@ import pytest
 from cachefs.core.errors import CacheFSError, Stale, Unreachable
 from cachefs.core.model import ContentId, Origin
 from tests.unit.worker.rig import MIB, NAMESPACE
-from worker.ahead import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Ahead
-from worker.loading.cache import Outlook
-from worker.state.filesahead import LEAST_OPENS, LIST_AFTER
+from worker.cache.load_requests import Outlook
+from worker.prefetch.files import FEW, MOST_COMING_BYTES, UNREAD_SHARE, Ahead
+from worker.prefetch.sequence import LEAST_OPENS, LIST_AFTER
 
 SIZE = 110 << 10
 PLACES = 100

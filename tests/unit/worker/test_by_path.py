@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from worker.state.bypath import MOST_PATHS, OTHER, SAMPLE, PathTally, label_of
-from worker.state.slowest import KEPT, WINDOW_S, Slowest
+from worker.stats.by_path import MOST_PATHS, OTHER, SAMPLE, PathTally, label_of
+from worker.stats.slowest import KEPT, WINDOW_S, Slowest
 
 SEED = 11
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.model import PAGE_BYTES
-from worker.clipped import Clipped, clipped
-from worker.tiers.body import TierBody
+from worker.fill.clipped import Clipped, clipped
+from worker.fill.tier_body import TierBody
 
 
 class Chunks(TierBody):

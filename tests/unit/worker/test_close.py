@@ -13,8 +13,8 @@ import pytest
 
 from cachefs.core.model import Fingerprint
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors, read, run
-from worker import worker as worker_module
-from worker.store.tier import Tier
+from worker.cache import worker as worker_module
+from worker.store.directory import Tier
 from worker.store.writer import Writer
 
 

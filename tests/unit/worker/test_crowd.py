@@ -16,11 +16,11 @@ import pytest
 from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.messages import COPY_BYTES
 from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, run, until
-from worker import segments
-from worker.segments import Segments
-from worker.source import NotHere, OriginSource
-from worker.space import Space
-from worker.worker import Worker
+from worker.cache.worker import Worker
+from worker.fill import segments
+from worker.fill.segments import Segments
+from worker.fill.source import NotHere, OriginSource
+from worker.tier.admission import Space
 
 KIB = 1 << 10
 STEP = 256 * KIB

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.errors import BadBody, NotFound, Unreachable
-from worker.state.accounting import Ledger, scratch_floor, scratch_limit
-from worker.state.admission import Verdict, judge
-from worker.state.health import ERROR_PAUSE_S, FULL_PAUSE_S, Health
-from worker.state.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES, ReadAhead
-from worker.state.retry import pause_s
+from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES, ReadAhead
+from worker.fill.retry import pause_s
+from worker.tier.admission_rule import Verdict, judge
+from worker.tier.health import ERROR_PAUSE_S, FULL_PAUSE_S, Health
+from worker.tier.ledger import Ledger, scratch_floor, scratch_limit
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.services.examples import examples
-from worker.state.eviction import (
+from worker.tier.eviction_order import (
     NEVER_S,
     EvictionOrder,
     LruOrder,

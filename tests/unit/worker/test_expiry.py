@@ -14,7 +14,7 @@ from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import PolicyService
 from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, open_reader, read, run
-from worker.state.expiry import Expiry
+from worker.cache.expiry import Expiry
 
 SIZE = 100_000
 STEPS = st.lists(

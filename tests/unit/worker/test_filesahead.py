@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.services.examples import examples
-from worker.state.filesahead import (
+from worker.prefetch.sequence import (
     LEAST_OPENS,
     LIST_AFTER,
     MOST_FILES,

@@ -15,9 +15,9 @@ from cachefs.core.errors import AccessDenied
 from cachefs.core.jobs import Outcome, Task, TaskFile, TaskKind
 from cachefs.core.policies import Rule
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, open_reader, read, run, until
-from worker.loading.loader import Loader
+from worker.cache.worker import Worker
+from worker.loads.loader import Loader
 from worker.store.records import HELD_READ
-from worker.worker import Worker
 
 SIZE = 100_000
 DAY_S = 86400.0

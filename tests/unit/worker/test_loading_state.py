@@ -9,7 +9,7 @@ import pytest
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
-from worker.state.loading import (
+from worker.loads.schedule import (
     LARGE_BYTES,
     LONG_S,
     NO_SPACE,

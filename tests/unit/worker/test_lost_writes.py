@@ -14,8 +14,12 @@ import pytest
 
 from cachefs.core.model import PAGE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
-from worker.space import Space
-from worker.state.health import (
+from worker.cache.worker import Worker
+from worker.store import filesystem
+from worker.store.directory import Tier
+from worker.store.index import Index
+from worker.tier.admission import Space
+from worker.tier.health import (
     ERROR_PAUSE_S,
     MOST_TRIAL_PAUSE_S,
     TRIAL_DUE,
@@ -23,10 +27,6 @@ from worker.state.health import (
     Health,
     Watch,
 )
-from worker.store import filesystem
-from worker.store.index import Index
-from worker.store.tier import Tier
-from worker.worker import Worker
 
 SMALL = 110 << 10
 

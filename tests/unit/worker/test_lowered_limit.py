@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
-from worker.state.accounting import Ledger
-from worker.worker import Worker
+from worker.cache.worker import Worker
+from worker.tier.ledger import Ledger
 
 FILES = range(1, 25)
 FILE_BYTES = 4 * MIB

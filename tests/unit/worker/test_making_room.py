@@ -12,7 +12,7 @@ import pytest
 from cachefs.core.model import ContentId
 from cachefs.core.services import Permission
 from tests.unit.worker.rig import MIB, Namespace, Rig, read, run
-from worker import space
+from worker.tier import admission as space
 
 ANSWER_S = 0.1
 LONGEST_S = 2.0  # 64 rounds take 6.4 s

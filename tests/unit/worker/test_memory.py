@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.machine import available_memory, total_memory
-from worker.state.memory import (
+from worker.runtime.machine import available_memory, total_memory
+from worker.runtime.memory import (
     BUFFER_BYTES,
     LEAST_BYTES,
     PROCESS_BYTES,

@@ -14,9 +14,8 @@ from cachefs.core.errors import Stale, Unavailable, Unreachable
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES, Member, Placement, View
 from tests.unit.worker.migrating import Fleet, Node, key_of, member
-from worker.state.giving import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
-from worker.state.migration import Migration
-from worker.state.moves import (
+from worker.migration.decisions import Migration
+from worker.migration.events import (
     BLOCK_PAGES,
     Answer,
     AskHave,
@@ -32,7 +31,8 @@ from worker.state.moves import (
     Tick,
     ViewCame,
 )
-from worker.state.rate import TokenBucket
+from worker.migration.sender import GIVE_UP_S, PATIENT_OFFERS, REOFFER_S, WINDOW_BLOCKS
+from worker.runtime.rate import TokenBucket
 
 MIB = 1 << 20
 SMALL = 110_000
@@ -277,7 +277,7 @@ def test_when_more_own_it_than_before_it_goes_to_them() -> None:
 def test_more_than_can_be_on_their_way_at_once_are_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.state.giving.WINDOW_BLOCKS", 20)
+    monkeypatch.setattr("worker.migration.sender.WINDOW_BLOCKS", 20)
     fleet = fleet_of_three()
     inos = range(2, 200)
     for ino in inos:

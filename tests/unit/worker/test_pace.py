@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import MIB, Rig, run
-from worker.config import Clocks
-from worker.state.health import PROBE_PAUSE_S
-from worker.state.pace import LONGEST_PAUSE_S, Pace
+from worker.runtime.pace import LONGEST_PAUSE_S, Pace
+from worker.tier.config import Clocks
+from worker.tier.health import PROBE_PAUSE_S
 
 DAY_S = 24 * 3600
 

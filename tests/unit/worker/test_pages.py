@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.core.model import PAGE_BYTES
-from worker.state.pages import PageMap, page_count, page_span, range_bytes, split
+from cachefs.core.pages import PageMap, page_count, page_span, range_bytes, split
 
 SIZES = st.integers(0, 40 * PAGE_BYTES)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.unit.worker.rig import run
-from worker.parts import Parts, Tasks
+from worker.tier.disk import Parts, Tasks
 
 
 def test_a_cancellation_that_comes_with_the_result_is_no_less_one() -> None:

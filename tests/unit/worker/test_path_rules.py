@@ -12,8 +12,8 @@ from cachefs.core.jobs import FullQuota
 from cachefs.core.policies import Rule
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run
 from tests.unit.worker.test_expiry import Ruled
-from worker.overquota import AGAIN_S, MOST_KNOWN, Named, OverQuota
-from worker.worker import Worker
+from worker.cache.worker import Worker
+from worker.tier.over_quota import AGAIN_S, MOST_KNOWN, Named, OverQuota
 
 SIZE = 2 * MIB
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.state.quotas import Bounds, Charges, Quotas
+from worker.tier.quotas import Bounds, Charges, Quotas
 
 A, AB = (b"a", 100), (b"a/b", 10)
 BOUNDS = st.sampled_from([(), (A,), (A, AB)])

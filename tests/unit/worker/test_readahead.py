@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.state.readahead import (
+from worker.cache.readahead import (
     FIRST_WINDOW_BYTES,
     KEEP_BYTES,
     MOST_WINDOW_BYTES,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
-from worker import scrub
-from worker.scrub import Scrubber, scrub_rate
+from worker.cache.worker import Worker
 from worker.store import on_disk
-from worker.worker import Worker
+from worker.tier import scrub
+from worker.tier.scrub import Scrubber, scrub_rate
 
 FAST = 1 << 40  # bytes per second
 

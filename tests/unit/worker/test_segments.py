@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.unit.worker.rig import MIB, Rig, read, run, until
-from worker import segments
-from worker.segment import memory_file
-from worker.space import Space
+from worker.cache.worker import Worker
+from worker.fill import segments
+from worker.fill.segment import memory_file
+from worker.store.directory import Tier
 from worker.store.filesystem import is_unused, reopen
-from worker.store.tier import Tier
-from worker.worker import Worker
+from worker.tier.admission import Space
 
 FULL_S = 3600.0
 SMALL = 100 << 10

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cachefs.core.messages import MOST_KEPT
 from cachefs.core.placement import BLOCK_BYTES
-from worker.state.shares import (
+from worker.fill.shares import (
     ACTIVE_S,
     LEAST_PART_BYTES,
     MOST_PART_BYTES,

@@ -18,11 +18,11 @@ from connectors.until import NEVER_S, until
 from tests.services.memory import MemoryConnector
 from tests.unit.worker import rig
 from tests.unit.worker.rig import Rig, run
-from worker.segments import MOST_FILLING
-from worker.source import OriginBody, OriginSource, Purpose, SourceBody
-from worker.stalls import GRACE_S, MOST_STUCK, PAGE_LIMIT_S
-from worker.transfer import Transfer
-from worker.worker import Worker
+from worker.cache.worker import Worker
+from worker.fill.segments import MOST_FILLING
+from worker.fill.source import OriginBody, OriginSource, Purpose, SourceBody
+from worker.fill.stalls import GRACE_S, MOST_STUCK, PAGE_LIMIT_S
+from worker.fill.transfer import Transfer
 
 DEADLINE_S = 5.0
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from cachefs.core.errors import Interrupted
-from worker.threads import Threads, Wake
+from worker.runtime.threads import Threads, Wake
 
 
 def test_a_pool_has_a_thread_left_however_often_stuck_ones_come_and_go() -> None:

@@ -19,10 +19,10 @@ from cachefs.core.errors import BadConfig, InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
+from worker.store.directory import Tier
 from worker.store.index import Change
 from worker.store.records import FileRecord
 from worker.store.removal import LEASE_LOOKS, drop, evict
-from worker.store.tier import Tier
 from worker.store.writer import Writer
 
 BOOT, OTHER_BOOT = b"a" * 16, b"b" * 16

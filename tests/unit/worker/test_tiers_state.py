@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.state.tiers import (
+from worker.cache.tier_choice import (
     MOST_COUNTED,
     PROMOTE_USES,
     PROMOTE_WINDOW_S,

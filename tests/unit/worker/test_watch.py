@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.state.health import (
+from worker.tier.health import (
     PROBE_LIMIT_S,
     PROBE_PAUSE_S,
     STUCK_S,

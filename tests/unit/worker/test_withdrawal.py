@@ -13,9 +13,9 @@ import pytest
 
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, run, until
 from worker.store import filesystem, removal
-from worker.store.look import look
+from worker.store.directory import Tier
+from worker.store.lookup import look
 from worker.store.removal import evict
-from worker.store.tier import Tier
 from worker.store.writer import Writer
 
 SMALL = 110 << 10

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, read, run, until
 from worker.store.changes import DropFile
-from worker.store.tier import Tier
+from worker.store.directory import Tier
 from worker.store.writer import IndexBroken, Writer
 
 CHANGE = DropFile(b"k" * 36)

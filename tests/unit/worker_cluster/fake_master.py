@@ -13,7 +13,7 @@ from cachefs.core import cluster as c
 from cachefs.core import messages as m
 from cachefs.core.errors import CacheFSError, NotFound, PositionGone, Stale
 from cachefs.core.model import ROOT_INO, ContentId, Inode, Kind, NamespaceId, Origin, UfsSpec
-from worker.cluster.master_client import MasterUnreachable
+from worker.membership.master_client import MasterUnreachable
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SOURCE = UfsSpec("s3://bucket/data")

@@ -11,8 +11,8 @@ from cachefs.core.errors import PositionGone
 from cachefs.core.messages import Invalidate
 from cachefs.core.model import Inode
 from tests.unit.worker_cluster.fake_master import NAMESPACE, file, run
-from worker.cluster import walk
-from worker.cluster.events import KEPT, EventLog
+from worker.names import walk
+from worker.names.events import KEPT, EventLog
 
 
 def event(seq: int) -> Invalidate:

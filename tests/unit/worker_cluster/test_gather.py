@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NotFound, Unreachable
 from tests.unit.worker_cluster.fake_master import run, until
-from worker.cluster.gather import Gather
+from worker.names.gather import Gather
 
 
 class Rig:
@@ -135,7 +135,7 @@ def test_the_end_answers_everybody() -> None:
 
 
 def test_too_many_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.cluster.gather.MAX_OPEN", 3)
+    monkeypatch.setattr("worker.names.gather.MAX_OPEN", 3)
 
     async def script() -> None:
         rig = Rig()

@@ -12,8 +12,8 @@ from cachefs.core.jobs import JobShown, JobSpec, JobState
 from cachefs.core.services import JobService, SyncService
 from cachefs.core.syncs import SyncShown
 from tests.unit.worker_cluster.fake_master import NAMESPACE, FakeMaster, run
-from worker.cluster.master_client import MasterUnreachable
-from worker.cluster.namespace import RemoteNamespace
+from worker.membership.master_client import MasterUnreachable
+from worker.names.namespace import RemoteNamespace
 
 SHOWN = JobShown(3, JobState.STOPPED, [b"a"], 1, JobSpec((b"a",)))
 SYNC = m.SyncReply(SyncShown(5, "running", b"a"))

@@ -24,7 +24,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import NamespaceId
 from tests.unit.worker_cluster.fake_master import run, until
-from worker.cluster.master_client import CONNECTIONS, MasterClient, MasterUnreachable
+from worker.membership.master_client import CONNECTIONS, MasterClient, MasterUnreachable
 
 GREETED = c.encode(c.Greeted(NamespaceId(b"n" * 16)))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -201,7 +201,7 @@ def test_an_answer_that_does_not_come_has_its_time() -> None:
 def test_nobody_waits_long_for_a_master_that_others_find_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
+    monkeypatch.setattr("worker.membership.master_client.LOOK_S", 0.001)
 
     async def script() -> None:
         async with Server(hang).listening() as server, connected(server.url) as client:
@@ -222,8 +222,8 @@ def test_nobody_waits_long_for_a_master_that_others_find_down(
 
 def test_a_question_finds_out_that_a_master_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other call fails meanwhile."""
-    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
-    monkeypatch.setattr("worker.cluster.master_client.PROBE_S", 0.01)
+    monkeypatch.setattr("worker.membership.master_client.LOOK_S", 0.001)
+    monkeypatch.setattr("worker.membership.master_client.PROBE_S", 0.01)
 
     async def script() -> None:
         server = Server(hang)
@@ -240,7 +240,7 @@ def test_a_question_finds_out_that_a_master_is_stopped(monkeypatch: pytest.Monke
 
 
 def test_a_master_that_waits_for_an_origin_is_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.cluster.master_client.LOOK_S", 0.001)
+    monkeypatch.setattr("worker.membership.master_client.LOOK_S", 0.001)
 
     async def script() -> None:
         async with Server(hang).listening() as server, connected(server.url) as client:

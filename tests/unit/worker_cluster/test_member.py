@@ -14,8 +14,8 @@ from cachefs.core.errors import ProtocolError
 from cachefs.core.model import NamespaceId
 from cachefs.core.placement import Member, View
 from tests.unit.worker_cluster.fake_master import NAMESPACE, run, until
-from worker.cluster.master_client import MasterUnreachable
-from worker.cluster.member import Condition, Membership, is_newer
+from worker.membership.master_client import MasterUnreachable
+from worker.membership.member import Condition, Membership, is_newer
 
 ME = c.Register("w1", "http://127.0.0.1:1", 1.0, "host")
 MEMBER = Member("w1", "http://127.0.0.1:1", 1.0, "host")

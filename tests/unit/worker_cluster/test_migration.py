@@ -15,8 +15,8 @@ from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, Placement, View
 from tests.unit.worker.rig import Rig, open_reader
-from worker.cluster.migration import Migration
-from worker.state.moves import Holding
+from worker.migration.events import Holding
+from worker.migration.migration import Migration
 from worker.store.holdings import merge_holdings
 
 NAMESPACE = NamespaceId(b"n" * 16)

@@ -23,7 +23,7 @@ from tests.unit.worker_cluster.fake_master import (
     run,
     until,
 )
-from worker.cluster.namespace import DEGRADED_VALID_S, RemoteNamespace
+from worker.names.namespace import DEGRADED_VALID_S, RemoteNamespace
 
 
 class Clock:
@@ -61,7 +61,7 @@ def play(script: Script) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.cluster.stream.PAUSE_S", 0.001)
+    monkeypatch.setattr("worker.names.stream.PAUSE_S", 0.001)
 
 
 def test_a_name_is_asked_once_and_then_answered_at_once() -> None:
@@ -268,7 +268,7 @@ def test_changes_that_were_missed_are_heard_before_answers_are_long_again() -> N
 def test_a_master_that_does_not_answer_is_not_waited_for_where_something_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.cluster.namespace.PATIENCE_S", 0.01)
+    monkeypatch.setattr("worker.names.namespace.PATIENCE_S", 0.01)
 
     async def script(it: RemoteNamespace, master: FakeMaster, clock: Clock) -> None:
         await it.lookup(2, b"a")

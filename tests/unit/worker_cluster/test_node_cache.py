@@ -11,8 +11,8 @@ from cachefs.core.messages import Dentry, Found, Listing
 from cachefs.core.model import ContentId, Inode, Origin
 from tests.services.examples import examples
 from tests.unit.worker_cluster.fake_master import NAMESPACE, directory, encode, file
-from worker.cluster.node_cache import NodeCache
-from worker.cluster.pages import Pages
+from worker.names.node_cache import NodeCache
+from worker.names.pages import Pages
 
 
 def cache(**limits: int) -> NodeCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cachefs.core.model import Inode, Kind
-from worker.cluster.resolved import MOST, Resolved
+from worker.names.resolved import MOST, Resolved
 
 DATA, TRAIN = Inode(2, Kind.DIRECTORY), Inode(3, Kind.DIRECTORY)
 

@@ -33,8 +33,8 @@ from tests.unit.worker_cluster.fake_master import (
     run,
     until,
 )
-from worker.cluster.late_connector import AGAIN_S, FAILURE_KEPT_S, LateConnector
-from worker.cluster.sources import ClusterSources
+from worker.names.late_connector import AGAIN_S, FAILURE_KEPT_S, LateConnector
+from worker.names.sources import ClusterSources
 
 VERSION = Fingerprint(Kind.FILE, 4)
 
@@ -142,7 +142,7 @@ def test_without_a_master_only_what_was_attached_before_is(
             await it.attach(attach("cachefs://fake:1/other"))
         rig.master.set_down(False)
         assert (await it.attach(attach("cachefs://fake:1/data"))).warning == ""
-        monkeypatch.setattr("worker.cluster.sources.PATIENCE_S", 0.01)
+        monkeypatch.setattr("worker.names.sources.PATIENCE_S", 0.01)
         rig.master.held.add(m.Resolve)
         again = await it.attach(attach("cachefs://fake:1/data"))
         assert "serving what is known" in again.warning, "nor for one that hangs"
@@ -190,7 +190,7 @@ def test_a_source_that_is_not_there_fails_the_read() -> None:
 def test_a_source_that_refuses_the_access_is_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.cluster.late_connector.AGAIN_S", 0.0)
+    monkeypatch.setattr("worker.names.late_connector.AGAIN_S", 0.0)
 
     async def script(it: ClusterSources, rig: Rig) -> None:
         await it.attach(attach("cachefs://fake:1/data"))
@@ -234,7 +234,7 @@ def test_another_namespace_of_the_master_is_for_new_mounts() -> None:
 def test_a_namespace_that_is_found_replaced_is_for_new_mounts_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worker.cluster.stream.PAUSE_S", 0.001)
+    monkeypatch.setattr("worker.names.stream.PAUSE_S", 0.001)
 
     async def script(it: ClusterSources, rig: Rig) -> None:
         first = await it.attach(attach("cachefs://fake:1/data"))

@@ -12,8 +12,8 @@ from cachefs.core import messages as m
 from cachefs.core.model import ROOT_INO
 from cachefs.core.syncs import SyncShown
 from tests.unit.worker_cluster.fake_master import FakeMaster, file, run, until
-from worker.cluster import jobs
-from worker.cluster.namespace import RemoteNamespace
+from worker.names import jobs
+from worker.names.namespace import RemoteNamespace
 
 
 class SyncingMaster(FakeMaster):

@@ -16,12 +16,12 @@ from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from tests.unit.worker.rig import MIB, Namespace, Rig
+from worker.cache.worker import Worker
+from worker.fill.source import OriginSource
 from worker.peers.ring import Ring
+from worker.peers.search import Times
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
-from worker.source import OriginSource
-from worker.state.search import Times
-from worker.worker import Worker
 
 TIMES = Times(silence_s=10.0, probe_after_s=2.0, total_s=20.0)  # a busy machine is no silent peer
 SOON = Times(silence_s=1.0, probe_after_s=0.3, total_s=10.0)

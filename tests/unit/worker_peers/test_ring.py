@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cachefs.core.placement import Member, Placement, View
+from worker.fill.source import Purpose
 from worker.peers.ring import Ring
-from worker.source import Purpose
-from worker.state.search import Way
+from worker.peers.search import Way
 
 
 def members(ids: str) -> tuple[Member, ...]:

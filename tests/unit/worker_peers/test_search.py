@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from cachefs.core.placement import Member, Placement
 from tests.services.examples import examples
-from worker.source import Purpose
-from worker.state.peers import ORIGIN_PAUSE_S, Peers
-from worker.state.search import (
+from worker.fill.source import Purpose
+from worker.peers.peer_health import ORIGIN_PAUSE_S, Peers
+from worker.peers.search import (
     Action,
     Answer,
     Answered,

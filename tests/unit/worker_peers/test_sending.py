@@ -14,12 +14,12 @@ from aiohttp import web
 from cachefs.core import cluster as c
 from cachefs.core.access import EVERYTHING
 from cachefs.core.model import PAGE_BYTES
+from worker.cache.peer_reads import Pages, PeerCache
 from worker.peers import sending
 from worker.peers.ring import Ring
 from worker.peers.sending import PagesResponse
 from worker.peers.server import Handlers, PeerServer
-from worker.serving import Pages, PeerCache
-from worker.threads import Threads, Wake
+from worker.runtime.threads import Threads, Wake
 
 PAGES = 8
 DEADLINE_S = 30.0

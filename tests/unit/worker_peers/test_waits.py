@@ -14,7 +14,7 @@ import pytest
 from cachefs.core.model import Origin
 from connectors.fetch.request import Ask
 from tests.unit.worker.rig import MIB, Rig, open_reader, run
-from worker.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
+from worker.fill.source import NotHere, OriginBody, OriginSource, Purpose, SourceBody
 
 EPOCH = 5
 

@@ -13,7 +13,7 @@ from cachefs.core.errors import Unsupported
 from cachefs.core.jobs import JobShown, JobSpec, JobState
 from cachefs.core.model import NamespaceId
 from cachefs.core.syncs import CHANGES_PER_REPLY, Change, ChangeKind, SyncShown
-from worker.server.jobs import answer_job, answer_sync
+from worker.server.job_answers import answer_job, answer_sync
 from worker.server.session import _LATER
 
 NAMESPACE = NamespaceId(b"n" * 16)

@@ -7,8 +7,8 @@ import pytest
 
 from cachefs.core import messages as m
 from cachefs.core.model import Inode, Kind, NamespaceId
-from worker.arrivals import NEVER_S
 from worker.server.patience import CHAIN_S, GRACE_S, LEAST_S, MOST_DEADLINES, Patience
+from worker.stats.arrivals import NEVER_S
 
 NAMESPACE = NamespaceId(b"n" * 16)
 DEADLINE_S = 30.0

@@ -18,9 +18,9 @@ from cachefs.core import messages as m
 from cachefs.core.errors import DeadlineExceeded, Interrupted, NotFound, Stale, Unreachable
 from cachefs.core.model import Inode, Kind, NamespaceId, UfsSpec
 from connectors.idle import register
-from worker.arrivals import Arrivals
-from worker.cache import TierView
+from worker.cache.grants import TierView
 from worker.server.server import NodeServer
+from worker.stats.arrivals import Arrivals
 
 NAMESPACE = NamespaceId(b"n" * 16)
 LIMIT_S = 60.0

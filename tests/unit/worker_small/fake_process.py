@@ -7,8 +7,8 @@ import socket
 
 from connectors.fetch.request import Get as Request
 from tests.unit.worker.rig import until
-from worker.small.engine import Engine
-from worker.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Get, Got, decode_gets, encode
+from worker.fill.small.engine import Engine
+from worker.fill.small.wire import MESSAGE_BYTES, MOST_OF_ONE, Get, Got, decode_gets, encode
 
 REQUEST = Request("http://127.0.0.1:9/f", ["X: secret"], 3, {10004: "secret"}, [("etag", "e")])
 

@@ -18,8 +18,8 @@ from tests.unit.worker_small.fake_process import (
     Processes,
     ready,
 )
-from worker.small.engine import HANG_S, MOST_RESTART_S, PING_S, RESTART_S, Engine
-from worker.small.wire import MOST_OF_ONE, Got, encode
+from worker.fill.small.engine import HANG_S, MOST_RESTART_S, PING_S, RESTART_S, Engine
+from worker.fill.small.wire import MOST_OF_ONE, Got, encode
 
 
 class Bench:

@@ -16,7 +16,7 @@ from tests.services.processes import is_running, stat_fields, wait_until
 ROOT = Path(__file__).parents[3]
 SERVER = """
 import sys, threading
-from worker.small.engine import Run, spawn
+from worker.fill.small.engine import Run, spawn
 started = []
 thread = threading.Thread(target=lambda: started.append(Run(spawn)))
 thread.start()

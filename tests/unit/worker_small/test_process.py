@@ -23,9 +23,9 @@ import cachefs
 from connectors.fetch.request import Get as Request
 from tests.services.small_origin import SmallOrigin
 from tests.unit.worker.rig import run, until
-from worker.small import engine as module
-from worker.small.engine import Engine, Run, spawn
-from worker.small.wire import Got
+from worker.fill.small import engine as module
+from worker.fill.small.engine import Engine, Run, spawn
+from worker.fill.small.wire import Got
 from worker.store.filesystem import allocated_bytes
 
 DATA = {b"a": b"1", b"b/c": os.urandom(110_000), b"d": os.urandom(1 << 20)}

@@ -13,10 +13,10 @@ from cachefs.core.model import ContentId, NamespaceId, Origin
 from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
 from tests.unit.worker.rig import run, until
 from tests.unit.worker_small.fake_process import REQUEST, Processes, ready
-from worker.small.engine import RESTART_S
-from worker.small.reads import RECENT_S, Small, SmallReads
-from worker.small.wire import Got
-from worker.transfer import DiskFault
+from worker.fill.small.engine import RESTART_S
+from worker.fill.small.reads import RECENT_S, Small, SmallReads
+from worker.fill.small.wire import Got
+from worker.fill.transfer import DiskFault
 
 CAME = (77, 4096)
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import LIMIT_S, NAMESPACE, Reader, Rig
-from worker.config import Clocks
-from worker.parts import Shared
-from worker.source import OriginSource, Source
-from worker.state.memory import MemoryBudget
-from worker.tiers.running import Running
-from worker.tiers.tiers import Tiers
-from worker.worker import Worker
+from worker.cache.cache import Tiers
+from worker.cache.running import Running
+from worker.cache.worker import Worker
+from worker.fill.source import OriginSource, Source
+from worker.runtime.memory import MemoryBudget
+from worker.tier.config import Clocks
+from worker.tier.disk import Shared
 
 
 class TiersRig(Rig):

@@ -8,7 +8,7 @@ from tests.unit.worker.rig import MIB, NAMESPACE, run
 from tests.unit.worker.test_expiry import Ruled
 from tests.unit.worker_tiers.rig import TiersRig
 from tests.unit.worker_tiers.test_tiers import promoted
-from worker.tiers.tiers import Tiers
+from worker.cache.cache import Tiers
 
 
 async def tick(tiers: Tiers) -> None:

@@ -13,10 +13,10 @@ import pytest
 import xxhash
 
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
-from worker.source import Purpose
-from worker.tiers import source as source_module
-from worker.tiers.reading import DiskReader
-from worker.transfer import Transfer
+from worker.cache import tier_source as source_module
+from worker.fill.source import Purpose
+from worker.fill.transfer import Transfer
+from worker.tier.guarded_reads import DiskReader
 
 SIZE = 4 * PAGE_BYTES + 777
 HERE = 2  # pages that the other tier has

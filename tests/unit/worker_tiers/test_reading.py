@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from worker.source import Purpose
-from worker.tiers import reading
-from worker.tiers import source as source_module
-from worker.tiers.reading import MOST_THREADS, DiskReader, GivenUp
+from worker.cache import tier_source as source_module
+from worker.fill.source import Purpose
+from worker.tier import guarded_reads as reading
+from worker.tier.guarded_reads import MOST_THREADS, DiskReader, GivenUp
 
 LIMIT_S = 20.0
 

@@ -16,12 +16,12 @@ from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
-from worker.state.tiers import PROMOTE_USES, Held
+from worker.cache import tier_set as keeper_module
+from worker.cache.cache import Tiers
+from worker.cache.running import Running
+from worker.cache.tier_choice import PROMOTE_USES, Held
+from worker.cache.tier_set import NUMBERS
 from worker.store import filesystem
-from worker.tiers import keeper as keeper_module
-from worker.tiers.keeper import NUMBERS
-from worker.tiers.running import Running
-from worker.tiers.tiers import Tiers
 
 SMALL = 110 << 10
 

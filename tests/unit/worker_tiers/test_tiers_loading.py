@@ -10,10 +10,10 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import TaskFile
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
-from worker.loading.cache import Load, Loaded
-from worker.space import NoRoom
-from worker.state.holds import Hold
-from worker.tiers.tiers import Tiers
+from worker.cache.cache import Tiers
+from worker.cache.load_requests import Load, Loaded
+from worker.store.holds import Hold
+from worker.tier.admission import NoRoom
 
 SIZE = 100_000
 

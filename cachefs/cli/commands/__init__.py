@@ -1,0 +1,1 @@
+"""The commands of `cachefs`, a module each."""

@@ -1,0 +1,305 @@
+"""`cachefs doctor`: can this machine mount, and what did crashes leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import clusters, detach, output, settings, transport
+from cachefs.cli.commands.health import no_answer, of_mount_tree
+from cachefs.cli.commands.status import ask
+from cachefs.cli.masters import Masters
+from cachefs.cli.mountpoint import DEV_FUSE, FUSE_CONF, clear_dead, cleared_by_us, user_allow_other
+from cachefs.cli.mounts import Mount, MountTable, is_dead, read_mounts
+from cachefs.cli.owners import find_record
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError
+from cachefs.core.health import HealthProblem, Severity, facts_of
+from cachefs.core.install import install_command
+from cachefs.fuse.file_systems import file_system_of
+from cachefs.fuse.supervisor.upgrades import is_listening
+from cachefs.launcher.cluster import CLUSTER_MODULES
+from cachefs.launcher.processes import is_ours, is_served
+from cachefs.launcher.state import (
+    MountRecord,
+    StateHome,
+    private_dir,
+    read_pointer,
+    remove_pointer,
+)
+
+EXTRAS: Final = {
+    "cluster": CLUSTER_MODULES,
+    "pyfuse3": ("pyfuse3",),
+    "s3": ("boto3", "pycurl"),
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One check. `state` is ok, note (works, could be better), problem, or fixed."""
+
+    name: str
+    state: str
+    detail: str
+    remedy: str = ""
+
+
+@click.command("doctor")
+@click.option("--fix", is_flag=True, help="Clear dead mounts and stale records.")
+@settings.setting_flags("doctor")
+@output.json_flag
+@output.debug_flag
+def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+    """Check this machine and the state home; exit code 1 if something is in the way."""
+    chosen = settings.load_settings(flags, config_file)
+    home = settings.state_home(chosen)
+    masters = Masters(chosen)
+    findings = [
+        *examine_machine(chosen),
+        *examine_state(masters, home, fix=fix),
+        *examine_cluster(chosen, home, masters),
+    ]
+    if as_json:
+        output.print_json([msgspec.to_builtins(finding) for finding in findings])
+    else:
+        for line in output.columns([_row(finding) for finding in findings]):
+            click.echo(output.line_of(line))
+    return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+def _row(finding: Finding) -> list[str]:
+    remedy = f"; {finding.remedy}" if finding.remedy else ""
+    return [finding.state, finding.name, finding.detail + remedy]
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def examine_machine(chosen: Config) -> Iterator[Finding]:
+    """Device, helper program, extras, system configuration, kernel, transport."""
+    yield _device()
+    yield _fusermount()
+    for extra, modules in EXTRAS.items():
+        yield check_extra(extra, modules, importlib.util.find_spec)
+    yield _allow_other()
+    yield check_kernel(platform.release())
+    yield check_transport(
+        chosen.text("transport"), chosen.text("passthrough"), transport.Machine.here()
+    )
+    cache_dir = chosen.text("cache_dir") or str(settings.state_home(chosen).path)
+    yield from check_stacking(cache_dir, file_system_at(cache_dir))
+
+
+def _device() -> Finding:
+    if not os.path.exists(DEV_FUSE):
+        return Finding(DEV_FUSE, "problem", "missing", "load it: modprobe fuse")
+    if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
+        return Finding(DEV_FUSE, "problem", "may not be opened by you", "chmod 666 /dev/fuse")
+    return Finding(DEV_FUSE, "ok", "there")
+
+
+def _fusermount() -> Finding:
+    program = shutil.which(detach.FUSERMOUNT)
+    if program is not None:
+        return Finding(detach.FUSERMOUNT, "ok", program)
+    state = "note" if os.geteuid() == 0 else "problem"
+    remedy = "users other than root need it: install the system package fuse3"
+    return Finding(detach.FUSERMOUNT, state, "missing", remedy)
+
+
+def check_extra(
+    extra: str, modules: tuple[str, ...], find: Callable[[str], object | None]
+) -> Finding:
+    """Is an optional part of the installation there?"""
+    missing = [name for name in modules if find(name) is None]
+    if not missing:
+        return Finding(f"extra {extra}", "ok", "installed")
+    remedy = install_command(extra)
+    return Finding(f"extra {extra}", "note", f"not installed: {', '.join(missing)}", remedy)
+
+
+def _allow_other() -> Finding:
+    if user_allow_other():
+        return Finding("user_allow_other", "ok", f"set in {FUSE_CONF}")
+    remedy = f"for --allow-other as an ordinary user, add it to {FUSE_CONF}"
+    return Finding("user_allow_other", "note", "not set; root does not need it", remedy)
+
+
+def check_kernel(release: str) -> Finding:
+    """Is this kernel young enough for all that a mount can do?"""
+    if transport.kernel_version(release) >= transport.PASSTHROUGH_KERNEL:
+        return Finding("kernel", "ok", release)
+    remedy = "from Linux 6.9 on a mount outlives its client, and the kernel reads warm files"
+    return Finding("kernel", "note", release, remedy)
+
+
+def check_transport(asked: str, passthrough: str, machine: transport.Machine) -> Finding:
+    """What the next mount would take, and why none better."""
+    try:
+        choice = transport.choose(asked, passthrough, machine)
+    except CacheFSError as err:
+        return Finding("transport", "problem", err.cause, err.remedy)
+    state = "note" if choice.why_not_better else "ok"
+    return Finding("transport", state, f"{asked} takes {choice}", choice.why_not_better)
+
+
+def check_stacking(cache_dir: str, file_system: str) -> Iterator[Finding]:
+    """What may keep the kernel from reading a cache directory by itself."""
+    if file_system == "overlay":
+        remedy = "on one overlayfs over another there is no passthrough: use --cache-dir elsewhere"
+        yield Finding("cache directory", "note", f"{cache_dir} is on overlayfs", remedy)
+
+
+def file_system_at(path: str) -> str:
+    """The type of the file system that a directory is, or will be, on; "" if it cannot be told."""
+    while not os.path.exists(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return file_system_of(fd)
+    finally:
+        os.close(fd)
+
+
+# ---- what is left behind -------------------------------------------------------------------------
+
+
+def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[Finding]:
+    """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
+    yield _home(home)
+    table = read_mounts()
+    for mount in table.ours():
+        yield from _mount(mount, masters, home, fix)
+    for record in home.mount_records():
+        if is_stale(record, table):
+            yield _stale_record(record, home, fix)
+    for path in home.control_sockets():
+        if not is_listening(str(path)):
+            yield _stale_socket(path, fix)
+    for directory in home.server_dirs():
+        yield from _pointer(directory, fix)
+
+
+def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterator[Finding]:
+    name = f"mount {mount.mountpoint}"
+    if is_dead(mount.mountpoint):
+        yield _dead_mount(name, mount, home, fix)
+        return
+    record = find_record(mount, home)
+    if record is None:
+        yield Finding(name, "ok", f"{mount.source}; its record is not in this state home")
+        return
+    try:
+        status = ask(record)
+        found = of_mount_tree(record, status, masters)
+    except CacheFSError as err:
+        yield Finding(name, "ok", mount.source)
+        yield health_finding(no_answer(record, err))
+        return
+    yield mount_finding(name, mount.source, status)
+    for tier in facts_of(status).cache.tiers:
+        if tier.state == "normal":
+            yield Finding(f"cache {tier.path}", "ok", "in service")
+    yield from map(health_finding, found)
+
+
+def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[Finding]:
+    """What the master of the settings, or of `cachefs up`, says is wrong; nothing without one."""
+    if not clusters.has_cluster(chosen, home):
+        return
+    name = f"cluster {clusters.master_of(chosen, home)}"
+    try:
+        with clusters.connect_admin(chosen, home) as master:
+            found = masters.problems(master)
+    except CacheFSError as err:
+        yield Finding(name, "note", err.one_line())
+        return
+    if not found:
+        yield Finding(name, "ok", "nothing is wrong")
+    yield from map(health_finding, found)
+
+
+def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
+    detail = "dead: its process is gone"
+    if not cleared_by_us(mount):
+        return Finding(name, "problem", detail, "it is another user's: ask them, or root")
+    return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
+
+
+def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
+    """A mount that answers, and how it speaks with the kernel."""
+    kind, passthrough = status.get("transport", ""), str(status.get("passthrough", ""))
+    detail = f"{source}, transport {kind}" if kind else source
+    if not passthrough:
+        return Finding(name, "ok", detail)
+    state = "ok" if passthrough == "yes" else "note"
+    return Finding(name, state, f"{detail}, passthrough: {passthrough}")
+
+
+def health_finding(problem: HealthProblem) -> Finding:
+    """Returns what `cachefs health` says as a row of the doctor."""
+    state = "problem" if problem.severity == Severity.ERROR else "note"
+    detail = f"{problem.subject}: {problem.cause}"
+    return Finding(problem.code, state, detail, problem.remedy)
+
+
+def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:
+    name, detail = f"record of {record.mountpoint}", f"its client (pid {record.pid}) is gone"
+    return _left(
+        name, "note", detail, fix, lambda: home.remove_mount(record.mountpoint, record.pid)
+    )
+
+
+def _stale_socket(path: Path, fix: bool) -> Finding:
+    detail = "its supervisor is gone"
+    return _left(f"socket {path.name}", "note", detail, fix, lambda: _unlink(path))
+
+
+def _home(home: StateHome) -> Finding:
+    if not home.path.exists():
+        return Finding("state home", "ok", f"{home.path} (made by the first mount)")
+    try:
+        private_dir(home.path)
+    except CacheFSError as err:
+        return Finding("state home", "problem", err.one_line())
+    return Finding("state home", "ok", str(home.path))
+
+
+def is_stale(record: MountRecord, table: MountTable) -> bool:
+    """Neither mounted nor held by a living process."""
+    mount = table.at(record.mountpoint)
+    return (mount is None or not mount.is_cachefs) and not is_served(record)
+
+
+def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
+    pointer = read_pointer(directory)
+    if pointer is not None and not is_ours(pointer.pid):
+        name, detail = f"server of {directory.name}", f"pid {pointer.pid} is gone"
+        yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _left(name: str, state: str, detail: str, fix: bool, clear: Callable[[], object]) -> Finding:
+    if not fix:
+        return Finding(name, state, detail, "cachefs doctor --fix clears it")
+    try:
+        clear()
+    except CacheFSError as err:
+        return Finding(name, "problem", f"{detail}; {err.one_line()}")
+    return Finding(name, "fixed", detail)

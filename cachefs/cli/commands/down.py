@@ -1,0 +1,76 @@
+"""`cachefs down`: ends the cluster that `cachefs up` started, its mounts first."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from cachefs.cli import output, settings
+from cachefs.cli.commands import umount
+from cachefs.cli.mounts import read_mounts
+from cachefs.core.addresses import address_of, is_cluster, parse_cluster
+from cachefs.core.errors import CannotMount, NotFound
+from cachefs.launcher import local
+from cachefs.launcher.local import LocalCluster
+from cachefs.launcher.processes import Watch, is_served
+from cachefs.launcher.state import MountRecord, StateHome
+
+
+@click.command("down")
+@click.option("--dir", "directory", metavar="DIR", help="Where the cluster keeps its data.")
+@click.option("--lazy", is_flag=True, help="Take mounts that are in use out of sight, too.")
+@settings.setting_flags("down")
+@output.json_flag
+@output.debug_flag
+def command(
+    directory: str | None,
+    lazy: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> None:
+    """End the cluster on this machine, and unmount what is mounted of it. What it knows and has
+    cached stays for the next `up`."""
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    cluster = local.read(home, os.path.abspath(directory) if directory else "")
+    if cluster is None:
+        remedy = "`cachefs up` starts one"
+        raise NotFound("no cluster was started here", path=directory or "", remedy=remedy)
+    unmounted = []
+    for record in mounts_of(cluster, home):
+        unmount(record, home, lazy=lazy)
+        unmounted.append(record.mountpoint)
+    ended = [process.name for process in local.down(cluster)]
+    if as_json:
+        return output.print_json({"unmounted": unmounted, "ended": ended})
+    for mountpoint in unmounted:
+        click.echo(f"{output.text_of(os.fsencode(mountpoint))} is unmounted")
+    click.echo(f"OK, {', '.join(ended)} ended" if ended else "OK, nothing of it was running")
+
+
+def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
+    """Unmounts, or waits for the client of a mount that another process has just unmounted. Raises
+    as `umount.unmount` for a mount that is still there."""
+    try:
+        umount.unmount(record.mountpoint, home, lazy=lazy)
+    except CannotMount:
+        mount = read_mounts().at(record.mountpoint)
+        if mount is not None and mount.is_cachefs:
+            raise
+        with Watch(record.pid) as watch:
+            watch.ended(umount.CLIENT_END_S)
+
+
+def mounts_of(cluster: LocalCluster, home: StateHome) -> list[MountRecord]:
+    """What is mounted of a cluster on this machine."""
+    address = address_of(cluster.master) if cluster.master else ""
+    return [
+        record
+        for record in home.mount_records()
+        if is_cluster(record.source.url)
+        and parse_cluster(record.source.url).address == address
+        and is_served(record)
+    ]

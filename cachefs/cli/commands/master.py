@@ -1,0 +1,95 @@
+"""`cachefs master`: the master of a cluster, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cachefs.cli import clusters, output, settings
+from cachefs.cli.commands import serving
+from cachefs.core.access import is_loopback, parse_address
+from cachefs.core.addresses import address_of
+from cachefs.core.cluster import DEFAULT_PORT
+from cachefs.core.config import Config
+from cachefs.core.errors import BadConfig
+from cachefs.core.specs import MasterSpec
+from cachefs.launcher import state, tokens
+from cachefs.launcher.cluster import start_master
+from cachefs.launcher.state import StateHome, private_dir
+
+_ENGINE: Final = "lmdb:"
+
+
+@click.command("master")
+@click.option("--background", is_flag=True, help="Return when it answers; it logs to a file.")
+@settings.setting_flags("master")
+@output.json_flag
+@output.debug_flag
+def command(
+    background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> int:
+    """Run the master of a cluster: its namespace, its sources, its members. Ctrl-C ends it.
+
+    \b
+    cachefs master        # for this machine alone
+    cachefs master --listen 0.0.0.0:19998 --store lmdb:/srv/cachefs --token-file /etc/cachefs/token
+    """
+    chosen = settings.load_settings(flags, config_file)
+    spec = plan(chosen, settings.state_home(chosen), background=background)
+    err_log = os.path.splitext(spec.log_file)[0] + ".err" if background else ""
+    started = start_master(spec, Path(err_log) if background else None)
+    if started.warning:
+        print(f"cachefs: warning: {started.warning}", file=sys.stderr)
+    if as_json:
+        output.print_json_line({"url": started.url, "pid": started.pid, "store": spec.store_dir})
+    else:
+        click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
+    sys.stdout.flush()
+    _tell_token(spec, started.url)
+    return 0 if background else serving.stay(started.pid)
+
+
+def _tell_token(spec: MasterSpec, url: str) -> None:
+    """Says on standard error how workers of other machines get in."""
+    _, port = parse_address(address_of(url), DEFAULT_PORT)
+    if spec.token_home and not is_loopback(parse_address(spec.listen, 0)[0]):
+        path = tokens.path_of(StateHome(spec.token_home), port)
+        print(
+            f"cachefs: other machines need a copy of {path}, as their --token-file",
+            file=sys.stderr,
+        )
+
+
+def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
+    """Raises BadConfig."""
+    clusters.check_authority(chosen)
+    directory = home.master_dir()
+    makes_token, security = clusters.makes_token(chosen), clusters.server_files(chosen)
+    is_open = not makes_token and not security.token_file
+    log = private_dir(directory / state.LOG_NAME)
+    return MasterSpec(
+        listen=chosen.text("master_listen"),
+        store_dir=_store_dir(chosen.text("store")) or str(directory / state.NAMESPACE_NAME),
+        security=security,
+        token_home=str(home.path) if makes_token else "",
+        open_home=str(home.path) if is_open else "",
+        origin_deadline_s=chosen.seconds("origin_deadline"),
+        lost_after_s=chosen.seconds("lost_after"),
+        log_file=str(log / "master.log"),
+        log_level=chosen.text("log_level"),
+        log_to_stderr=not background,
+        trust_directories=clusters.trusts(chosen),
+    )
+
+
+def _store_dir(text: str) -> str:
+    if not text:
+        return ""
+    path = text.removeprefix(_ENGINE)
+    if not text.startswith(_ENGINE) or not path:
+        raise BadConfig(f"store: {text!r} is no store", remedy=f"write it as {_ENGINE}DIR")
+    return os.path.abspath(path)

@@ -1,0 +1,266 @@
+"""`cachefs mount`: check, find or start the server, start the client, say that it is ready."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from cachefs.cli import clusters, detach, mountpoint, output, settings, transport
+from cachefs.cli.commands import take_over
+from cachefs.cli.commands.foreground import Foreground
+from cachefs.cli.mounts import read_mounts
+from cachefs.client.blocking import BlockingClient
+from cachefs.core import messages as m
+from cachefs.core.addresses import is_cluster
+from cachefs.core.config import Config
+from cachefs.core.errors import CacheFSError, Unreachable, Unsupported
+from cachefs.core.model import UfsSpec
+from cachefs.core.specs import ClientSpec, ServerSpec, Started
+from cachefs.fuse import mount_flags
+from cachefs.launcher import processes
+from cachefs.launcher.cluster import ensure_node
+from cachefs.launcher.processes import Server, Watch
+from connectors.urls import OPTIONS, check_options, normalise
+
+STOP_WAIT_S: Final = 15.0
+ASK_S: Final = 5.0
+JOIN_TRIES: Final = 3
+ENDING_S: Final = 3.0  # a server that was just ending has said so by then
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One mount to make, checked: what the client is told, and through it the server."""
+
+    client: ClientSpec
+
+    def find_server(self) -> Server:
+        """The server to use, started where there is none."""
+        if self.client.node is not None:
+            clusters.check_master(self.client.node)
+            return ensure_node(self.client.node)
+        assert self.client.server is not None
+        return processes.ensure_server(self.client.server)
+
+
+@click.command("mount")
+@click.argument("source", required=False)
+@click.argument("where", metavar="MOUNTPOINT", required=False)
+@click.option("-f", "--foreground", is_flag=True, help="Stay in front, log here; Ctrl-C unmounts.")
+@click.option("--upgrade", is_flag=True, help="Let this version take over a mount: --upgrade DIR.")
+@click.option("--all", "every", is_flag=True, help="With --upgrade: every mount of this user.")
+@settings.setting_flags("mount")
+@output.json_flag
+@output.debug_flag
+def command(
+    source: str | None,
+    where: str | None,
+    foreground: bool,
+    upgrade: bool,
+    every: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> int:
+    """Mount SOURCE (s3://bucket/prefix, file:///path, cachefs://master:port/path of a cluster) on
+    the empty directory MOUNTPOINT.
+
+    \b
+    cachefs mount s3://bucket/train /mnt/data --cache-dir /ssd/cachefs
+    cachefs mount cachefs://master:19998/imagenet /mnt/imagenet
+    cachefs mount --upgrade /mnt/data      # after an upgrade of the package, under running readers
+    cachefs mount --upgrade --all          # every mount of this user; exit code 1 if one failed
+    """
+    chosen = settings.load_settings(flags, config_file)
+    if every and (source or not upgrade):
+        raise click.UsageError("--all is for --upgrade, without a mount point")
+    if upgrade and every:
+        return take_over.perform_all(settings.state_home(chosen), as_json=as_json)
+    if source is None:
+        raise click.UsageError("Missing argument 'SOURCE'.")
+    if upgrade:
+        return take_over.perform(where or source, settings.state_home(chosen), as_json=as_json)
+    if where is None:
+        raise click.UsageError("Missing argument 'MOUNTPOINT'.")
+    return perform(source, where, chosen, foreground=foreground, as_json=as_json, debug=debug)
+
+
+def perform(
+    source: str,
+    where: str,
+    chosen: Config,
+    *,
+    foreground: bool = False,
+    as_json: bool = False,
+    debug: bool = False,
+    mount_options: tuple[str, ...] = (),
+) -> int:
+    """Mount, and in the foreground stay until it ends; the exit code. Raises the typed errors, with
+    nothing left mounted or running that was not there before."""
+    mount_flags.check(mount_options)
+    request = plan(source, where, chosen, foreground=foreground, debug=debug)
+    client = msgspec.structs.replace(request.client, mount_options=mount_options)
+    request = msgspec.structs.replace(request, client=client)
+    server, started = _start(request, foreground)
+    for warning in dict.fromkeys([server.warning, started.warning]):
+        if warning:
+            print(f"cachefs: warning: {warning}", file=sys.stderr)
+    _say_ready(request, server, started, as_json)
+    return Foreground(request.client, started.pid).stay() if foreground else 0
+
+
+def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
+    """Check everything that can be checked before a process is started."""
+    ufs = source_spec(source, chosen)
+    if not chosen.switch("read_only"):
+        raise Unsupported(
+            f"{chosen['read_only'].source}: this version mounts read-only",
+            remedy="leave read_only out, or set it to yes",
+        )
+    allow_other = chosen.switch("allow_other", undecided=os.geteuid() == 0)
+    mountpoint.check_machine(allow_other)
+    taken = transport.choose(
+        chosen.text("transport"), chosen.text("passthrough"), transport.Machine.here()
+    )
+    home = settings.state_home(chosen)
+    path = mountpoint.prepare(where, home)
+    in_cluster = is_cluster(ufs.url)
+    if in_cluster and chosen.text("admin_socket"):
+        raise Unsupported(
+            f"{chosen['admin_socket'].source}: a mount of a cluster has no admin socket",
+            remedy="ask its master, on the port of its calls",
+        )
+    client = ClientSpec(
+        home=str(home.path),
+        socket="",
+        source=ufs,
+        mountpoint=path,
+        sync_interval_s=chosen.seconds("sync_interval"),
+        allow_other=allow_other,
+        default_permissions=allow_other,
+        uid=chosen.integer("uid"),
+        gid=chosen.integer("gid"),
+        file_mode=chosen.integer("file_mode"),
+        dir_mode=chosen.integer("dir_mode"),
+        transport=taken.transport,
+        passthrough=chosen.text("passthrough"),
+        log_file=processes.client_log(home, ufs, path),
+        log_level=chosen.text("log_level"),
+        log_to_stderr=foreground,
+        debug=debug,
+        server=None if in_cluster else _server_spec(ufs, str(home.path), chosen, foreground),
+        node=clusters.mounts_node(ufs.url, home, chosen, foreground) if in_cluster else None,
+        heartbeat_timeout_s=chosen.seconds("heartbeat_timeout"),
+    )
+    return Request(client)
+
+
+def source_spec(source: str, chosen: Config) -> UfsSpec:
+    """The source with its options. Options of other schemes are left out unless a flag gave them.
+
+    Raises BadConfig.
+    """
+    if is_cluster(source):
+        return clusters.source_spec(source, chosen)
+    url = normalise(source)
+    known = OPTIONS[url.partition("://")[0]]
+    options = chosen.source_options(keep=known)
+    spec = UfsSpec(url, options)
+    check_options(spec)
+    return spec
+
+
+def _server_spec(ufs: UfsSpec, home: str, chosen: Config, foreground: bool) -> ServerSpec:
+    return ServerSpec(
+        home=home,
+        source=ufs,
+        cache_dir=chosen.text("cache_dir"),
+        cache_size_bytes=chosen.integer("cache_size"),
+        memory_limit_bytes=chosen.integer("memory_limit"),
+        metrics=chosen.text("metrics"),
+        admin_socket=chosen.text("admin_socket"),
+        sync_interval_s=chosen.seconds("sync_interval"),
+        admission=chosen.text("admission"),
+        eviction=chosen.text("eviction"),
+        idle_after_s=chosen.seconds("idle_after"),
+        files_ahead=chosen.integer("files_ahead"),
+        origin_deadline_s=chosen.seconds("origin_deadline"),
+        log_level=chosen.text("log_level"),
+        log_to_stderr=foreground,
+        trust_directories=clusters.trusts(chosen),
+    )
+
+
+# ---- starting ------------------------------------------------------------------------------------
+
+
+def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
+    for _ in range(JOIN_TRIES):
+        server = request.find_server()
+        began_s = time.monotonic()
+        try:
+            return server, _start_client(request, server, foreground)
+        except Unreachable:
+            if server.started or time.monotonic() - began_s > ENDING_S:
+                raise  # its origin or its master was not reached, and will not be the next time
+        # The server that we joined was just ending with its last mount: join or start another.
+    server = request.find_server()
+    return server, _start_client(request, server, foreground)
+
+
+def _start_client(request: Request, server: Server, foreground: bool) -> Started:
+    spec = msgspec.structs.replace(request.client, socket=server.socket)
+    try:
+        return processes.start_client(spec, foreground)
+    except BaseException:  # Ctrl-C too: nothing may stay behind
+        _undo(spec, server)
+        raise
+
+
+def _undo(spec: ClientSpec, server: Server) -> None:
+    """Take away what a failed start left: the mount, its record, a server that nobody uses."""
+    left = read_mounts().at(spec.mountpoint)
+    if left is not None and left.is_cachefs:
+        detach.detach(spec.mountpoint, lazy=True)
+    if server.started:
+        stop_if_unused(server.socket)
+
+
+def stop_if_unused(socket: str) -> None:
+    """Tell a server without mounts to stop, and wait for its end."""
+    try:
+        with BlockingClient.connect(socket) as client:
+            reply = client.call(m.Status(), ASK_S)
+            if not isinstance(reply, m.StatusReply) or reply.status.get("mounts"):
+                return
+            watches = [Watch(pid) for pid in _server_pids(reply.status)]
+            client.call(m.Detach("nothing is mounted"), ASK_S)
+    except (CacheFSError, OSError):
+        return  # it has ended, or it ends by itself when no mount comes
+    for watch in watches:
+        with watch:
+            watch.ended(STOP_WAIT_S)
+
+
+def _server_pids(status: dict[str, Any]) -> list[int]:
+    beside = ("client", "supervisor")
+    return [p["pid"] for p in status.get("processes", []) if p.get("role") not in beside]
+
+
+def _say_ready(request: Request, server: Server, started: Started, as_json: bool) -> None:
+    spec = request.client
+    shown = output.text_of(os.fsencode(spec.mountpoint))
+    if not as_json:
+        click.echo(f"OK, {spec.source.url} is ready at {shown}")
+    else:
+        facts: dict[str, Any] = {"source": spec.source.url, "mountpoint": shown}
+        facts["transport"] = spec.transport
+        facts |= {"pid": started.pid, "socket": server.socket, "server_started": server.started}
+        warnings = [text for text in (server.warning, started.warning) if text]
+        output.print_json_line(facts | {"warnings": warnings})
+    sys.stdout.flush()

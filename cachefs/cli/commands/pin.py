@@ -1,0 +1,71 @@
+"""`cachefs pin`: never evict what is at or below a path, and load what is missing of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import following, output, settings
+from cachefs.cli.commands.load import submit
+from cachefs.cli.places import Finder, Place
+from cachefs.core import messages as m
+from cachefs.core.globs import literal
+from cachefs.core.jobs import JobSpec
+from cachefs.core.policies import Policy
+
+
+@click.command("pin")
+@click.argument("path")
+@click.option("--wait", is_flag=True, help="Wait until all of it is cached; exit code 1 if not.")
+@click.option("--no-load", is_flag=True, help="Load nothing: what is read stays.")
+@settings.setting_flags("pin")
+@output.json_flag
+@output.debug_flag
+def command(
+    path: str,
+    wait: bool,
+    no_load: bool,
+    as_json: bool,
+    debug: bool,
+    config_file: str | None,
+    **flags: Any,
+) -> int:
+    """Never evict what is at or below PATH, and load what is missing of it.
+
+    \b
+    cachefs pin /mnt/data/val --wait
+    cachefs pin cachefs://master:19998/imagenet/val
+
+    Returns when no worker can evict it any more: at once, or within 10 s where some of it was just
+    about to be evicted. A job brings the rest (`cachefs jobs`); where that cannot fit, the job says
+    so with figures, and what does fit stays pinned."""
+    with Finder(flags, config_file) as finder:
+        place, inside = finder.find(path)
+        inside = inside.strip(b"/")
+        place.call(m.SetPolicy(place.namespace, inside, Policy(pin=True)), m.PolicySet)
+        if no_load:
+            return _say_pinned(place, inside, None, as_json)
+        submitted = submit(place, JobSpec((), hold_s=0.0), [literal(inside)])
+        if wait:
+            return _wait(place, inside, submitted.job, as_json)
+        return _say_pinned(place, inside, submitted.job, as_json)
+
+
+def _wait(place: Place, path: bytes, job: int, as_json: bool) -> int:
+    code = following.to_its_end(place, job, as_json)
+    if code:
+        click.echo(f"cachefs: {place.shown(path)} is pinned, and not all of it is cached", err=True)
+    return code
+
+
+def _say_pinned(place: Place, path: bytes, job: int | None, as_json: bool) -> int:
+    shown = place.shown(path)
+    if as_json:
+        output.print_json({"path": shown, "pin": True, "job": job, "where": place.where})
+    elif job is None:
+        click.echo(f"OK, {shown} is pinned: what is cached of it stays")
+    else:
+        hint = f"`cachefs jobs show {job} {place.named}` shows it"
+        click.echo(f"OK, {shown} is pinned; job {job} brings in what is missing: {hint}")
+    return 0

@@ -1,0 +1,75 @@
+"""`cachefs stat`: everything known about one path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cachefs.cli import listing, names, output, settings
+from cachefs.cli.commands.ls import shown
+from cachefs.cli.session import Target
+from cachefs.core.model import ContentId, Inode, Kind, NamespaceId
+from cachefs.core.units import format_size
+from cachefs.launcher.state import MountRecord
+
+
+@click.command("stat")
+@click.argument("path")
+@settings.setting_flags("stat")
+@output.json_flag
+@output.debug_flag
+def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
+    """Everything known about PATH: attributes, version, what is cached of it: here, or, of a
+    cluster's path, by any of its workers. A path of a cluster needs no mount. Exit code 3 if a
+    worker did not answer.
+
+    \b
+    cachefs stat /mnt/data/train/0001.jpg
+    cachefs stat cachefs://master:19998/imagenet/train.tar
+    """
+    with names.opened(path, flags, config_file) as (asked, target):
+        inode = asked.resolve(target)
+        row = listing.with_cached(asked, [listing.Row(target.path, inode)])[0]
+        facts = listing.document(row, target.record, shown(target, target.path))
+        facts |= _more(target, asked.namespace, inode)
+        code = asked.warn_of_silent()
+    if as_json:
+        output.print_json(facts)
+        return code
+    for line in output.columns(_rows(facts, row, target.record)):
+        click.echo(line)
+    return code
+
+
+def _more(target: Target, namespace: NamespaceId, inode: Inode) -> dict[str, Any]:
+    url = target.record.source.url
+    source = f"{url}/{output.text_of(target.path)}" if target.path else url
+    facts: dict[str, Any] = {"source": source, "version": inode.version}
+    if inode.kind is Kind.FILE:
+        facts["content_id"] = ContentId.of(namespace, inode).name
+    return facts
+
+
+def _rows(facts: dict[str, Any], row: listing.Row, record: MountRecord) -> list[list[str]]:
+    mode, owner, group, _, mtime, share, _ = listing.fields(row, record, "")
+    rows = {
+        "path": facts["path"],
+        "source": facts["source"],
+        "type": facts["type"],
+        "size": f"{row.inode.size} ({format_size(row.inode.size)})",
+        "cached": f"{format_size(row.cached_bytes)} ({share})" if row.cached_bytes >= 0 else share,
+        "mode": f"{facts['mode']} {mode}",
+        "owner": f"{owner}:{group}",
+        "mtime": mtime,
+        "ino": str(facts["ino"]),
+        "version": str(facts["version"]),
+        "etag": facts["etag"] or "-",
+        "content": facts.get("content_id", "-"),
+    }
+    if "target" in facts:
+        rows["target"] = facts["target"]
+    if row.inode.kind is not Kind.FILE:
+        for name in ("cached", "content", "etag", "size"):
+            del rows[name]
+    return [[f"{name}:", value] for name, value in rows.items()]

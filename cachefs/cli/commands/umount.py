@@ -1,0 +1,156 @@
+"""`cachefs umount`: take a mount away, and wait until the processes behind it have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cachefs.cli import detach, namespaces, output, settings
+from cachefs.cli.commands import users
+from cachefs.cli.mounts import Mount, MountTable, locate, read_mounts
+from cachefs.cli.namespaces import Holder
+from cachefs.cli.owners import find_recorded
+from cachefs.core.errors import CannotMount, DeadlineExceeded, InUse
+from cachefs.fuse.supervisor.remains import tell_server
+from cachefs.launcher.processes import Watch, is_served
+from cachefs.launcher.state import MountRecord, StateHome, read_pointer
+
+CLIENT_END_S: Final = 20.0
+SUPERVISOR_END_S: Final = 5.0
+SERVER_END_S: Final = 30.0
+LAZY_END_S: Final = 2.0  # files may stay open for as long as they like
+BUSY_RETRY_S: Final = 1.0  # a user that is just ending
+_RETRY_PAUSE_S: Final = 0.1
+
+
+@click.command("umount")
+@click.argument("where", metavar="MOUNTPOINT")
+@click.option("--lazy", is_flag=True, help="Take it out of sight now; open files finish.")
+@settings.setting_flags("umount")
+@output.json_flag
+@output.debug_flag
+def command(
+    where: str, lazy: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
+) -> None:
+    """Unmount MOUNTPOINT; returns when its client (and with the last mount its server) ended."""
+    home = settings.state_home(settings.load_settings(flags, config_file))
+    mountpoint, note = unmount(where, home, lazy=lazy)
+    shown = output.text_of(os.fsencode(mountpoint))
+    if as_json:
+        output.print_json({"mountpoint": shown, "unmounted": True, "lazy": lazy, "note": note})
+        return
+    click.echo(f"OK, {shown} is unmounted")
+    if note:
+        print(f"cachefs: warning: {note}", file=sys.stderr)
+
+
+def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
+    """Unmount; the mount point, and a note on what has not ended yet.
+
+    Raises CannotMount when it is no mount of ours, AccessDenied when it is another user's and the
+    caller is not root, InUse naming the users of a busy one. A process
+    of another mount namespace that still has the mount is in the note: here it is unmounted, and
+    another `umount` could do nothing more.
+    """
+    table = read_mounts()
+    mount = find_mount(where, table)
+    found = find_recorded(mount, home)
+    record, home = found if found is not None else (None, home)
+    server = None
+    if record is not None:
+        server = read_pointer(Path(record.socket).parent, home.owner)
+    if server is not None and server.stays:
+        server = None  # of this node, not of its mounts
+    with contextlib.ExitStack() as stack:
+        # Watched from before the unmount, so that a reused number is never waited for.
+        client_watch = stack.enter_context(Watch(record.pid)) if record is not None else None
+        supervisor = record.supervisor if record is not None else 0
+        supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
+        server_watch = stack.enter_context(Watch(server.pid)) if server is not None else None
+        dead = record is not None and not is_served(record)
+        users.leave(mount.mountpoint)
+        _detach(mount, table, lazy=lazy)
+        if dead and record is not None:
+            tell_server(record.socket, record.mountpoint)
+        if read_mounts().of_device(mount.device) or record is None:
+            return mount.mountpoint, ""
+        holders = namespaces.find_holders(mount.device)
+        limit_s = LAZY_END_S if lazy or holders else CLIENT_END_S
+        if client_watch is not None and not client_watch.ended(limit_s):
+            return mount.mountpoint, _not_ended(record, lazy, holders)
+        if supervisor_watch is not None and not supervisor_watch.ended(SUPERVISOR_END_S):
+            return mount.mountpoint, f"its supervisor (pid {supervisor}) has not ended yet"
+        home.remove_mount(mount.mountpoint, record.pid)
+        last = server_watch is not None and not _others(record, home)
+        if last and server_watch is not None and not server_watch.ended(SERVER_END_S):
+            return mount.mountpoint, f"its server (pid {server_watch.pid}) has not ended yet"
+    return mount.mountpoint, ""
+
+
+def find_mount(where: str, table: MountTable) -> Mount:
+    """The CacheFS mount at exactly this path. Raises CannotMount."""
+    place = locate(where, table)
+    if place.mount is None or place.inside != place.mount.root.strip("/"):
+        raise CannotMount(
+            "not a cachefs mount", path=where, remedy="`cachefs status` lists the mounts"
+        )
+    return place.mount
+
+
+def _detach(mount: Mount, table: MountTable, *, lazy: bool) -> None:
+    deadline = time.monotonic() + BUSY_RETRY_S
+    while True:
+        try:
+            return detach.detach(mount.mountpoint, lazy=lazy)
+        except InUse as err:
+            found = users.find_users(mount.mountpoint)
+            if found or time.monotonic() > deadline:
+                raise _busy(mount, table, found) from err
+            time.sleep(_RETRY_PAUSE_S)
+
+
+def _busy(mount: Mount, table: MountTable, found: list[users.User]) -> InUse:
+    below = table.below(mount.mountpoint)
+    if found:
+        by = users.describe(found)
+    elif below:
+        by = f"the mount {below[0].mountpoint} below it"
+    else:
+        by = "processes that you may not see" if os.geteuid() else "the kernel"
+    remedy = "end what uses it, or unmount with --lazy"
+    return InUse(f"in use by {by}", path=mount.mountpoint, remedy=remedy)
+
+
+def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> str:
+    if holders:
+        where = ", ".join(holder.describe() for holder in holders)
+        first = holders[0]
+        return (
+            f"another mount namespace still has the mount: {where}; its client (pid {record.pid}) "
+            f"goes on; end that process, or: nsenter -t {first.pid} -m umount "
+            f"{shlex.quote(first.mountpoint)}"
+        )
+    if lazy:
+        return f"files are still open; its client (pid {record.pid}) ends with the last of them"
+    raise DeadlineExceeded(
+        f"unmounted, but its client (pid {record.pid}) has not ended",
+        path=record.mountpoint,
+        remedy=f"look at its log, or end it: kill {record.pid}",
+    )
+
+
+def _others(record: MountRecord, home: StateHome) -> bool:
+    """Do other mounts use the same server?"""
+    return any(
+        other.socket == record.socket and other.mountpoint != record.mountpoint
+        for other in home.mount_records()
+        if is_served(other)
+    )

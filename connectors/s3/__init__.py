@@ -1,0 +1,1 @@
+"""The connector of S3 and its requests."""

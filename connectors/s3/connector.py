@@ -1,0 +1,271 @@
+"""The S3 connector. Its requests go out by libcurl (`connectors.s3.http`).
+
+Directories exist by the keys below them. mtime has whole seconds in every answer, so that the
+fingerprints of a listing and of a HEAD agree; the etag stands without its quotes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cachefs.core.errors import (
+    AccessDenied,
+    BadBody,
+    CacheFSError,
+    NotFound,
+    OriginError,
+    Stale,
+)
+from cachefs.core.model import Fingerprint, Kind
+from connectors import keys
+from connectors.asking import Turns
+from connectors.base import Body, Capabilities, Entry, Page, clean_etag
+from connectors.bounds import parse_http_date, parse_size
+from connectors.fetch.request import Ask, Head, TellMade, tell_nobody
+from connectors.pages import Pages
+from connectors.s3.http import Requests, S3Http
+from connectors.s3.listing import DIRECTORY, Listing, Progress, directory_page, parse_listing
+from connectors.s3.listing import tree_page as page_of_tree
+from connectors.s3.options import S3Options
+from connectors.whole import EmptyBody, joined
+
+PAGE_KEYS: Final = 1000
+REQUESTS_S: Final = 60.0  # then credentials are looked at again
+NOT_SAID_NS: Final = -1  # no time of whole seconds
+_LAST_CHAR: Final = "\U0010ffff"
+_CAPABILITIES: Final = Capabilities(
+    ordered_listings=True,
+    etags=True,
+    directories=False,
+    posix=False,
+    mtime_precision_ns=10**9,
+)
+
+
+class S3Connector:
+    """One bucket, or what is below a prefix of it. Resolves nothing before the first request."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: S3Options | None = None,
+        tell_made: TellMade = tell_nobody,
+    ) -> None:
+        """`prefix` has no leading and no trailing '/'. `tell_made` is told of connections; it is
+        called by any thread."""
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._tell_made = tell_made
+        self._http = S3Http(bucket, options or S3Options(), tell_made)
+        self._turns: Turns[Requests] = Turns(REQUESTS_S, time.monotonic)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    def close(self) -> None:
+        self._turns.close()
+        self._http.close()
+
+    # Names.
+
+    def _key(self, path: bytes) -> str:
+        """The key of a path. Raises NotFound for a name that no key has."""
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            text = ""
+        if not text or not keys.visible_path(path):
+            raise NotFound("no such file or directory", path=self._shown(path))
+        return self._prefix + text
+
+    def _directory(self, path: bytes) -> str:
+        return self._key(path) + "/" if path else self._prefix
+
+    def _shown(self, path: bytes) -> str:
+        return f"s3://{self._bucket}/{self._prefix}{path.decode('utf-8', 'backslashreplace')}"
+
+    # Metadata.
+
+    def check(self) -> None:
+        if not self._has_keys(self._prefix) and self._prefix:
+            self._explain_empty()
+
+    def _has_keys(self, prefix: str) -> bool:
+        """Asks for more while a page has none: a store may pass over deleted keys so."""
+        query = {"prefix": prefix, "max-keys": "1"}
+        progress, token = Progress(), ""
+        while True:
+            listing = self._list({**query, **_continued(token)})
+            if listing.objects or not listing.token:
+                return bool(listing.objects)
+            progress.check(token, listing)
+            token = listing.token
+
+    def _explain_empty(self) -> None:
+        where = f"s3://{self._bucket}/{self._prefix}"
+        try:
+            self._head(self._prefix[:-1])
+        except (NotFound, AccessDenied):
+            raise NotFound("nothing under this prefix", remedy="check it", path=where) from None
+        remedy = "give the prefix above it"
+        raise NotFound("this is an object, not a prefix", remedy=remedy, path=where[:-1])
+
+    def stat(self, path: bytes) -> Entry:
+        name = path.rpartition(b"/")[2]
+        if not path or self._is_directory(path):
+            return Entry(name, DIRECTORY)
+        return Entry(name, self._head(self._key(path)))
+
+    def _is_directory(self, path: bytes) -> bool:
+        try:
+            return self._has_keys(self._directory(path))
+        except AccessDenied:
+            self._head(self._key(path))  # a caller who may read and not list still sees the file
+            return False
+
+    def _head(self, key: str) -> Fingerprint:
+        path = f"s3://{self._bucket}/{key}"
+        try:
+            reply = self._http.send(self._http.requests().head(key), path)
+        except (AccessDenied, OriginError):
+            self._list({"prefix": key, "max-keys": "1"})  # a HEAD's error has no words; this has
+            raise
+        joined(reply)  # to its end, so that the connection is kept
+        headers = reply.head.headers
+        if "content-length" not in headers:
+            raise BadBody("a HEAD without a length", path=path)
+        size = parse_size(headers["content-length"])
+        if size is None:
+            raise NotFound("an object of an impossible size is not shown", path=path)
+        mtime_ns = parse_http_date(headers.get("last-modified", ""))
+        return Fingerprint(Kind.FILE, size, mtime_ns, clean_etag(headers.get("etag", "")))
+
+    def _list(self, query: dict[str, str]) -> Listing:
+        path = f"s3://{self._bucket}/{query.get('prefix', '')}"
+        query = {"list-type": "2", "encoding-type": "url", **query}
+        try:
+            page = joined(self._http.send(self._http.requests().listing(query), path))
+            return parse_listing(bytes(page))
+        except CacheFSError as error:
+            error.path = path
+            raise
+
+    def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
+        prefix = self._directory(path)
+        query = {"prefix": prefix, "delimiter": "/"}
+        if after:
+            query["start-after"] = prefix + _start_after(after)
+        return self._pages(query, lambda listing: directory_page(listing, prefix, after))
+
+    def list_tree(self, path: bytes) -> Iterator[Page]:
+        prefix = self._directory(path)
+        return self._pages({"prefix": prefix}, lambda listing: page_of_tree(listing, prefix))
+
+    def _pages(self, query: dict[str, str], to_page: Callable[[Listing], Page]) -> Iterator[Page]:
+        first = {**query, "max-keys": str(PAGE_KEYS)}
+        progress = Progress()
+
+        def fetch(token: str | None) -> tuple[Page, str | None]:
+            listing = self._list({**first, **_continued(token or "")})
+            page = to_page(listing)
+            progress.check(token or "", listing)
+            return page, listing.token or None
+
+        return Pages(fetch)
+
+    # Bytes.
+
+    def read(self, path: bytes, offset: int, size: int, version: Fingerprint) -> Body:
+        if offset < 0 or size < 0 or offset + size > version.size:
+            raise ValueError(f"{size} bytes at {offset} of a file of {version.size}")
+        key = self._key(path)
+        if not size:
+            self._compare(self._head(key), version, path)
+            return EmptyBody()
+        requests = self._http.requests()
+        request = requests.get(key, offset, size, version.etag)
+        body = self._http.send(request, self._shown(path))
+        try:
+            self._check(body.head, key, path, offset, size, version)
+        except BaseException:
+            body.close()
+            raise
+        if size == version.size:
+            self._turns.succeeded(requests)
+        return body
+
+    def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
+        return joined(self.read(path, 0, version.size, version))
+
+    def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
+        """See `Connector`; from a moment after a thread has read a whole file."""
+        requests, size = self._turns.current(), version.size
+        if requests is None or not size or not version.etag:
+            return None
+        if clean_etag(version.etag) != version.etag:
+            return None
+        try:
+            key = self._key(path)
+        except NotFound:
+            return None
+        answer = ("etag", version.etag), ("content-range", f"bytes 0-{size - 1}/{size}")
+        get = requests.get(key, 0, size, version.etag, answer)
+        return Ask(get, lambda _, error: self._turns.ended(requests, error), self._tell_made)
+
+    def _check(
+        self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint
+    ) -> None:
+        """Raises unless the reply is the one that was asked for."""
+        if not head.is_plain:
+            raise OriginError("the server sends other bytes than it has", path=self._shown(path))
+        content_range = head.headers.get("content-range", "")
+        if head.status != 206 or not content_range:
+            raise OriginError("the server ignores ranges", path=self._shown(path))
+        total = content_range.rpartition("/")[2]
+        if total != str(version.size):
+            raise Stale("the object is another version now", path=self._shown(path))
+        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NOT_SAID_NS)
+        etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
+        self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
+        if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
+            raise BadBody("the reply carried another range", path=self._shown(path))
+        length = head.headers.get("content-length", str(size))
+        if length != str(size):
+            cause = f"a body of {length} bytes instead of {size}"
+            raise BadBody(cause, path=self._shown(path))
+
+    def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
+        """Same etag and size; where listings have no etags, same mtime. Raises Stale."""
+        by_etag = found.etag == version.etag
+        by_time = found.mtime_ns == version.mtime_ns
+        if found.size != version.size or not (by_etag if version.etag else by_time):
+            raise Stale("the object is another version now", path=self._shown(path))
+
+    def _etag_of(self, key: str, mtime_ns: int, version: Fingerprint) -> str:
+        """Asks for the etag of a reply that lacks it and has this mtime; "" where none is proven.
+        The object of the version, of the reply and of the HEAD that follows it has one mtime: so
+        it was not written in between, and the etag that the HEAD says is that of the reply."""
+        if not version.etag or mtime_ns != version.mtime_ns:
+            return ""
+        now = self._head(key)
+        return now.etag if now.mtime_ns == mtime_ns and now.size == version.size else ""
+
+
+def _continued(token: str) -> dict[str, str]:
+    """How to ask for the page that a token names; "": the first one."""
+    return {"continuation-token": token} if token else {}
+
+
+def _start_after(after: bytes) -> str:
+    """The StartAfter of an order key. After a directory every key below it is skipped: what is
+    listed once more all the same (a server decides whether a common prefix is "after") is dropped
+    by `directory_page`."""
+    try:
+        text = after.decode()
+    except UnicodeDecodeError as error:
+        return after[: error.start].decode()
+    return text + _LAST_CHAR if text.endswith("/") else text

@@ -1,0 +1,139 @@
+"""Requests to one bucket, which libcurl signs and sends (`connectors.fetch`). No retries; every
+failure is one of our errors."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import pycurl
+from botocore.httpsession import get_cert_path
+
+from cachefs.core.errors import CredentialsMissing
+from connectors.fetch.lanes import FetchBody, Lanes
+from connectors.fetch.request import Get, TellMade
+from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resolve_endpoint
+from connectors.s3.errors import classify, parse_failure
+from connectors.s3.options import S3Options
+
+LISTING_BYTES: Final = 16 << 20  # of a page: 1,000 keys of 1,024 bytes, encoded, make 4 MiB
+_KEY_SAFE: Final = "/-_.~"
+_QUERY_SAFE: Final = "-_.~"
+_HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # a size may be impossible
+_REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Requests:
+    """Requests for a bucket and its objects, signed by libcurl with one pair of keys."""
+
+    def __init__(self, endpoint: Endpoint, keys: Keys | None, requester_pays: bool) -> None:
+        scheme = endpoint.url.partition(":")[0]
+        proxy = endpoint.proxies.get(scheme) or endpoint.proxies.get("all", "")
+        trusted = get_cert_path(endpoint.verify)
+        self._url = endpoint.url
+        self._options: dict[int, Any] = {
+            pycurl.PROXY: proxy,  # "": none, whatever the environment says
+            pycurl.CAINFO: trusted,
+            pycurl.PROXY_CAINFO: trusted,
+        }
+        headers = ["x-amz-request-payer: requester"] if requester_pays else []
+        if keys is not None:
+            self._options[pycurl.AWS_SIGV4] = f"aws:amz:{endpoint.region}:s3"
+            self._options[pycurl.USERNAME] = keys.access_key.encode()
+            self._options[pycurl.PASSWORD] = keys.secret_key.encode()
+            headers += [f"x-amz-security-token: {keys.token}"] if keys.token else []
+        self._headers = tuple(headers)
+
+    def get(
+        self,
+        key: str,
+        offset: int,
+        size: int,
+        etag: str,
+        answer: tuple[tuple[str, str], ...] = (),
+    ) -> Get:
+        """Returns the request for a range of an object that has the etag; "": any."""
+        headers = (*self._headers, f"Range: bytes={offset}-{offset + size - 1}")
+        if etag:
+            headers = (*headers, f'If-Match: "{etag}"')
+        return Get(self._url_of(key), headers, size, self._options, answer)
+
+    def head(self, key: str) -> Get:
+        """Returns the request for the headers of an object; of the bucket where the key is ""."""
+        return Get(self._url_of(key), self._headers, 0, {**self._options, **_HEAD})
+
+    def listing(self, query: Mapping[str, str]) -> Get:
+        """Returns the request for a page of a listing."""
+        pairs = (f"{name}={quote(value, safe=_QUERY_SAFE)}" for name, value in query.items())
+        url = f"{self._url}?{'&'.join(sorted(pairs))}"
+        return Get(url, self._headers, LISTING_BYTES, self._options, is_limit=True)
+
+    def _url_of(self, key: str) -> str:
+        return f"{self._url}/{quote(key, safe=_KEY_SAFE)}" if key else self._url
+
+
+class S3Http:
+    """Sends the requests of one source. Thread-safe. The endpoint is resolved at the first request,
+    and again after a failure to do so."""
+
+    def __init__(self, bucket: str, options: S3Options, tell_made: TellMade) -> None:
+        self._bucket = bucket
+        self._options = options
+        self._credentials = S3Credentials(options)
+        self._lanes = Lanes(tell_made)
+        self._lock = threading.Lock()
+        self._endpoint: Endpoint | None = None
+
+    def requests(self) -> Requests:
+        """Returns what describes requests; it holds as long as the credentials do. Raises
+        CredentialsMissing (also for a bad profile), Unreachable (no region found), Unsupported."""
+        with self._lock:
+            if self._endpoint is None:
+                self._endpoint = self._find_endpoint()
+        keys = self._credentials.current()
+        return Requests(self._endpoint, keys, self._options.requester_pays)
+
+    def _find_endpoint(self) -> Endpoint:
+        """Returns the endpoint, in the region that the bucket has."""
+        endpoint = resolve_endpoint(self._bucket, self._options)
+        if self._options.region:
+            return endpoint
+        # An anonymous HEAD tells the region on AWS only.
+        keys = None if endpoint.aws else self._credentials.current()
+        asked = Requests(endpoint, keys, requester_pays=False).head("")
+        reply = self._lanes.get(asked, f"s3://{self._bucket}")
+        reply.close()
+        region = reply.head.headers.get("x-amz-bucket-region", "").split(",")[0].strip()
+        if not _REGION.fullmatch(region):
+            return endpoint
+        return in_region(endpoint, self._bucket, region, self._options)
+
+    def send(self, request: Get, path: str) -> FetchBody:
+        """Returns the reply to a request, which the caller reads or closes. Raises the typed errors
+        for a reply that is not 2xx."""
+        reply = self._lanes.get(request, path)
+        if not reply.head.is_success:
+            reply.close()
+            self._refuse(reply, path)
+        return reply
+
+    def _refuse(self, reply: FetchBody, path: str) -> None:
+        """Raises what a reply that is not 2xx means. Credentials that were refused are looked for
+        again at the next request."""
+        failure = parse_failure(
+            reply.head.status or 502,  # of a head that makes no sense
+            reply.refusal,
+            reply.head.headers.get("x-amz-request-id", "").split(",")[0],
+            reply.head.headers.get("x-amz-bucket-region", ""),
+        )
+        error = classify(failure, path)
+        if isinstance(error, CredentialsMissing):
+            self._credentials.forget()
+        raise error
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._lanes.close()

@@ -1,0 +1,1 @@
+"""`cachefs sync`: names compared with their origin at an operator's request."""

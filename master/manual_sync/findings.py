@@ -1,0 +1,118 @@
+"""What the comparison of one directory means, part by part, in the thread that compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from cachefs.core.model import Kind
+from cachefs.core.syncs import Change, ChangeKind
+from master.manual_sync.report import Found, counted
+from master.state.differences import (
+    Difference,
+    Differences,
+    Subdirectories,
+    removed_directories,
+)
+from master.store.base import Store
+from master.store.comparison import Compared
+from master.store.records import name_of
+from master.store.snapshot import Names
+from master.tree import join
+
+PAGE: Final = 1000  # names of a removed directory, of one snapshot
+
+
+class Findings:
+    """Of one directory; a `master.origins.lister.Watcher`. `subdirectories` is whole when the
+    comparison ended; names that came now are marked in it."""
+
+    def __init__(
+        self,
+        store: Store,
+        path: bytes,
+        tell: Callable[[Found], None],
+        over: Callable[[], bool],
+        *,
+        new: bool,
+        passed_over: frozenset[bytes] | None,
+    ) -> None:
+        """`path`: in the namespace. `tell` is called for each part. `over`: does nobody count any
+        more? `new`: the directory came now, with all that is in it. `passed_over`: directories
+        that are not collected, None for all."""
+        self._store = store
+        self._path = path
+        self._tell = tell
+        self._over = over
+        self._new = new
+        self._passed_over = passed_over
+        self._differences = Differences()
+        self.subdirectories = Subdirectories()
+
+    def saw(self, compared: Compared) -> None:
+        if self._over():
+            return
+        differences = self._differences.add(
+            compared.changes, compared.upto, was_listed=compared.was_listed
+        )
+        if self._new:
+            differences = _all_added(compared)
+        gone = sum(change.entry is None for change in compared.changes)
+        names = len(compared.entries) + len(compared.late) + gone
+        self._tell(counted(names, changes_in(self._path, differences)))
+        tell_below(self._store, self._path, compared, self._tell, self._over)
+        if self._passed_over is not None:
+            self._collect(compared, {d.name for d in differences if d.kind is not ChangeKind.GONE})
+
+    def _collect(self, compared: Compared, came: set[bytes]) -> None:
+        assert self._passed_over is not None
+        for key, entry in compared.entries:
+            if key.endswith(b"/") and entry.name not in self._passed_over:
+                self.subdirectories.add(entry.name, entry.name in came)
+
+
+def _all_added(compared: Compared) -> list[Difference]:
+    found = [
+        Difference(ChangeKind.ADDED, entry.name, key.endswith(b"/"))
+        for key, entry in compared.entries
+    ]
+    return found + [Difference(ChangeKind.ADDED, entry.name, False) for entry in compared.late]
+
+
+def changes_in(path: bytes, differences: Sequence[Difference]) -> list[Change]:
+    """As they are shown, by path in the namespace."""
+    return [Change(d.kind, join(path, d.name), d.is_directory) for d in differences]
+
+
+def tell_below(
+    store: Store,
+    path: bytes,
+    compared: Compared,
+    tell: Callable[[Found], None],
+    over: Callable[[], bool],
+) -> None:
+    """Everything known below the directories that are gone is gone too. Blocks."""
+    for name, ino in removed_directories(compared.changes):
+        for page in _below(store, ino, join(path, name)):
+            tell(counted(len(page), page))
+            if over():
+                return
+
+
+def _below(store: Store, ino: int, path: bytes) -> Iterator[list[Change]]:
+    """All stored names below a directory, in pages."""
+    stack = [(ino, path, b"")]
+    while stack:
+        ino, path, after = stack.pop()
+        with store.snapshot() as reader:
+            found = Names(reader).children(ino, after, None, PAGE)
+        if len(found) == PAGE:
+            stack.append((ino, path, found[-1][0]))
+        changes = []
+        for key, stored in found:
+            below, is_directory = join(path, name_of(key)), stored.inode.kind is Kind.DIRECTORY
+            changes.append(Change(ChangeKind.GONE, below, is_directory))
+            if is_directory:
+                stack.append((stored.inode.ino, below, b""))
+        if changes:
+            yield changes

@@ -1,0 +1,69 @@
+"""The comparison of one directory with its origin that writes nothing. Blocks: for a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from cachefs.core.errors import Stale
+from master.origins.lister import Watcher, listed
+from master.state.merge import Batch, Pages
+from master.store.base import Store
+from master.store.comparison import Compared, compare
+from master.store.snapshot import Names
+from master.tree import Place
+
+STORED_AT_ONCE: Final = 4000
+
+
+class Preview:
+    """Of one directory. `ino`: None where the namespace does not know it. `over`: raises Stale when
+    it says that nobody wants to know any more."""
+
+    def __init__(
+        self,
+        store: Store,
+        place: Place,
+        ino: int | None,
+        watcher: Watcher,
+        clock: Callable[[], float],
+        over: Callable[[], bool],
+        computing: threading.Lock,
+        *,
+        may_be_absent: bool,
+    ) -> None:
+        """`computing`: of all previews, since threads that only compute, many at a time, would have
+        the interpreter by turns and let the event loop wait."""
+        self._store = store
+        self._place = place
+        self._ino = ino
+        self._watcher = watcher
+        self._clock = clock
+        self._over = over
+        self._computing = computing
+        self._may_be_absent = may_be_absent
+        self.empty = True  # the origin showed nothing
+
+    def run(self) -> None:
+        """Raises the connector's errors, Stale when it is over."""
+        pages, asked_at = Pages(), self._clock()
+        for page in listed(self._place, may_be_absent=self._may_be_absent):
+            if self._over():
+                raise Stale("the comparison was ended")
+            self.empty = self.empty and not (page.entries or page.hidden)
+            self._compare(pages.add(page.entries, page.hidden), asked_at)
+        self._compare(pages.end(), asked_at)
+
+    def _compare(self, batch: Batch, asked_at: float) -> None:
+        if self._ino is None:
+            return self._watcher.saw(Compared((), batch.entries, batch.late, batch.upto))
+        while True:
+            with self._computing, self._store.snapshot() as reader:
+                names, now = Names(reader), self._clock()
+                compared = compare(names, self._ino, batch, asked_at, now, STORED_AT_ONCE)
+            self._watcher.saw(compared)
+            if not compared.cut:
+                return
+            assert compared.upto is not None, "what is cut ends somewhere"
+            batch = batch.rest(compared.upto)

@@ -1,0 +1,320 @@
+"""One sync: a path, or the tree below it, compared with its origin.
+
+Directories are compared by themselves, several at a time, the ones found last first, so that what
+waits is a list of names per level of depth. A real comparison is a listing like any other
+(`Syncer.list_anew`), whose changes are written, announced and also counted here; a dry run reads.
+All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Final, NamedTuple
+
+from cachefs.core.errors import CacheFSError, NotADirectory, NotFound, Stale
+from cachefs.core.model import ROOT_INO, Kind
+from cachefs.core.syncs import ChangeKind
+from master.manual_sync.findings import Findings, changes_in, tell_below
+from master.manual_sync.preview import Preview
+from master.manual_sync.report import Found, Report, counted
+from master.origins.lister import Watcher
+from master.origins.syncer import PROGRESS_WAIT_S, Syncer
+from master.state.differences import Difference, Differences, Subdirectories
+from master.state.health import is_down
+from master.store.base import Store
+from master.store.comparison import Compared, compare_name
+from master.store.snapshot import Names
+from master.tree import Mount, Place, Tree
+
+AT_ONCE: Final = 8  # directories of one sync
+MAX_DOWN: Final = 3  # failures in a row after which an origin is left alone
+MISSING: Final = "no such file or directory"
+
+
+class Where(NamedTuple):
+    """A directory. `ino`: None where the namespace does not know it (in a dry run). `above`: the
+    directory it is in, None for one that stays whatever its origin says. `new`: it came now."""
+
+    place: Place
+    ino: int | None
+    above: Where | None = None
+    name: bytes = b""
+    new: bool = False
+
+    @property
+    def path(self) -> bytes:
+        return self.place.mount.in_namespace(self.place.path)
+
+
+class Level(NamedTuple):
+    """Directories in a directory, which wait to be compared."""
+
+    where: Where
+    names: Subdirectories
+
+
+class Run:
+    """See the module. `turns` bounds the directories of all syncs together, `computing` is held by
+    the one of their threads that only computes."""
+
+    def __init__(
+        self,
+        report: Report,
+        store: Store,
+        tree: Tree,
+        syncer: Syncer,
+        turns: asyncio.Semaphore,
+        computing: threading.Lock,
+    ) -> None:
+        self._report = report
+        self._computing = computing
+        self._store = store
+        self._tree = tree
+        self._syncer = syncer
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._levels: list[Level] = []
+        self._down: Counter[Mount] = Counter()
+
+    async def run(self) -> None:
+        """Compares all; what fails is in the report."""
+        try:
+            first = await self._start()
+        except CacheFSError as err:
+            return self._report.failed(self._report.path, err)
+        if first is not None:
+            await self._walk(first)
+
+    # ---- the path --------------------------------------------------------------------------------
+
+    async def _start(self) -> Where | None:
+        """The directory to begin with; None where the path is none, which is compared then. What is
+        on the way there is asked for only where it is not known as a directory."""
+        segments = self._report.path.split(b"/") if self._report.path else []
+        with self._store.snapshot() as reader:
+            where = Where(self._tree.directory(Names(reader), ROOT_INO), ROOT_INO)
+        for depth, name in enumerate(segments, 1):
+            is_last = depth == len(segments)
+            known = self._known(where, name)
+            if known is not None and (known.above is None or not is_last):
+                where = known
+                continue
+            kind, new = await self._compare_name(where, name)
+            if kind is Kind.DIRECTORY:
+                below = known or self._child(where, name, new=new)
+                if below is None:
+                    raise Stale("it changes while it is compared")
+                where = below
+            elif is_last:
+                return None
+            else:
+                raise NotFound(MISSING) if kind is None else NotADirectory("a file is on the way")
+        return where
+
+    async def _compare_name(
+        self, above: Where, name: bytes, *, found: bool = False
+    ) -> tuple[Kind | None, bool]:
+        """Compares one name, which is not held; what it is at the origin, and whether it came now.
+        Raises NotFound where it is neither there nor known. `found`: it was found as a directory,
+        and told."""
+        if self._report.dry_run:
+            kind, compared = await self._ask(above, name)
+            return await self._judge(above, name, kind, compared, found=found)
+        kind, compared = await self._stat(above, name)
+        try:
+            return await self._judge(above, name, kind, compared, found=found)
+        finally:
+            self._syncer.release(compared.changes)
+            self._syncer.directories_removed()
+
+    async def _stat(self, above: Where, name: bytes) -> tuple[Kind | None, Compared]:
+        """Asks and writes; what is gone is to be released."""
+        assert above.ino is not None, "only a dry run is where the namespace knows nothing"
+        stored, changes, was_listed = await self._syncer.stat_anew(above.ino, name, above.place)
+        kind = None if stored is None else stored.inode.kind
+        return kind, Compared(changes, was_listed=was_listed)
+
+    async def _ask(self, above: Where, name: bytes) -> tuple[Kind | None, Compared]:
+        """Asks."""
+        entry = await self._syncer.ask(above.place.mount, above.place.of(name))
+        kind = None if entry is None else entry.fingerprint.kind
+        if above.ino is None:
+            return kind, Compared()
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            changes = compare_name(names, above.ino, name, entry)
+            return kind, Compared(changes, was_listed=names.directory(above.ino) is not None)
+
+    async def _judge(
+        self, above: Where, name: bytes, kind: Kind | None, compared: Compared, *, found: bool
+    ) -> tuple[Kind | None, bool]:
+        """Tells what one name's comparison means."""
+        if kind is None and not compared.changes:
+            raise NotFound(MISSING)
+        changes = compared.changes
+        differences = Differences().add(changes, None, was_listed=compared.was_listed)
+        if above.new and kind is not None:
+            differences = [Difference(ChangeKind.ADDED, name, kind is Kind.DIRECTORY)]
+        is_name = kind is not Kind.DIRECTORY
+        if is_name or not found:
+            self._report.add(counted(int(is_name), changes_in(above.path, differences)))
+        if any(change.entry is None for change in changes):
+            await self._syncer.in_thread(
+                lambda: tell_below(self._store, above.path, compared, self._tell, self._is_over)
+            )
+        came = any(d.kind is ChangeKind.ADDED or d.is_directory for d in differences)
+        return kind, came and kind is not None
+
+    # ---- the tree --------------------------------------------------------------------------------
+
+    async def _walk(self, first: Where) -> None:
+        running = {self._begin(first)}
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (level := task.result()) is not None:
+                    self._levels.append(level)
+            while len(running) < AT_ONCE and (where := self._next()) is not None:
+                running.add(self._begin(where))
+                await asyncio.sleep(0)
+
+    def _begin(self, where: Where) -> asyncio.Task[Level | None]:
+        return self._syncer.spawn(self._look_into(where))
+
+    def _next(self) -> Where | None:
+        """The next directory, as far as its name tells."""
+        while self._levels and not self._report.ended:
+            level = self._levels[-1]
+            if (waiting := level.names.pop()) is None:
+                self._levels.pop()
+                continue
+            name, new = waiting
+            above = level.where
+            place = above.place._replace(path=above.place.of(name))
+            return Where(place, None, above, name, above.new or new)
+        return None
+
+    async def _look_into(self, where: Where) -> Level | None:
+        """Compares one directory; those in it, when they are to be compared too."""
+        async with self._turns:
+            if self._report.ended:
+                return None
+            try:
+                if where.above is not None and where.ino is None:
+                    child = self._child(where.above, where.name, new=where.new)
+                    if child is None:  # it went since it was found
+                        return None
+                    where = child
+                if self._down[where.place.mount] >= MAX_DOWN:
+                    return None
+                return await self._compare(where)
+            except CacheFSError as err:
+                self._failed(where, err)
+                return None
+
+    async def _compare(self, where: Where) -> Level | None:
+        report = self._report
+        held = frozenset[bytes]() if where.ino is None else self._tree.held_names(where.ino)
+        findings = Findings(
+            self._store,
+            where.path,
+            self._tell,
+            self._is_over,
+            new=where.new,
+            passed_over=held if report.recursive else None,
+        )
+        try:
+            empty = await (self._preview if report.dry_run else self._list)(where, findings)
+        except (NotFound, NotADirectory, Stale):
+            if where.above is None:
+                raise
+            if report.ended:
+                return None
+            empty = True
+        self._down[where.place.mount] = 0
+        if empty and where.above is not None and not await self._is_there(where):
+            return None
+        report.looked_into()
+        if not report.recursive:
+            return None
+        for name in sorted(held):
+            findings.subdirectories.add(name, False)
+        return Level(where, findings.subdirectories)
+
+    async def _list(self, where: Where, watcher: Watcher) -> bool:
+        """Lists and writes. Did the origin show nothing?"""
+        assert where.ino is not None, "only a dry run is where the namespace knows nothing"
+        listing = await self._syncer.list_anew(where.ino, where.place, watcher)
+        while not listing.done:
+            await listing.progress(PROGRESS_WAIT_S)
+        if listing.error is not None:
+            raise listing.error
+        return listing.empty
+
+    async def _preview(self, where: Where, watcher: Watcher) -> bool:
+        """Lists. Did the origin show nothing?"""
+        mount = where.place.mount
+        preview = Preview(
+            self._store,
+            where.place,
+            where.ino,
+            watcher,
+            lambda: self._syncer.now,
+            lambda: self._is_over() or self._tree.root(mount.root) is not mount,
+            self._computing,
+            may_be_absent=where.above is None and where.ino != mount.root,
+        )
+        await self._syncer.spawn(self._syncer.in_thread(preview.run), mount)
+        return preview.empty
+
+    async def _is_there(self, where: Where) -> bool:
+        """Is a directory that showed no names there at all?"""
+        assert where.above is not None, "what is held is always there"
+        try:
+            kind, _ = await self._compare_name(where.above, where.name, found=True)
+        except NotFound:  # others saw before that it is gone
+            kind = None
+        return kind is Kind.DIRECTORY
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _known(self, above: Where, name: bytes) -> Where | None:
+        """A directory of the namespace."""
+        if above.ino is None:
+            return None
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            if (held := self._tree.held_child(above.ino, name)) is not None:
+                return Where(self._tree.directory(names, held), held)
+            stored = names.child(above.ino, name)
+            if stored is None or stored.inode.kind is not Kind.DIRECTORY:
+                return None
+            ino = stored.inode.ino
+            return Where(self._tree.directory(names, ino), ino, above, name)
+
+    def _child(self, above: Where, name: bytes, *, new: bool) -> Where | None:
+        """A directory that was found; None where the namespace does not have it, which a dry run
+        does not mind."""
+        try:
+            known = self._known(above, name)
+        except Stale:  # what is above went
+            known = None
+        if known is not None:
+            return known if known.above is None else known._replace(new=new)
+        if not self._report.dry_run:
+            return None
+        return Where(above.place._replace(path=above.place.of(name)), None, above, name, new)
+
+    def _failed(self, where: Where, err: CacheFSError) -> None:
+        self._report.failed(where.path, err)
+        if is_down(err):
+            self._down[where.place.mount] += 1
+
+    def _tell(self, found: Found) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._report.add, found)
+
+    def _is_over(self) -> bool:
+        return self._report.ended

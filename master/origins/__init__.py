@@ -1,0 +1,1 @@
+"""What the master knows of origins: listings, synchronization, origins that are unavailable."""

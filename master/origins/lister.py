@@ -1,0 +1,167 @@
+"""One listing of a directory in its thread: fetches a page while the one before is being committed,
+and tells a watcher what the pages changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from cachefs.core.errors import InUse, NotFound
+from cachefs.core.model import Kind
+from connectors.base import Connector, Entry, Page, order_key
+from master.state.merge import Batch, Pages
+from master.store.comparison import Compared
+from master.store.transaction import Merged, Transaction, transact
+from master.tree import Place
+
+if TYPE_CHECKING:
+    from master.origins.syncer import Listing, Syncer
+
+SORTED_PAGE: Final = 1000
+
+
+class Watcher(Protocol):
+    """Who is told what a listing found."""
+
+    def saw(self, compared: Compared) -> None:
+        """Called in the listing's thread after each part was written, in order."""
+
+
+class _Part(NamedTuple):
+    """A page that is being written, and the end of the listing where that is known."""
+
+    batch: Batch
+    end: Batch | None
+    written: Future[list[Merged]]
+
+
+class Lister:
+    """One listing in its thread: fetches a page while the one before is being committed."""
+
+    def __init__(
+        self,
+        syncer: Syncer,
+        loop: asyncio.AbstractEventLoop,
+        listing: Listing,
+        place: Place,
+        watched: frozenset[bytes],
+        watcher: Watcher | None,
+    ) -> None:
+        self._syncer = syncer
+        self._watcher = watcher
+        self._loop = loop
+        self._listing = listing
+        self._place = place
+        self._watched = watched
+        self._may_be_absent = listing.directory != place.mount.root and syncer.is_held(
+            listing.directory
+        )
+        self._pages = Pages()
+        self._hidden = 0
+        self.empty = True  # no name was shown, none hidden
+
+    def run(self) -> None:
+        """Raises the connector's errors, Stale when the directory was removed meanwhile."""
+        written: _Part | None = None
+        try:
+            for page in listed(self._place, may_be_absent=self._may_be_absent):
+                batch = self._pages.add(page.entries, page.hidden)
+                self._hidden += batch.hidden
+                self.empty = self.empty and not (page.entries or page.hidden)
+                if page.last:
+                    last: tuple[Batch, Batch | None] = batch, self._pages.end()
+                    break
+                before, written = written, self._write(batch)
+                if before is not None:
+                    self._settle(before)
+            else:
+                last = self._pages.end(), None
+        finally:
+            if written is not None:
+                self._settle(written)
+        # The end is written when all before it is: what failed must not make a whole listing.
+        self._settle(self._write(*last))
+
+    def _write(self, batch: Batch, end: Batch | None = None) -> _Part:
+        """Queues a page, and the end of the listing in the same transaction when all of the page
+        could be merged in it."""
+        listing, now, hidden = self._listing, self._syncer.now, self._hidden
+        if self._syncer.stopping:
+            raise InUse("the master is stopping")
+
+        def one(txn: Transaction, batch: Batch) -> Merged:
+            merged = txn.merge(listing.directory, batch, listing.started_at, now, self._watched)
+            if self._watcher is not None:
+                self._syncer.keep(merged.compared.changes)
+            if batch.last and merged.resume_after is None:
+                txn.complete_listing(listing.directory, listing.started_at, hidden)
+            return merged
+
+        def merge(txn: Transaction) -> list[Merged]:
+            txn.check_source(listing.directory, listing.mount.root, listing.mount.key)
+            merged = one(txn, batch)
+            if end is None or merged.resume_after is not None:
+                return [merged]
+            return [merged, one(txn, end)]
+
+        return _Part(batch, end, transact(self._syncer.store, merge))
+
+    def _settle(self, part: _Part) -> None:
+        """Waits until a part is in the store, then moves the frontier."""
+        while True:
+            batch, end, written = part
+            merged = written.result()
+            for one in merged:
+                self._tell(one)
+            if len(merged) == 2 and end is not None:
+                batch, end = end, None
+            if (cut := merged[-1].resume_after) is None:
+                break
+            part = self._write(batch.rest(cut), end)
+        if batch.safe_below is not None:  # the end is told by `finish`, when nobody can join it
+            self._loop.call_soon_threadsafe(self._listing.advance, batch.safe_below)
+
+    def _tell(self, merged: Merged) -> None:
+        """Clients first; who counts what lies below removed directories takes his time."""
+        self._loop.call_soon_threadsafe(self._syncer.wake)
+        removed = merged.removed_directories
+        if removed:
+            self._loop.call_soon_threadsafe(self._syncer.directories_removed)
+        if self._watcher is None:
+            return
+        try:
+            self._watcher.saw(merged.compared)
+        finally:
+            self._syncer.release(merged.compared.changes)
+            if removed:
+                self._loop.call_soon_threadsafe(self._syncer.directories_removed)
+
+
+def listed(place: Place, *, may_be_absent: bool) -> Iterator[Page]:
+    """Pages of a directory in order; none where it is not there at the origin and may be so (it is
+    held by a mount below it)."""
+    try:
+        yield from ordered_pages(place.mount.connector, place.path)
+    except NotFound:
+        if not may_be_absent:
+            raise
+
+
+def ordered_pages(connector: Connector, path: bytes) -> Iterator[Page]:
+    """The listing in order, whatever the connector can do; an unordered one is held in memory."""
+    if connector.capabilities.ordered_listings:
+        yield from connector.list_dir(path)
+        return
+    entries: list[Entry] = []
+    hidden = 0
+    for page in connector.list_dir(path):
+        entries += page.entries
+        hidden += page.hidden
+    entries.sort(key=lambda e: order_key(e.name, e.fingerprint.kind is Kind.DIRECTORY))
+    if hidden:
+        yield Page([], hidden)
+    for start in range(0, len(entries), SORTED_PAGE):
+        last = start + SORTED_PAGE >= len(entries)
+        yield Page(entries[start : start + SORTED_PAGE], last=last)

@@ -1,0 +1,442 @@
+"""Asks origins, in threads, and writes what they say into the store.
+
+Owns the threads, the listings under way (one per directory) and the stats under way (one per name).
+All methods belong to one event loop. Who waits may be cancelled; the shared work goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    InUse,
+    NotFound,
+    OriginError,
+    Stale,
+)
+from cachefs.core.model import Kind
+from connectors.base import Connector, Entry
+from connectors.until import bounded
+from master.origins.lister import Lister, Watcher
+from master.state.differences import removed_directories
+from master.state.merge import Change
+from master.state.negatives import Negatives
+from master.store.base import Store
+from master.store.records import Stored, name_of
+from master.store.snapshot import Names
+from master.store.transaction import Transaction, transact
+from master.tree import Mount, Place, Tree
+
+T = TypeVar("T")
+Asked = TypeVarTuple("Asked")
+
+log = logging.getLogger("cachefs.master")
+
+LISTING_THREADS: Final = 8
+STAT_THREADS: Final = 32
+WATCHED_THREADS: Final = 8  # of listings for a sync: who looks a name up waits for none of them
+ORPHANS_AT_ONCE: Final = 16
+CLOSE_WAIT_S: Final = 5.0
+PROGRESS_WAIT_S: Final = 60.0
+ORIGIN_DEADLINE_S: Final = 30.0
+
+
+class Listing:
+    """A listing of one directory under way, as those who wait for it see it."""
+
+    def __init__(self, directory: int, mount: Mount, started_at: float) -> None:
+        self.directory = directory
+        self.mount = mount
+        self.started_at = started_at  # wall time
+        self.began = asyncio.get_running_loop().time()
+        self.safe_below: bytes | None = b""  # names with smaller order keys are in the store
+        self.error: CacheFSError | None = None
+        self.done = False
+        self.empty = False  # it is done and showed nothing
+        self._moved = asyncio.Event()
+
+    def passed(self, name: bytes) -> bool:
+        """Is it decided whether `name` exists, and as what?"""
+        return self.safe_below is None or name + b"/" < self.safe_below
+
+    async def progress(self, timeout_s: float) -> bool:
+        """Waits until the frontier moves or the listing ends; False when neither came in time."""
+        if self.done:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def advance(self, safe_below: bytes) -> None:
+        self.safe_below = safe_below
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def finish(self, error: CacheFSError | None) -> None:
+        self.done, self.error = True, error
+        if error is None:
+            self.safe_below = None
+        self._moved.set()
+
+
+class Syncer:
+    """The one that talks to origins."""
+
+    def __init__(
+        self,
+        store: Store,
+        tree: Tree,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+        deadline_s: float = ORIGIN_DEADLINE_S,
+    ) -> None:
+        """`wake` is called in the event loop after commits that may hold events. `deadline_s`: how
+        long callers wait for an answer of an origin."""
+        self.deadline_s = deadline_s
+        self._store = store
+        self._tree = tree
+        self._clock = clock
+        self.wake = wake
+        self.negatives = Negatives()
+        self.stats_done = 0
+        self.listings_done = 0
+        self._listings: dict[int, Listing] = {}
+        self._stats: dict[tuple[int, bytes], asyncio.Task[Stored | None]] = {}
+        self._tasks: dict[asyncio.Task[Any], Mount | None] = {}
+        self._kept: set[int] = set()  # removed directories whose names somebody still counts
+        self._listers = ThreadPoolExecutor(LISTING_THREADS, "master-list")
+        self._watched = ThreadPoolExecutor(WATCHED_THREADS, "master-sync")
+        self._askers = ThreadPoolExecutor(STAT_THREADS, "master-stat")
+        self._stopping = False
+        self._gardening = False
+
+    # ---- listings --------------------------------------------------------------------------------
+
+    def listing(self, directory: int) -> Listing | None:
+        """The listing of this directory that is under way."""
+        return self._listings.get(directory)
+
+    def list_directory(self, directory: int, place: Place) -> Listing:
+        """Starts a listing, or joins the one under way."""
+        listing = self._listings.get(directory)
+        if listing is None or listing.mount is not place.mount:
+            if self._stopping:
+                raise InUse("the master is stopping")
+            listing = Listing(directory, place.mount, self._clock())
+            self._listings[directory] = listing
+            self.spawn(self._drive(listing, place), place.mount)
+        return listing
+
+    async def list_anew(self, directory: int, place: Place, watcher: Watcher) -> Listing:
+        """Starts a listing once all that was asked about the directory before is answered, so that
+        no older answer is written after it. A directory that shows no names is not asked about by
+        itself."""
+        if asked := [task for (parent, _), task in self._stats.items() if parent == directory]:
+            await asyncio.wait(asked)
+        while (running := self._listings.get(directory)) is not None:
+            await running.progress(PROGRESS_WAIT_S)
+        if self._stopping:
+            raise InUse("the master is stopping")
+        listing = Listing(directory, place.mount, self._clock())
+        self._listings[directory] = listing
+        self.spawn(self._drive(listing, place, watcher), place.mount)
+        return listing
+
+    async def _drive(self, listing: Listing, place: Place, watcher: Watcher | None = None) -> None:
+        """Runs a listing in a thread and tells its waiters how it ended."""
+        loop = asyncio.get_running_loop()
+        watched = self.negatives.names(listing.directory)
+        lister = Lister(self, loop, listing, place, watched, watcher)
+        error: CacheFSError | None = OriginError("the listing ended unexpectedly")
+        try:
+            await loop.run_in_executor(self._watched if watcher else self._listers, lister.run)
+            error = None
+            self.listings_done += 1
+            self.negatives.forget(listing.directory)
+            place.mount.health.succeeded()
+            listing.empty = lister.empty
+            if lister.empty and watcher is None:
+                await self._look_at_directory(listing.directory)
+        except CacheFSError as err:
+            error = err
+            if not self._stopping:
+                if isinstance(err, NotFound) and watcher is None:
+                    await self._look_at_directory(listing.directory)
+                elif not isinstance(err, Stale):
+                    place.mount.health.failed(err, self._clock())
+                    self.warn(place, b"", err)
+                await self._distrust(listing.directory)
+        finally:
+            if self._listings.get(listing.directory) is listing:
+                del self._listings[listing.directory]
+            listing.finish(error)
+
+    def distrust_running(self, directory: int) -> None:
+        """A listing of this directory that is under way began too early to be believed: what comes
+        of it is asked again."""
+        listing = self._listings.pop(directory, None)
+        if listing is not None:
+            self.spawn(self._distrust_after(listing))
+
+    async def _distrust_after(self, listing: Listing) -> None:
+        while not listing.done:
+            await listing.progress(CLOSE_WAIT_S)
+        await self._distrust(listing.directory)
+
+    async def _look_at_directory(self, directory: int) -> None:
+        """Asks whether a directory that showed no names is there at all."""
+        with self._store.snapshot() as reader:
+            names = Names(reader)
+            at = names.place(directory)
+            if at is None or self._tree.is_held(directory):
+                return
+            above = self._tree.directory(names, at[0])
+        try:
+            await self.stat(at[0], name_of(at[1]), above)
+        except CacheFSError as err:
+            self.warn(above, name_of(at[1]), err)
+
+    async def _distrust(self, directory: int) -> None:
+        await self.write(lambda txn: txn.distrust_directory(directory))
+
+    # ---- stats -----------------------------------------------------------------------------------
+
+    async def stat(self, parent: int, name: bytes, place: Place) -> Stored | None:
+        """What a name is now at the origin; None: not there. Raises the connector's errors."""
+        return await self._shared((parent, name), place.mount, self._stat, parent, name, place)
+
+    async def stat_anew(
+        self, parent: int, name: bytes, place: Place
+    ) -> tuple[Stored | None, Sequence[Change], bool]:
+        """As `stat`, by a question that was not asked before; also what it changed in the store,
+        and whether all names of the parent were known. Directories among what is gone are kept
+        until `release`."""
+        while (asked := self._stats.get((parent, name))) is not None:
+            await asyncio.wait([asked])
+        seen: list[tuple[Sequence[Change], bool]] = []
+        key = (parent, name)
+        stored = await self._shared(key, place.mount, self._stat, parent, name, place, seen)
+        return stored, *seen[-1]
+
+    async def stat_root(self, mount: Mount) -> Stored | None:
+        """The attributes of a mount's root, from its own origin. Raises the connector's errors."""
+        return await self._shared((mount.root, b""), mount, self._stat_root, mount)
+
+    async def _shared(
+        self,
+        key: tuple[int, bytes],
+        mount: Mount,
+        ask: Callable[[*Asked], Coroutine[Any, Any, Stored | None]],
+        *about: *Asked,
+    ) -> Stored | None:
+        """The answer of one question for all who ask it at the same time."""
+        task = self._stats.get(key)
+        if task is None:
+            if self._stopping:
+                raise InUse("the master is stopping")
+            task = self.spawn(ask(*about), mount)
+            self._stats[key] = task
+            task.add_done_callback(lambda _: self._stats.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _stat_root(self, mount: Mount) -> Stored | None:
+        asked_at = self._clock()
+        entry = await self.ask(mount, b"")
+        self.stats_done += 1
+        if entry is None or entry.fingerprint.kind is not Kind.DIRECTORY:
+            raise NotFound("the root of the source is no directory now")
+        seen = entry
+        checked_at = asked_at if mount.interval_s else 0.0
+
+        def apply(txn: Transaction) -> Stored:
+            txn.check_source(mount.root, mount.root, mount.key)
+            stored = txn.inode(mount.root)
+            assert stored is not None, "the root of a mount is held"
+            return txn.update(stored, seen, checked_at)
+
+        stored = await self.write(apply)
+        self.wake()
+        return stored
+
+    async def _stat(
+        self,
+        parent: int,
+        name: bytes,
+        place: Place,
+        seen: list[tuple[Sequence[Change], bool]] | None = None,
+    ) -> Stored | None:
+        """`seen`: who wants to know what changed puts a list there."""
+        asked_at = self._clock()
+        entry = await self.ask(place.mount, place.of(name))
+        self.stats_done += 1
+        checked_at = asked_at if place.interval_s else 0.0
+        expected_none = self.negatives.checked_at(parent, name) > 0
+
+        def apply(txn: Transaction) -> tuple[Stored | None, int]:
+            txn.check_source(parent, place.mount.root, place.mount.key)
+            known = txn.directory(parent)
+            announce = expected_none or (known is not None and known.complete)
+            stored = txn.apply_stat(parent, name, entry, checked_at, announce_new=announce)
+            if seen is not None:
+                seen.append((txn.stat_changes, known is not None))
+                self.keep(txn.stat_changes)
+            return stored, txn.removed_directories
+
+        stored, removed = await self.write(apply)
+        if removed:
+            self.directories_removed()
+        self.wake()
+        if stored is None:
+            self.negatives.add(parent, name, asked_at)
+        else:
+            self.negatives.discard(parent, name)
+        return stored
+
+    async def in_thread(self, work: Callable[[], None]) -> None:
+        """Work of a sync, in a thread of its own kind."""
+        await asyncio.get_running_loop().run_in_executor(self._watched, work)
+
+    async def ask(self, mount: Mount, path: bytes) -> Entry | None:
+        """What a path is at the origin; nothing is written. None: not there. Raises the connector's
+        errors, DeadlineExceeded."""
+        try:
+            entry = await self._within_deadline(lambda: mount.connector.stat(path))
+        except NotFound:
+            entry = None
+        except CacheFSError as err:
+            mount.health.failed(err, self._clock())
+            raise
+        mount.health.succeeded()
+        return entry
+
+    async def check(self, mount: Mount) -> None:
+        """The connector's own check, in a thread."""
+        await self.check_connector(mount.connector)
+
+    async def check_connector(self, connector: Connector) -> None:
+        """The same of a connector that is in no mount yet."""
+        await self._within_deadline(connector.check)
+
+    async def _within_deadline(self, question: Callable[[], T]) -> T:
+        """Asks an origin in a thread. Raises DeadlineExceeded at the deadline; the thread ends
+        later, by the time-outs of its connector."""
+        until_s = time.monotonic() + self.deadline_s
+
+        def ask() -> T:
+            with bounded(until_s):
+                return question()
+
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await asyncio.get_running_loop().run_in_executor(self._askers, ask)
+        except TimeoutError as err:
+            cause = f"no answer from the origin within {self.deadline_s:g} s"
+            raise DeadlineExceeded(cause) from err
+
+    def warn(self, place: Place, name: bytes, err: CacheFSError) -> None:
+        """One line in the log about an origin's error, now and then."""
+        text = f"{place.mount.shown(place.of(name))}: {err.code}: {err.one_line()}"
+        if line := place.mount.health.warning(text, self._clock()):
+            log.warning("%s", line)
+
+    # ---- removed directories ---------------------------------------------------------------------
+
+    def directories_removed(self) -> None:
+        """Voids paths and deletes, in the background, what lay below."""
+        self._tree.forget_paths()
+        if not self._gardening and not self._stopping:
+            self._gardening = True
+            self.spawn(self._collect_orphans())
+
+    async def _collect_orphans(self) -> None:
+        try:
+            while orphans := self._orphans():
+                for ino in orphans:
+                    await self._collect(ino)
+        finally:
+            self._gardening = False
+
+    async def _collect(self, ino: int) -> None:
+        await self.write(lambda txn: txn.collect_orphan(ino))
+
+    def _orphans(self) -> list[int]:
+        if self._stopping:
+            return []
+        with self._store.snapshot() as reader:
+            found = Names(reader).orphans(ORPHANS_AT_ONCE + len(self._kept))
+        return [ino for ino in found if ino not in self._kept]
+
+    def keep(self, changes: Iterable[Change]) -> None:
+        """Called in the writer's thread: what lies below the directories that these remove is
+        deleted after `release` only."""
+        self._kept.update(ino for _, ino in removed_directories(changes))
+
+    def release(self, changes: Iterable[Change]) -> None:
+        """From any thread; `directories_removed` follows."""
+        self._kept.difference_update(ino for _, ino in removed_directories(changes))
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def write(self, function: Callable[[Transaction], T]) -> T:
+        """One typed write, durable when this returns."""
+        return await asyncio.wrap_future(transact(self._store, function))
+
+    def spawn(self, work: Coroutine[Any, Any, T], mount: Mount | None = None) -> asyncio.Task[T]:
+        """A task that this object owns; what goes wrong in it unexpectedly is logged. `mount`: the
+        one whose origin it asks."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = mount
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        err = task.exception()
+        if err is not None and not isinstance(err, CacheFSError):
+            log.error("unexpected failure in the master", exc_info=err)
+
+    async def finish_with(self, mount: Mount) -> None:
+        """Waits, a bounded time, until nothing asks the origin of a removed mount any more."""
+        if asking := [task for task, of in self._tasks.items() if of is mount]:
+            await asyncio.wait(asking, timeout=CLOSE_WAIT_S)
+
+    def is_held(self, directory: int) -> bool:
+        """Does it stay, whatever its origin says?"""
+        return self._tree.is_held(directory)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    async def close(self) -> None:
+        """Stops asking; waits a little for what is under way. A thread that hangs in a connector is
+        left behind: its writes are refused by the closed store."""
+        self._stopping = True
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._listers.shutdown(wait=False, cancel_futures=True)
+        self._watched.shutdown(wait=False, cancel_futures=True)
+        self._askers.shutdown(wait=False, cancel_futures=True)

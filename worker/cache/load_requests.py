@@ -1,0 +1,97 @@
+"""A node's cache as a loader uses it: one tier (`worker.cache.loads`), or several
+(`worker.cache.tiers_loads`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.jobs import Room, TaskFile
+from cachefs.core.model import Origin
+from cachefs.core.pages import BLOCK_PAGES, PageRange, page_count
+from cachefs.core.placement import BLOCK_BYTES
+from worker.store.holds import Hold
+
+MISSING: Final = "missing"
+
+Gate = Callable[[int], Awaitable[None]]  # before a request for so many bytes
+
+
+class Missing(CacheFSError):
+    """A file that was being loaded was dropped meanwhile, or went otherwise."""
+
+    code = MISSING
+
+
+class Loaded(NamedTuple):
+    """What became of a load. `fetched_bytes` came from the origin."""
+
+    fetched_bytes: int
+    error: CacheFSError | None
+
+
+class Load(NamedTuple):
+    """What is to be complete: a block of a file (-1: all of it). `hold`: None: it is not held.
+    `gate` is asked before each request of a file that takes several; it raises to end the load.
+    `came` is called when its requests are over, or none is likely to be made;
+    `ended` is called once, in the loop, perhaps before `load` returns."""
+
+    origin: Origin
+    block: int
+    hold: Hold | None
+    gate: Gate | None
+    came: Callable[[], None]
+    ended: Callable[[Loaded], None]
+
+    @property
+    def pages(self) -> PageRange:
+        return pages_of(self.origin.size, self.block)
+
+
+class Outlook(enum.Enum):
+    """What comes of bringing a file ahead."""
+
+    BEGUN = enum.auto()
+    HERE = enum.auto()  # some or all of it is cached, or somebody brings it
+    REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
+
+
+class LoadingCache(Protocol):
+    """All methods belong to one event loop."""
+
+    def load(self, load: Load) -> None:
+        """Makes it complete, durable and held. Its error may be NoRoom (see `room`), OverQuota,
+        Missing, Stale, and what the origin answers."""
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        """Begins to bring a small file that is likely to be opened soon, as a fill would. `ended`
+        is called in the loop, and only after BEGUN: with whether all of it is here."""
+
+    def places_ahead(self) -> int:
+        """How many more may be brought so now: other reads find a place then. Below 0: too many are
+        on their way."""
+
+    async def check(self, files: Sequence[TaskFile]) -> list[int]:
+        """The places of those that are not complete. Raises OSError when the disk does not say."""
+
+    async def verify(self, files: Sequence[TaskFile]) -> list[int]:
+        """The same, after all bytes were compared with their checksums: what has wrong ones is
+        dropped. Raises OSError."""
+
+    async def room(self) -> Room:
+        """Why something does not fit."""
+
+    def capacity(self) -> int:
+        """Bytes that it may hold in all."""
+
+
+def pages_of(size_bytes: int, block: int) -> PageRange:
+    """The pages of a block of a file of that size; -1: of all of it."""
+    if block < 0:
+        return 0, page_count(size_bytes)
+    first = block * BLOCK_PAGES
+    end = page_count(min(size_bytes, (block + 1) * BLOCK_BYTES))
+    return min(first, end), end

@@ -1,0 +1,332 @@
+"""Loads into one tier (`worker.cache.load_requests.LoadingCache`). Owned by the loop.
+
+A small file of which nothing is here takes one request, one new file, and a part of one commit; no
+task is made for it. What was here before is looked up, and held, many at once. Everything else is
+brought piece by piece by a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, Unavailable
+from cachefs.core.jobs import Room, TaskFile
+from cachefs.core.model import Origin
+from cachefs.core.pages import PageRange, range_bytes, split
+from connectors.fetch.request import AT_ONCE
+from worker.cache.load_requests import Load, Loaded, Missing, Outlook
+from worker.cache.shortage import room
+from worker.cache.verify import Checks
+from worker.fill.fetch import Piece
+from worker.fill.fill import Filler
+from worker.fill.source import Purpose
+from worker.fill.transfer import PIECE_PAGES
+from worker.loads.schedule import PIECES
+from worker.tier.disk import no_answer
+from worker.tier.entry import Entry
+from worker.tier.ledger import allocation
+from worker.tier.tier import Inside
+
+ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
+FEW: Final = 4  # blocks of which a part was here, at once
+FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
+
+
+class TierLoading:
+    """See the module."""
+
+    def __init__(self, inside: Inside, filler: Filler) -> None:
+        self._inside = inside
+        self._parts = inside.parts
+        self._catalog = inside.catalog
+        self._space = inside.space
+        self._filler = filler
+        self._checks = Checks(inside.parts, inside.catalog)
+        self._loop = asyncio.get_running_loop()
+        self._known: list[Load] = []  # to be looked up together
+        self._few = asyncio.Semaphore(FEW)
+
+    def load(self, load: Load) -> None:
+        """See `LoadingCache`."""
+        origin = load.origin
+        if origin.size == 0:
+            return load.ended(Loaded(0, None))
+        first, end = load.pages
+        key = origin.content.key
+        if first == 0 and end - first <= PIECE_PAGES:
+            entry = self._catalog.open_nowait(origin, key)
+            if entry is not None:
+                if end == entry.page_count and self._begin_at_once(entry, load):
+                    return
+                self._catalog.leave(entry)
+        if not self._catalog.is_live(key) and not self._catalog.is_absent(key):
+            return self._look_soon(load)
+        self._parts.tasks.start(self._load(load))
+
+    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
+        """See `LoadingCache`."""
+        if self._parts.memory.under_pressure:
+            return Outlook.REFUSED
+        entry = self._catalog.open_nowait(origin, origin.content.key)
+        if entry is None:
+            return Outlook.HERE
+        if entry.pages.bits or entry.inflight or entry.failed is not None:
+            self._catalog.leave(entry)
+            return Outlook.HERE
+        need_bytes = allocation(entry.size)
+        has_room = not entry.detached and self._space.reserve_nowait(need_bytes, entry)
+        if not has_room and (entry.detached or not self._space.may_fit(need_bytes, entry)):
+            self._catalog.leave(entry)
+            return Outlook.REFUSED
+        self._filler.claim(
+            entry,
+            0,
+            entry.page_count,
+            background=True,
+            cache_only=True,
+            room_bytes=need_bytes if has_room else 0,
+            ended=functools.partial(self._came_ahead, ended),
+        )
+        return Outlook.BEGUN
+
+    def places_ahead(self) -> int:
+        """See `LoadingCache`."""
+        parts = self._parts
+        most = AT_ONCE if parts.small.serves else parts.config.fetch_threads
+        return most - FREE_PLACES - parts.counters.fills_in_flight
+
+    def _came_ahead(
+        self, ended: Callable[[bool], None], piece: Piece, error: CacheFSError | None
+    ) -> None:
+        is_here = error is None and piece.entry.pages.complete
+        self._catalog.leave(piece.entry)
+        ended(is_here)
+
+    async def check(self, files: Sequence[TaskFile]) -> list[int]:
+        """See `LoadingCache`."""
+        return await self._checks.missing(files)
+
+    async def verify(self, files: Sequence[TaskFile]) -> list[int]:
+        """See `LoadingCache`."""
+        return await self._checks.wrong(files)
+
+    async def room(self) -> Room:
+        """See `LoadingCache`."""
+        return await room(self._inside)
+
+    def capacity(self) -> int:
+        """See `LoadingCache`."""
+        ledger = self._parts.ledger
+        kept_bytes = ledger.headroom_bytes + ledger.scratch_floor_bytes + ledger.overhead_bytes
+        return max(0, ledger.limit_bytes - kept_bytes)
+
+    # ---- in one request ----
+
+    def _begin_at_once(self, entry: Entry, load: Load) -> bool:
+        """Nothing of it is here, nobody brings it, and there is room."""
+        if entry.pages.bits or entry.inflight or entry.detached or entry.failed is not None:
+            return False
+        need_bytes = allocation(entry.size)
+        if not self._space.reserve_nowait(need_bytes, entry):
+            return False
+        entry.hold_when_whole = load.hold
+        self._filler.claim(
+            entry,
+            0,
+            entry.page_count,
+            background=True,
+            cache_only=True,
+            room_bytes=need_bytes,
+            purpose=Purpose.SERVE,
+            ended=functools.partial(self._came, load),
+        )
+        return True
+
+    def _came(self, load: Load, piece: Piece, error: CacheFSError | None) -> None:
+        entry = piece.entry
+        if error is None and entry.pages.complete and entry.uncommitted:
+            entry.on_commit.append(functools.partial(self._committed, load, piece))
+            return load.came()
+        entry.hold_when_whole = None
+        self._catalog.leave(entry)
+        if error is None:  # it was given up, by the cache or its disk
+            self._parts.tasks.start(self._load(load, piece.origin_bytes))
+        else:
+            load.ended(Loaded(piece.origin_bytes, error))
+
+    def _committed(self, load: Load, piece: Piece) -> None:
+        entry = piece.entry
+        error = None if entry.published and not entry.detached else self._lost(entry)
+        self._catalog.leave(entry)
+        load.ended(Loaded(piece.origin_bytes, error))
+
+    def _lost(self, entry: Entry) -> CacheFSError:
+        """Why what came is not here."""
+        if entry.failed is not None:
+            return entry.failed
+        if not self._parts.health.in_service:
+            return Unavailable(f"{no_answer().strerror}: the file may not be cached")
+        return Missing("it was dropped while it was loaded")
+
+    # ---- what may be here ----
+
+    def _look_soon(self, load: Load) -> None:
+        if not self._known:
+            self._loop.call_soon(self._look)
+        self._known.append(load)
+        load.came()  # most are complete, and make no request
+
+    def _look(self) -> None:
+        known, self._known = self._known, []
+        self._parts.tasks.start(self._look_up(known))
+
+    async def _look_up(self, known: Sequence[Load]) -> None:
+        files = [TaskFile(load.origin, load.block) for load in known]
+        try:
+            missing = set(await self._checks.missing(files))
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            missing = set(range(len(files)))
+        await self._hold([load for place, load in enumerate(known) if place not in missing])
+        for place in missing:
+            self._parts.tasks.start(self._load_late(known[place]))
+
+    async def _hold(self, complete: Sequence[Load]) -> None:
+        """They are here: durable, and held from now on."""
+        wanted = [(load.origin.content.key, load.hold) for load in complete]
+        holds = [(key, hold) for key, hold in wanted if hold is not None]
+        error = None
+        try:
+            if holds:
+                await self._catalog.hold(holds)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            error = Unavailable(f"the cache disk failed: {err.strerror or err}")
+        for load in complete:
+            load.ended(Loaded(0, error))
+
+    async def _load_late(self, load: Load) -> None:
+        """Its place among the requests was given to others."""
+        async with self._few:
+            await self._load(load)
+
+    # ---- piece by piece ----
+
+    async def _load(self, load: Load, fetched_bytes: int = 0) -> None:
+        block = _Block(load, self._loop)
+        error = None
+        try:
+            entry = await self._catalog.open(load.origin, load.origin.content.key)
+            try:
+                await self._complete(entry, block)
+            finally:
+                self._catalog.leave(entry)
+        except CacheFSError as err:
+            error = err
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            error = Unavailable(f"the cache disk failed: {err.strerror or err}")
+        load.ended(Loaded(fetched_bytes + block.fetched_bytes, error))
+
+    async def _complete(self, entry: Entry, block: _Block) -> None:
+        """Until the block is recorded and held."""
+        first, end = block.load.pages
+        for _ in range(ATTEMPTS):
+            self._check(entry)
+            if not any(entry.pages.missing(first, end)):
+                break
+            await self._bring(entry, block)
+        else:
+            raise Unavailable("it was given up again and again")
+        block.load.came()
+        if entry.uncommitted:
+            await entry.next_commit(self._loop)
+        self._check(entry)
+        if not entry.recorded:
+            raise self._lost(entry)
+        if block.load.hold is not None:
+            await self._catalog.hold([(entry.key, block.load.hold)])
+
+    def _check(self, entry: Entry) -> None:
+        if entry.failed is not None or entry.detached or not self._parts.health.in_service:
+            raise self._lost(entry)
+
+    async def _bring(self, entry: Entry, block: _Block) -> None:
+        """Once through all that is missing; what others are bringing is waited for."""
+        first, end = block.load.pages
+        missing = [*entry.pages.missing(first, end, entry.inflight_bits)]
+        need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
+        if need_bytes:
+            await self._space.reserve_for_load(need_bytes, entry)
+        block.room_bytes = need_bytes
+        try:
+            for run in missing:
+                for piece in split(*run, PIECE_PAGES):
+                    await self._claim(entry, block, piece)
+            await block.all_ended()
+        finally:
+            self._space.release(block.room_bytes)
+            block.room_bytes = 0
+        for page in range(first, end):
+            if (future := entry.inflight.get(page)) is not None:
+                await asyncio.shield(future)
+
+    async def _claim(self, entry: Entry, block: _Block, pages: PageRange) -> None:
+        """Pages that somebody else claimed in the meantime are theirs."""
+        await block.few_in_flight()
+        if block.load.gate is not None:
+            await block.load.gate(range_bytes(entry.size, *pages))
+        self._check(entry)
+        for first, end in [*entry.pages.missing(*pages, entry.inflight_bits)]:
+            share_bytes = min(block.room_bytes, allocation(range_bytes(entry.size, first, end)))
+            block.room_bytes -= share_bytes
+            block.in_flight += 1
+            self._filler.claim(
+                entry,
+                first,
+                end,
+                background=True,
+                cache_only=True,
+                room_bytes=share_bytes,
+                purpose=Purpose.SERVE,
+                ended=block.ended,
+            )
+
+
+class _Block:
+    """A load under way. `room_bytes` are reserved for what was not claimed yet."""
+
+    def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
+        self.load = load
+        self.fetched_bytes = 0
+        self.room_bytes = 0
+        self.in_flight = 0
+        self._error: CacheFSError | None = None
+        self._loop = loop
+        self._change: asyncio.Future[None] | None = None
+
+    def ended(self, piece: Piece, error: CacheFSError | None) -> None:
+        """One of its pieces did."""
+        self.in_flight -= 1
+        self.fetched_bytes += piece.origin_bytes
+        self._error = self._error or error
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def few_in_flight(self) -> None:
+        """Raises the error of a piece."""
+        await self._fewer_than(PIECES)
+
+    async def all_ended(self) -> None:
+        """Raises the error of a piece."""
+        await self._fewer_than(1)
+
+    async def _fewer_than(self, count: int) -> None:
+        while self.in_flight >= count and self._error is None:
+            self._change = self._loop.create_future()
+            await self._change
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,358 @@
+"""What peers get of this worker's cache: pages with the checksums that were taken when they came.
+Owned by the loop; bytes are read by whoever gets the descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import xxhash
+
+from cachefs.core.errors import CacheFSError, NoSpace
+from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
+from cachefs.core.pages import PageRange, page_count, range_bytes, split
+from worker.cache.reads import FETCH_PIECES, Provider
+from worker.fill.fill import Filler
+from worker.fill.segment import Segment
+from worker.fill.segments import Segments
+from worker.fill.source import Purpose
+from worker.fill.transfer import PIECE_PAGES, verify
+from worker.migration.events import Holding
+from worker.store.directory import Tier
+from worker.store.holdings import read_holdings
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts, no_answer
+from worker.tier.entry import Entry
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 8  # of one request: each ends with pages, an error, or pages that went again
+MOST_DOUBTED: Final = 8  # pages looked at for one doubt
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages from `first` on, one for each checksum (xxh3_64), `size_bytes` in all. `fd` is
+    read-only and the receiver's to close; its byte 0 is the file's byte `base`."""
+
+    fd: int
+    base: int
+    first: int
+    size_bytes: int
+    checksums: Sequence[int]
+
+    @property
+    def offset(self) -> int:
+        """In `fd`."""
+        return self.first * PAGE_BYTES - self.base
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class PeerCache(Protocol):
+    """What other workers may have of a node's cache (one tier, or several)."""
+
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
+        """What is cached of the pages [first, end) from the first one on; None when that one is
+        not. Nobody else is asked, not even the master. `for_reader`: this reads what was loaded."""
+
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
+        """The same, brought from the origin (or from peers that have it) where need be, for a peer
+        that asks by the view of this `epoch`. Raises NotHere when readers here wait for peers to
+        bring it, by another view; NoSpace, and the error of the fill: Stale for another version
+        there. Cancelled: the fill goes on."""
+
+    async def bring(
+        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
+    ) -> int:
+        """Brings the pages [first, end) into the cache, `peers_only` from peers that have them.
+        Returns how many of them are cached then: fewer where nobody has them, or the cache does
+        not take them. Raises Stale, and the error of a fill."""
+
+    async def bits(self, key: bytes) -> int:
+        """The bitmap of the cached pages (bit i: page i)."""
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """What is cached, in key order, of keys greater than `after`; fewer than `limit`: that was
+        all. Raises OSError."""
+
+    async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
+        """A peer got other bytes than the checksums say. Looks at these pages here (at most
+        `MOST_DOUBTED`) and drops the content when one is wrong: True then."""
+
+
+class Serving:
+    """`PeerCache` of one tier."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        catalog: Catalog,
+        segments: Segments,
+        provider: Provider,
+        filler: Filler,
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._segments = segments
+        self._provider = provider
+        self._filler = filler
+
+    # ---- what is here ----
+
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
+        """See `PeerCache`."""
+        entry = self._catalog.live(key)
+        if entry is not None and entry.looking is not None:
+            await asyncio.shield(entry.looking)
+        try:
+            found = await (
+                self._of_entry(entry, first, end) if entry else self._cold(key, first, end)
+            )
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return None
+        if found is not None and key in self._parts.order:
+            (self._parts.read if for_reader else self._parts.touch)(key)
+        return found
+
+    async def _of_entry(self, entry: Entry, first: int, end: int) -> Pages | None:
+        parts = self._parts
+        stop = min(end, entry.pages.run_end(first))
+        if stop > first and entry.fd >= 0 and parts.health.in_service:
+            known = {**entry.committing, **entry.unrecorded}
+            fresh = {page: known[page] for page in range(first, stop) if page in known}
+            fd = await parts.reopen(entry.fd)
+            return await self._with_checksums(fd, entry.key, entry.size, (first, stop), fresh)
+        return await self._of_segment(entry.key, first, end)
+
+    async def _with_checksums(
+        self,
+        fd: int,
+        key: bytes,
+        size_bytes: int,
+        pages: PageRange,
+        fresh: dict[int, int | None],
+    ) -> Pages:
+        length = range_bytes(size_bytes, *pages)
+        known = [sum for page in range(*pages) if (sum := fresh.get(page)) is not None]
+        if len(known) == pages[1] - pages[0]:
+            return Pages(fd, 0, pages[0], length, known)
+        try:
+            if not self._parts.health.in_service:
+                raise no_answer()  # before there is a descriptor that nobody would close
+            sums = await self._parts.ask_disk(
+                _checksums, self._parts.tier, os.dup(fd), key, size_bytes, pages
+            )
+        except BaseException:
+            self._parts.close(fd)
+            raise
+        both = [fresh.get(page) or sums[page] for page in range(*pages)]
+        return Pages(fd, 0, pages[0], length, both)
+
+    async def _of_segment(self, key: bytes, first: int, end: int) -> Pages | None:
+        segment = self._segments.find(key, first)
+        if segment is None:
+            return None
+        stop = min(end, segment.ready_end)
+        sums = segment.checksums[first - segment.first : stop - segment.first]
+        size_bytes = min(stop * PAGE_BYTES, segment.stop) - first * PAGE_BYTES
+        fd = await self._segments.grant(segment)
+        return Pages(fd, segment.start, first, size_bytes, sums)
+
+    async def _cold(self, key: bytes, first: int, end: int) -> Pages | None:
+        """Of a content that nobody uses just now."""
+        parts = self._parts
+        on_disk = not self._catalog.is_live(key) and not self._catalog.is_absent(key)
+        if on_disk and parts.health.in_service:
+            found = await parts.ask_disk(_recorded, parts.tier, key, first, end, discard=_discard)
+            if found is not None:
+                return found
+        return await self._of_segment(key, first, end)
+
+    async def bits(self, key: bytes) -> int:
+        """See `PeerCache`."""
+        entry = self._catalog.live(key)
+        if entry is not None and entry.looking is None:
+            return entry.pages.bits
+        if self._catalog.is_absent(key):
+            return 0
+        try:
+            return await self._parts.ask_disk(_recorded_bits, self._parts.tier, key)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return 0
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """See `PeerCache`."""
+        parts = self._parts
+        found = await parts.ask_disk(read_holdings, parts.tier.index, after, limit, limit_s=None)
+        return with_replicas(found, parts.rules.replicas)
+
+    # ---- what is brought ----
+
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
+        """See `PeerCache`."""
+        entry = await self._catalog.open(origin, origin.content.key)
+        try:
+            end = min(end, entry.page_count)
+            for _ in range(ATTEMPTS):
+                await self._provider.pages(entry, first, end, epoch)
+                found = await self._of_entry(entry, first, end)
+                if found is not None:
+                    return found
+        except OSError as err:
+            self._catalog.disk_fault(err)
+        finally:
+            self._catalog.leave(entry)
+        raise NoSpace("there is not enough scratch room to serve this file")
+
+    async def bring(
+        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
+    ) -> int:
+        """See `PeerCache`."""
+        origin = await self._parts.metadata(namespace).locate(ino)
+        entry = await self._catalog.open(origin, origin.content.key)
+        try:
+            end = min(end, entry.page_count)
+            purpose = Purpose.MIGRATE if peers_only else Purpose.READ
+            for run in [*entry.pages.missing(first, end, entry.inflight_bits)]:
+                for piece in split(*run, PIECE_PAGES):
+                    await self._few_in_flight(entry)
+                    self._claim_missing(entry, piece, purpose)
+            for page in range(first, end):
+                if (future := entry.inflight.get(page)) is not None:
+                    await asyncio.shield(future)
+            return (entry.pages.bits >> first & (1 << end - first) - 1).bit_count()
+        finally:
+            self._catalog.leave(entry)
+
+    async def _few_in_flight(self, entry: Entry) -> None:
+        while entry.busy_pieces >= FETCH_PIECES and entry.inflight:
+            with contextlib.suppress(CacheFSError):
+                await asyncio.shield(next(iter(entry.inflight.values())))
+
+    def _claim_missing(self, entry: Entry, piece: PageRange, purpose: Purpose) -> None:
+        """Pages that somebody else claimed in the meantime are theirs."""
+        if entry.failed is not None:
+            raise entry.failed
+        for first, end in entry.pages.missing(*piece, entry.inflight_bits):
+            self._filler.claim(entry, first, end, background=True, cache_only=True, purpose=purpose)
+
+    # ---- doubts ----
+
+    async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
+        """See `PeerCache`."""
+        pages = pages[:MOST_DOUBTED]
+        self._doubt_segments(key, pages)
+        parts = self._parts
+        try:
+            bad = await parts.ask_disk(_bad_pages, parts.tier, key, pages)
+            if not bad:
+                return False
+            log.warning("%s: %d pages are damaged, a peer found; dropped", key.hex(), len(bad))
+            parts.counters.bad_pages += len(bad)
+            await self._catalog.drop([key])
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return False
+        return True
+
+    def _doubt_segments(self, key: bytes, pages: Iterable[int]) -> None:
+        """They are worth nothing: they go unseen."""
+        for page in pages:
+            segment: Segment | None = self._segments.find(key, page)
+            if segment is not None:
+                self._segments.drop(segment)
+
+
+def with_replicas(
+    holdings: Iterable[Holding], replicas_of: Callable[[bytes], int]
+) -> tuple[Holding, ...]:
+    """The same, with what is known of how many own them."""
+    return tuple(
+        dataclasses.replace(one, replicas=count) if (count := replicas_of(one.key)) > 1 else one
+        for one in holdings
+    )
+
+
+# ---- in threads ----
+
+
+def _checksums(
+    tier: Tier, fd: int, key: bytes, size_bytes: int, pages: PageRange
+) -> dict[int, int]:
+    """Of all these pages, from the index; of those whose records are just on their way, computed.
+    Closes `fd`. Raises OSError."""
+    try:
+        sums = tier.index.sums(key, size_bytes, *pages)
+        for page in range(*pages):
+            if page not in sums:
+                length = range_bytes(size_bytes, page, page + 1)
+                sums[page] = xxhash.xxh3_64_intdigest(os.pread(fd, length, page * PAGE_BYTES))
+        return sums
+    finally:
+        os.close(fd)
+
+
+def _recorded(tier: Tier, key: bytes, first: int, end: int) -> Pages | None:
+    """Raises OSError."""
+    record = tier.index.get(key)
+    if record is None or first >= page_count(record.size):
+        return None
+    sums = tier.index.sums(key, record.size, first, min(end, page_count(record.size)))
+    run: list[int] = []
+    while first + len(run) in sums:
+        run.append(sums[first + len(run)])
+    fd = _open_right(tier, key, record.size) if run else None
+    if fd is None:
+        return None
+    return Pages(fd, 0, first, range_bytes(record.size, first, first + len(run)), run)
+
+
+def _open_right(tier: Tier, key: bytes, size_bytes: int) -> int | None:
+    try:
+        fd = tier.open_file(key.hex(), os.O_RDONLY)
+    except BlockingIOError:  # it is on its way out
+        return None
+    if fd is None or os.fstat(fd).st_size == size_bytes:
+        return fd
+    os.close(fd)
+    return None
+
+
+def _recorded_bits(tier: Tier, key: bytes) -> int:
+    record = tier.index.get(key)
+    return tier.index.bits(key, record.size) if record is not None else 0
+
+
+def _bad_pages(tier: Tier, key: bytes, pages: Sequence[int]) -> list[int]:
+    """Those whose bytes are not what the index says. Raises OSError."""
+    record = tier.index.get(key)
+    if record is None or not pages:
+        return []
+    sums = tier.index.sums(key, record.size, min(pages), max(pages) + 1)
+    fd = _open_right(tier, key, record.size)
+    if fd is None:
+        return []
+    try:
+        return verify(fd, record.size, {page: sums[page] for page in pages if page in sums})
+    finally:
+        os.close(fd)
+
+
+def _discard(found: Pages | None) -> None:
+    if found is not None:
+        found.close()

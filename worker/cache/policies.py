@@ -1,0 +1,304 @@
+"""What the master's policies say of what is cached: frees what is older than its time to live, and
+what is more than a quota allows; knows how many own it. Owned by the loop.
+
+What has just been filled is asked about once a second, many at once; everything that is cached is
+asked about again after a start, and whenever policies changed. Nothing goes without the master's
+permission, as in an eviction: what is pinned by now stays. A master that gives no answer makes it
+late. Open files go on: they read from the unlinked file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import Rule
+from cachefs.core.services import PolicyService
+from worker.cache.expiry import Expiry
+from worker.fill.segments import Segments
+from worker.store.changes import TouchFile
+from worker.store.records import FileRecord
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
+from worker.tier.maintenance import Housekeeping
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+ASKED_AT_ONCE: Final = 500
+FREED_AT_ONCE: Final = 200
+MOST_FREED_PER_TICK: Final = 20_000
+MOST_FRESH: Final = 50_000  # fills between two ticks; with more, everything is asked about again
+ANSWER_S: Final = 5.0
+RETRY_S: Final = 3.0
+
+
+class Expirer:
+    """`run` is the one task; `tick` can be called alone."""
+
+    def __init__(
+        self, parts: Parts, catalog: Catalog, segments: Segments, housekeeping: Housekeeping
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._segments = segments
+        self._housekeeping = housekeeping
+        self._expiry = Expiry()
+        self._charges = parts.charges
+        self._fresh: dict[bytes, float] = {}  # key -> when it was filled
+        self._versions: dict[NamespaceId, int] = {}  # of the policies that are known here
+        self._again: set[NamespaceId] = set()  # not all of whose policies are known here
+        self._again_at_s = 0.0
+        self._knows_namespaces = False
+        self._one_at_a_time = asyncio.Lock()
+        self._other_owners = False  # than was known here
+        self.freed_files = 0
+
+    def __len__(self) -> int:
+        """Contents with a time to live."""
+        return len(self._expiry)
+
+    def filled(self, key: bytes) -> None:
+        """Something of a content came just now."""
+        if len(self._fresh) < MOST_FRESH:
+            self._fresh[key] = self._parts.clocks.wall()
+        else:
+            self._again.add(key_namespace(key))
+
+    def moved(self, key: bytes, filled_s: int) -> None:
+        """A content came from another tier of this node, where it was filled then."""
+        self.filled(key)
+        if key in self._fresh:
+            self._fresh[key] = float(filled_s)
+        self._parts.writer.submit([TouchFile(key, filled_s=filled_s)], _ignore)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def tick(self) -> None:
+        """What is due now."""
+        async with self._one_at_a_time:
+            if not self._parts.health.in_service or not self._parts.order_known:
+                return
+            try:
+                await self._ask()
+                await self._look_at_owners()
+            except OSError as err:
+                return self._catalog.disk_fault(err)
+            await self._free_what_is_due()
+            for path, excess_bytes in self._charges.excess().items():
+                await self._free_excess(path, excess_bytes)
+
+    async def _ask(self) -> None:
+        if not self._knows_namespaces:
+            async for batch in self._housekeeping.records():
+                self._again |= {key_namespace(key) for key, _ in batch}
+            self._knows_namespaces = True
+        await self._ask_about_fresh()
+        await self._ask_about_changed()
+
+    async def _free_what_is_due(self) -> None:
+        for _ in range(0, MOST_FREED_PER_TICK, FREED_AT_ONCE):
+            due = self._expiry.due(self._parts.clocks.wall(), FREED_AT_ONCE)
+            if not due:
+                return
+            await self._free(due)
+
+    # ---- what the policies say -------------------------------------------------------------------
+
+    def _service(self, namespace: NamespaceId) -> PolicyService | None:
+        try:
+            service = self._parts.metadata(namespace)
+        except CacheFSError:
+            return None
+        return service if isinstance(service, PolicyService) else None
+
+    def _version(self, namespace: NamespaceId) -> int:
+        service = self._service(namespace)
+        return -1 if service is None else service.policy_version
+
+    async def _ask_about_fresh(self) -> None:
+        over = [key for key in self._charges.promised() if not self._catalog.is_live(key)]
+        fresh, self._fresh = self._fresh, {}
+        for namespace, filled in _by_namespace(fresh).items():
+            self._versions.setdefault(namespace, self._version(namespace))
+            if not await self._learn(namespace, filled):
+                self._again.add(namespace)
+        self._charges.settle(over)
+
+    async def _ask_about_changed(self) -> None:
+        """About everything of the namespaces whose policies changed, or that had no answer."""
+        versions = {ns: self._version(ns) for ns in {*self._versions, *self._again}}
+        self._again |= {ns for ns, version in versions.items() if version != self._versions.get(ns)}
+        now = self._parts.clocks.monotonic()
+        if not self._again or now < self._again_at_s:
+            return
+        wanted, self._again = self._again, set()
+        try:
+            await self._ask_about_all_of(wanted)
+        except BaseException:
+            self._again |= wanted
+            raise
+        self._versions |= {ns: versions[ns] for ns in wanted - self._again}
+        self._again_at_s = now + RETRY_S if self._again else now
+
+    async def _ask_about_all_of(self, wanted: set[NamespaceId]) -> None:
+        """Those that gave no answer are in `_again` then. Raises OSError."""
+        async for batch in self._housekeeping.records():
+            if not wanted - self._again:
+                return  # nobody answers
+            filled = {key: float(_filled_s(record)) for key, record in batch}
+            sizes = {key: record.allocated_bytes for key, record in batch}
+            for namespace, some in _by_namespace(filled).items():
+                asks = namespace in wanted and namespace not in self._again
+                if asks and not await self._learn(namespace, some, sizes):
+                    self._again.add(namespace)
+
+    async def _learn(
+        self,
+        namespace: NamespaceId,
+        filled: dict[bytes, float],
+        sizes: dict[bytes, int] | None = None,
+    ) -> bool:
+        """Asks what is said of these, filled then. False: there was no answer."""
+        keys = [*filled]
+        for start in range(0, len(keys), ASKED_AT_ONCE):
+            part = keys[start : start + ASKED_AT_ONCE]
+            try:
+                rules = await self._rules(namespace, [ContentId.of_key(key) for key in part])
+            except (CacheFSError, TimeoutError) as err:
+                log.debug("no policies from the master: %s", err)
+                return False
+            now_s = self._parts.clocks.wall()
+            for key, rule in zip(part, rules, strict=True):
+                self._heed(key, rule)
+                ttl_s = -1.0 if rule.pinned else rule.ttl_s
+                self._expiry.put(key, filled[key], ttl_s, now_s)
+            await self._charge(part, rules, sizes or {})
+        return True
+
+    def _heed(self, key: bytes, rule: Rule) -> None:
+        """What has an effect at once on what is cached or open."""
+        parts, entry = self._parts, self._catalog.live(key)
+        if entry is not None and entry.origin.rule != rule:
+            entry.origin = msgspec.structs.replace(entry.origin, rule=rule)
+        if key in parts.order:
+            parts.order.set_eviction(key, rule.eviction)
+            self._other_owners |= parts.rules.put(key, rule)
+
+    async def _look_at_owners(self) -> None:
+        """Copies of what this node no longer owns go first, and others get what they own now.
+        Raises OSError."""
+        if self._other_owners:
+            self._other_owners = False
+            await self._housekeeping.ask_owners()
+            self._parts.owners_changed()
+
+    async def _charge(
+        self, keys: Sequence[bytes], rules: Sequence[Rule], sizes: dict[bytes, int]
+    ) -> None:
+        """Counts what is cached of these against their quotas. Raises OSError."""
+        index = self._parts.tier.index
+        for key, rule in zip(keys, rules, strict=True):
+            size_bytes = 0
+            if rule.quotas:
+                entry = self._catalog.live(key)
+                if entry is not None and not entry.detached:
+                    size_bytes = entry.allocated_bytes
+                elif key in sizes:
+                    size_bytes = sizes[key]
+                elif record := await self._parts.ask_disk(index.get, key):
+                    size_bytes = record.allocated_bytes
+            self._charges.put(key, rule.quotas if size_bytes else (), size_bytes)
+
+    async def _rules(self, namespace: NamespaceId, contents: Sequence[ContentId]) -> list[Rule]:
+        service = self._service(namespace)
+        if service is None:
+            return [Rule()] * len(contents)
+        rules: list[Rule] = await self._parts.within(service.rules_of(contents), ANSWER_S)
+        return rules
+
+    # ---- what goes -------------------------------------------------------------------------------
+
+    async def _free_excess(self, path: bytes, excess_bytes: int) -> None:
+        """Frees what was not used for longest of what counts against a quota: it was lowered, or
+        this node's share of it."""
+        order = self._parts.order
+        known = [(key, size) for key, size in self._charges.charged(path) if key in order]
+        known.sort(key=lambda one: order.last_use_s(one[0]))
+        rest = iter(known)
+        while excess_bytes > 0:
+            some: list[bytes] = []
+            for key, size_bytes in itertools.islice(rest, FREED_AT_ONCE):
+                some.append(key)
+                excess_bytes -= size_bytes
+                if excess_bytes <= 0:
+                    break
+            if not some:
+                return  # what is left is pinned
+            await self._free(some)
+            excess_bytes = self._charges.excess().get(path, 0)
+
+    async def _free(self, keys: Sequence[bytes]) -> None:
+        retry_s = self._parts.clocks.wall() + RETRY_S
+        allowed = await self._permitted([key for key in keys if self._is_quiet(key)])
+        for key in keys:
+            self._expiry.postpone(key, retry_s)
+        if not allowed:
+            return
+        try:
+            counts = await self._catalog.drop(allowed)
+        except OSError as err:
+            return self._catalog.disk_fault(err)
+        self._segments.drop_content(allowed)
+        for key in allowed:
+            self._expiry.drop(key)
+        self.freed_files += counts.files
+
+    def _is_quiet(self, key: bytes) -> bool:
+        """Can it be dropped at once, while the permission lasts?"""
+        entry = self._catalog.live(key)
+        return not self._catalog.is_live(key) if entry is None else entry.looking is None
+
+    async def _permitted(self, keys: Sequence[bytes]) -> list[bytes]:
+        allowed: list[bytes] = []
+        for namespace, some in _by_namespace(dict.fromkeys(keys, 0.0)).items():
+            contents = [ContentId.of_key(key) for key in some]
+            try:
+                asked = self._parts.metadata(namespace).permit_eviction(contents)
+                permission = await self._parts.within(asked, ANSWER_S)
+            except (CacheFSError, TimeoutError) as err:
+                log.debug("the master gives no permission: %s", err)
+                continue
+            allowed += [one.key for one in contents if one.name in permission.allowed]
+        return allowed
+
+
+def _ignore(error: OSError | None) -> None:
+    """It counts as filled when it moved, then."""
+
+
+def key_namespace(key: bytes) -> NamespaceId:
+    return NamespaceId(key[:16])
+
+
+def _by_namespace(filled: dict[bytes, float]) -> dict[NamespaceId, dict[bytes, float]]:
+    found: dict[NamespaceId, dict[bytes, float]] = {}
+    for key, filled_s in filled.items():
+        found.setdefault(key_namespace(key), {})[key] = filled_s
+    return found
+
+
+def _filled_s(record: FileRecord) -> int:
+    """Of a record of an earlier version, its last use stands for its last fill."""
+    return record.filled_s or record.last_use_s

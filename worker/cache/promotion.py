@@ -1,0 +1,286 @@
+"""Moves contents between the tiers of a node: does what `worker.cache.tier_choice` decides. Owned
+by the loop. A move is a fill of one tier from another (`worker.cache.tier_source`), then an
+eviction there; until that, what is in two tiers is on a list, and read from where it was complete
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.services import MetadataService
+from worker.cache.running import Running
+from worker.cache.tier_choice import (
+    PROMOTE_WINDOW_S,
+    Held,
+    Moved,
+    Promote,
+    Promotions,
+    Used,
+    excess,
+)
+from worker.cache.tier_set import Keeper
+from worker.tier.demotion import COPY_LIMIT_S
+from worker.tier.ledger import allocation
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+COPIES_AT_ONCE: Final = 4  # of one demotion
+MOST_DOUBLED: Final = 100_000  # more are found by the next sweep
+SETTLED_PER_TICK: Final = 256
+SWEEP_KEYS: Final = 2_000  # in one step of the loop
+# What was copied below has left above by then, if it does.
+EVICTED_WITHIN_S: Final = COPY_LIMIT_S + 15.0
+FIRST_PAUSE_S: Final = 1.0  # before another try to let go of what somebody has open
+LONGEST_PAUSE_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Doubled:
+    due_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+
+
+class Moves:
+    """`used` hears of opens; `connect` is told of every worker that starts."""
+
+    def __init__(self, keeper: Keeper, metadata: Callable[[NamespaceId], MetadataService]) -> None:
+        self._keeper = keeper
+        self._metadata = metadata
+        self._promotions = Promotions()
+        self._doubled: dict[bytes, _Doubled] = {}
+        self._sources: dict[bytes, Running] = {}  # content on the move -> where it is complete
+        self._sweep_due = False
+        self._making_room: set[int] = set()  # tiers
+        self._tasks = keeper.tasks
+
+    def start(self) -> None:
+        """Begins to work in the background; ends with the keeper's tasks."""
+        if len(self._keeper.specs) > 1 or self._keeper.specs[0].high < 1.0:
+            self._tasks.start(self._run())
+
+    def connect(self, one: Running) -> None:
+        """A worker has started."""
+        self._sweep_due = True
+        if one.tier < len(self._keeper.specs) - 1:
+            one.parts.offer_below = functools.partial(self._demote, one)
+
+    # ---- uses ----
+
+    def used(self, key: bytes, one: Running) -> None:
+        """A content that this tier has was opened."""
+        if one.tier == 0:
+            return
+        event, now = Used(key, one.tier), self._keeper.clocks.monotonic()
+        for action in self._promotions.handle(event, now):
+            self._tasks.start(self._promote(action, one))
+
+    def used_name(self, name: str, one: Running) -> None:
+        """The same by name; one that is no name is of nothing."""
+        if one.tier and len(name) == 2 * len(_EXAMPLE):
+            self.used(bytes.fromhex(name), one)
+
+    def source_of(self, key: bytes) -> Running | None:
+        """Where a content is to be read that is on the move."""
+        one = self._sources.get(key)
+        return one if one in self._keeper.in_service() else None
+
+    # ---- up ----
+
+    async def _promote(self, action: Promote, one: Running) -> None:
+        done = False
+        try:
+            origin = await self._origin(action.key)
+            target = await self._faster(one, origin.size) if origin is not None else None
+            if origin is not None and target is not None:
+                done = await self._copy(origin, one, target)
+                await self._settle(action.key)
+        except (CacheFSError, OSError) as err:
+            log.warning("%s is not promoted: %s", action.key.hex(), err)
+        finally:
+            now = self._keeper.clocks.monotonic()
+            self._promotions.handle(Moved(action.key, done), now)
+
+    async def _origin(self, key: bytes) -> Origin | None:
+        """None where the namespace is not attached, or the file has other contents."""
+        content = ContentId.of_key(key)
+        try:
+            origin = await self._metadata(content.namespace).locate(content.ino)
+        except CacheFSError:
+            return None
+        return origin if origin.content.key == key else None
+
+    async def _faster(self, one: Running, size: int) -> Running | None:
+        """A faster tier that has room, or in which it can be made from what nobody uses: else
+        contents used alike would push each other up and down for ever."""
+        for target in self._keeper.in_service():
+            room = target.room()
+            if target.tier >= one.tier or not room.writable or size > room.limit_bytes:
+                continue
+            if size <= room.free_bytes:
+                return target
+            space = target.worker.inside.space
+            await target.unless_left(space.make_room_from_idle(allocation(size), PROMOTE_WINDOW_S))
+            if size <= target.room().free_bytes:
+                return target
+        return None
+
+    async def _copy(
+        self, origin: Origin, one: Running, target: Running, *, settled_later_s: float = 0.0
+    ) -> bool:
+        """False when it was not taken."""
+        key, content = origin.content.key, origin.content
+        held = await one.held(key, origin.size)
+        if held is None or not held.complete or key in self._sources:
+            return False  # somebody else moves it, perhaps since a moment ago
+        self._sources[key] = one
+        self.doubled(key, settled_later_s)
+        try:
+            record = await one.record(key)
+            with target.using() as worker:
+                await worker.fetch(content.namespace, content.ino)
+            if record is not None and record.filled_s:
+                target.worker.expirer.moved(key, record.filled_s)
+            await _hold_too(key, one, target)
+        except (CacheFSError, OSError):
+            return False
+        finally:
+            del self._sources[key]
+        return True
+
+    # ---- down ----
+
+    async def _demote(self, one: Running, keys: Sequence[bytes], need_bytes: int) -> None:
+        """See `Parts.offer_below`."""
+        slots = asyncio.Semaphore(COPIES_AT_ONCE)
+
+        async def copy(key: bytes) -> None:
+            async with slots:
+                await self._copy_below(one, key)
+
+        wanted = []
+        for key in keys:
+            held = await one.held(key, 0) if need_bytes > 0 else None
+            if held is not None and held.complete:
+                wanted.append(key)
+                need_bytes -= held.cached_bytes
+        await asyncio.gather(*map(copy, wanted))
+
+    async def _copy_below(self, one: Running, key: bytes) -> None:
+        origin = await self._origin(key)
+        if origin is None:
+            return
+        for target in self._keeper.in_service():
+            if target.tier > one.tier and target.room(origin).takes(origin.size):
+                copied = await self._copy(origin, one, target, settled_later_s=EVICTED_WITHIN_S)
+                if copied and key in one.parts.order:
+                    target.parts.order.hit(key, one.parts.order.last_use_s(key))
+                return
+
+    # ---- what is in two tiers ----
+
+    def doubled(self, key: bytes, later_s: float = 0.0) -> None:
+        """It may be in two tiers: one of them is to let it go, so much later at the earliest."""
+        if len(self._doubled) < MOST_DOUBLED:
+            known = self._doubled.setdefault(key, _Doubled())
+            known.due_s = max(known.due_s, self._keeper.clocks.monotonic() + later_s)
+        else:
+            self._sweep_due = True
+
+    async def _settle(self, key: bytes) -> None:
+        """The fastest that has all of it keeps it, else the one that has most."""
+        if key in self._sources:
+            return
+        having = [one for one in self._keeper.in_service() if key in one.parts.order]
+        if len(having) > 1:
+            found: dict[Running, Held] = {}
+            for one in having:
+                held = await one.held(key, 0)
+                if held is not None:
+                    found[one] = held
+            best = max(found, key=lambda one: _worth(found[one]), default=None)
+            for one in having:
+                if one is not best and best is not None:
+                    await _hold_too(key, one, best)
+                if one is not best:
+                    await one.unless_left(one.worker.inside.space.let_go([key]))
+            having = [one for one in having if key in one.parts.order]
+        doubled = self._doubled.get(key)
+        if len(having) < 2:
+            self._doubled.pop(key, None)
+        elif doubled is not None:  # somebody has it open
+            doubled.due_s = self._keeper.clocks.monotonic() + doubled.pause_s
+            doubled.pause_s = min(2 * doubled.pause_s, LONGEST_PAUSE_S)
+
+    async def _sweep(self) -> None:
+        """Finds what is in two tiers, after a start, and after a tier has come back."""
+        self._sweep_due = False
+        running = self._keeper.in_service()
+        for number, one in enumerate(running):
+            keys = [*one.parts.order.keys()]
+            for start in range(0, len(keys), SWEEP_KEYS):
+                for key in keys[start : start + SWEEP_KEYS]:
+                    if any(key in other.parts.order for other in running[number + 1 :]):
+                        self.doubled(key)
+                await asyncio.sleep(0)
+
+    # ---- in the background ----
+
+    async def _run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """What is due now."""
+        running = self._keeper.in_service()
+        if self._sweep_due and all(one.parts.order_known for one in running):
+            await self._sweep()
+        now = self._keeper.clocks.monotonic()
+        due = (key for key, doubled in self._doubled.items() if doubled.due_s <= now)
+        for key in [*itertools.islice(due, SETTLED_PER_TICK)]:
+            with contextlib.suppress(OSError):  # its disk hangs: later
+                await self._settle(key)
+        for one in running:
+            self._look_at_watermarks(one)
+
+    def service_changed(self) -> None:
+        """A tier that is back may have what others have got meanwhile."""
+        self._sweep_due = True
+
+    def _look_at_watermarks(self, one: Running) -> None:
+        parts = one.parts
+        if parts.config.admission != "always" or one.tier in self._making_room:
+            return
+        limit_bytes = one.room().limit_bytes
+        used_bytes = limit_bytes - parts.ledger.free_for_files
+        excess_bytes = excess(used_bytes, limit_bytes, one.spec.high, one.spec.low)
+        if excess_bytes > 0:
+            self._making_room.add(one.tier)
+            task = parts.tasks.start(one.worker.inside.space.make_room_ahead(excess_bytes))
+            task.add_done_callback(lambda _: self._making_room.discard(one.tier))
+
+
+async def _hold_too(key: bytes, one: Running, target: Running) -> None:
+    """What one tier holds is held where it goes. Raises OSError."""
+    hold = await one.hold(key)
+    if hold is not None and not target.parts.order.held(key)[0]:
+        await target.worker.inside.catalog.hold([(key, hold)])
+
+
+def _worth(held: Held) -> tuple[bool, int, int]:
+    return held.complete, 0 if held.complete else held.cached_bytes, -held.tier
+
+
+_EXAMPLE: Final = ContentId(NamespaceId(bytes(16)), 1, 0, 0).key

@@ -1,0 +1,411 @@
+"""Makes pages readable for handles and says where they can be read. Owned by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
+from cachefs.core.messages import COPY_BYTES, Ensured
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
+from worker.cache.crowd import Crowd
+from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
+from worker.fill.fill import Filler
+from worker.fill.segments import Segments
+from worker.fill.source import NotHere, Purpose
+from worker.fill.transfer import PIECE_PAGES
+from worker.store.filesystem import reopen
+from worker.tier.admission import Space
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts, no_answer
+from worker.tier.entry import Entry, Handle
+from worker.tier.ledger import allocation
+from worker.tier.over_quota import OverQuota
+
+GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
+ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
+FETCH_PIECES: Final = 4  # of one file at a time in the background
+# Pieces ahead of a reader in flight at once. All in flight share the line: with the whole window in
+# flight they would end together, and the line would stand still while the reader catches up.
+AHEAD_PIECES: Final = 4
+
+
+class Provider:
+    """What `Worker.open`, `ensure` and `fetch` have in common: bring pages, wait for them."""
+
+    def __init__(
+        self, parts: Parts, catalog: Catalog, space: Space, segments: Segments, filler: Filler
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._segments = segments
+        self._filler = filler
+        self._crowd = Crowd(parts, segments, filler)
+        filler.on_piece_end = self._bring_ahead
+
+    # ---- reads ----
+
+    async def ensure(
+        self, handle: Handle, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        """See `Worker.ensure`; the handle has an entry and `offset` is within the file."""
+        entry = handle.entry
+        assert entry is not None
+        size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
+        page = offset // PAGE_BYTES
+        known = self._filler.is_here(entry, page, past=self._goes_past(handle))
+        if self._admits(entry):
+            window_bytes = self._window_bytes(MOST_WINDOW_BYTES)
+            return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
+        with self._segments.waits(handle):
+            if self._segments.are_crowded and not known and page not in entry.inflight:
+                return await self._crowd.read(handle, offset, size_bytes)
+            readers = self._segments.reader_count
+            window_bytes = self._window_bytes(self._segments.window_bytes(readers))
+            return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
+
+    async def _read_pages(
+        self, handle: Handle, offset: int, size_bytes: int, window_bytes: int, *, known: bool
+    ) -> tuple[Ensured, int | None]:
+        """Reads by whole pages, and fetches up to `window_bytes` ahead. `known`: the first page is
+        here."""
+        entry = handle.entry
+        assert entry is not None
+        first, end = page_span(offset, size_bytes)
+        ahead = handle.readahead.plan(offset, size_bytes, window_bytes)
+        ahead_end = page_count(min(ahead, entry.size))
+        ensured, fd = await self._ensure(handle, (first, end), ahead_end, offset, size_bytes)
+        if known:
+            self._parts.counters.hit_bytes += min(size_bytes, ensured.end - offset)
+        handle.readahead.granted(offset, ensured.end)
+        self._complete_behind(entry)
+        return ensured, fd
+
+    async def _ensure(
+        self, handle: Handle, pages: PageRange, ahead_end: int, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        entry = handle.entry
+        assert entry is not None
+        for _ in range(ATTEMPTS):
+            past = self._goes_past(handle)
+            self._bring(entry, *pages, ahead_end, past=past)
+            await self._wait(entry, pages[0], handle)
+            try:
+                return await self._grant(handle, offset, size_bytes)
+            except OSError as err:
+                if handle.past_tier:
+                    raise
+                self._catalog.disk_fault(err)
+                handle.past_tier = True
+        raise NoSpace("there is not enough scratch room to read this file")
+
+    def _goes_past(self, handle: Handle) -> bool:
+        """Must the handle's reader not be shown what lies in the tier?"""
+        return handle.past_tier or not self._parts.health.in_service
+
+    def ended(self, handle: Handle) -> None:
+        """Forgets a handle: it takes no share of the scratch area any more."""
+        self._segments.readers.ended(handle)
+
+    def _admits(self, entry: Entry) -> bool:
+        """Does the cache take more of the file?"""
+        return not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry)
+
+    def _window_bytes(self, most_bytes: int) -> int:
+        """How far ahead of a reader to fetch: as far as the cache or else the scratch area has room
+        for (`most_bytes`), and memory."""
+        streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
+        return self._parts.memory.window(most_bytes, streams)
+
+    def _bring(self, entry: Entry, first: int, end: int, ahead: int, *, past: bool) -> None:
+        """Claims what is missing of [first, end), and keeps pieces of [end, ahead) in flight."""
+        if entry.failed is not None:
+            return
+        for piece_first, piece_end in self._missing(entry, first, end, past=past):
+            # The reader waits for the first page only. Were the rest waited for as well, its room
+            # would be kept from others, and from that page, until somebody has read it.
+            self._filler.claim(
+                entry, piece_first, piece_end, past=past, background=piece_first > first
+            )
+        if ahead > end:
+            entry.ahead = (end, ahead)
+            self._bring_ahead(entry)
+
+    def _missing(
+        self, entry: Entry, first: int, end: int, *, past: bool = False
+    ) -> Iterator[PageRange]:
+        """What of [first, end) is neither here nor on its way, in pieces. `past`: what lies in the
+        tier is not here."""
+        pages = entry.pages if not past else PageMap(entry.size)
+        here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
+        for run_first, run_end in pages.missing(first, end, here):
+            yield from split(run_first, run_end, self._piece_pages(entry))
+
+    def _bring_ahead(self, entry: Entry) -> None:
+        """Starts the next pieces that read-ahead wants; called again when a piece ends."""
+        first, end = entry.ahead
+        if first >= end or entry.failed is not None or not entry.users:
+            return
+        past = not self._parts.health.in_service
+        for piece_first, piece_end in self._missing(entry, first, end, past=past):
+            if (
+                entry.busy_pieces >= AHEAD_PIECES
+                or not self._filler.background_room
+                or self._parts.memory.under_pressure
+            ):
+                return
+            self._filler.claim(entry, piece_first, piece_end, background=True, past=past)
+
+    def _piece_pages(self, entry: Entry) -> int:
+        left_bytes = min(entry.size, PIECE_PAGES * PAGE_BYTES)
+        most = PIECE_PAGES
+        if entry.detached or not self._space.may_fit(allocation(left_bytes), entry):
+            most = self._segments.piece_pages(self._segments.reader_count)
+        return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
+
+    async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
+        """Until the page is readable. Raises the error of its fill. Cancelled: the fill goes on."""
+        for _ in range(ATTEMPTS):
+            past = self._goes_past(handle)
+            if self._filler.is_here(entry, page, past=past):
+                return
+            future = entry.inflight.get(page)
+            if future is None:
+                if entry.failed is not None:
+                    raise entry.failed
+                self._filler.claim(entry, page, page + 1, past=past)
+                future = entry.inflight[page]
+            await asyncio.shield(future)
+        raise NoSpace("there is not enough scratch room to read this file")
+
+    async def _grant(
+        self, handle: Handle, offset: int, size_bytes: int
+    ) -> tuple[Ensured, int | None]:
+        """Raises OSError when the disk fails, or hangs meanwhile."""
+        entry = handle.entry
+        assert entry is not None
+        most = min(entry.size, offset + size_bytes + GRANT_BYTES)
+        page = offset // PAGE_BYTES
+        run_end = entry.pages.run_end(page)
+        if run_end > page and not self._goes_past(handle):
+            ensured_end = min(most, run_end * PAGE_BYTES)
+            if handle.has_file:
+                return Ensured(offset, ensured_end, complete=entry.complete), None
+            fd = await self._parts.reopen(entry.fd)
+            return Ensured(offset, ensured_end, segment=True), fd
+        segment = self._segments.find(entry.key, page)
+        assert segment is not None  # `_wait` returned in this very step of the loop
+        ensured_end = min(most, segment.ready_end * PAGE_BYTES)
+        self._segments.reads(handle)
+        keep = self._segments.kept()
+        if segment.area.copied and handle.takes_bytes:
+            ensured_end = min(ensured_end, offset + COPY_BYTES)
+            goes_on = handle.readahead.sequential or offset == segment.start
+            data = self._segments.copy(segment, offset, ensured_end, goes_on=goes_on)
+            return Ensured(offset, ensured_end, keep=keep, data=data), None
+        fd = await self._segments.grant(segment)
+        return Ensured(offset, ensured_end, base=segment.start, segment=True, keep=keep), fd
+
+    def _complete_behind(self, entry: Entry) -> None:
+        """A file of which more than half was touched is completed."""
+        if (
+            not entry.completing
+            and not entry.complete
+            and self._parts.health.in_service
+            and not self._parts.memory.under_pressure
+            and 2 * entry.pages.present_count > entry.page_count
+            and self._filler.background_room
+        ):
+            entry.completing = True
+            self._parts.tasks.start(self._complete(entry))
+
+    async def _complete(self, entry: Entry) -> None:
+        """Piece by piece, while the cache takes it."""
+        entry.users += 1
+        try:
+            for _ in range(entry.page_count):
+                missing = next(entry.pages.missing(0, entry.page_count), None)
+                if missing is None or entry.failed is not None or entry.detached:
+                    return
+                page = missing[0]
+                if page not in entry.inflight and not self._claim_one_behind(entry):
+                    return
+                if (future := entry.inflight.get(page)) is not None:
+                    await asyncio.shield(future)
+                if not entry.pages.has(page):
+                    return  # the cache refused it
+        except CacheFSError:
+            return  # logged by the fill; readers hear of it when they ask
+        finally:
+            entry.completing = False
+            self._catalog.leave(entry)
+
+    def _claim_one_behind(self, entry: Entry) -> bool:
+        claimed = entry.inflight_bits
+        run = next(entry.pages.missing(0, entry.page_count, claimed), None)
+        if run is None or not self._filler.background_room:
+            return False
+        first, end = next(split(*run, PIECE_PAGES))
+        self._filler.claim(entry, first, end, background=True, cache_only=True)
+        return True
+
+    # ---- whole files ----
+
+    async def small(self, entry: Entry) -> int | None:
+        """Brings a whole small file; returns a descriptor of all of it, None when there is not even
+        scratch room for it in one piece, or the disk failed. Raises the error of the fill."""
+        self.claim_small(entry)
+        try:
+            await self._wait_whole(entry)
+        except NoSpace:
+            return None
+        return await self.grant_whole(entry)
+
+    async def pages(self, entry: Entry, first: int, end: int, epoch: int) -> None:
+        """For a peer: brings the pages [first, end) and waits for them; they may be in segments.
+        Raises the error of the fill. What readers here wait for peers to bring is waited for only
+        by who has the same view, see `Purpose`: else NotHere, for the first page. Cancelled: the
+        fill goes on."""
+        past = not self._parts.health.in_service
+        if entry.small and end - first == entry.page_count:
+            self.claim_small(entry, Purpose.SERVE)
+        elif entry.failed is None:
+            for run in [*self._missing(entry, first, end, past=past)]:
+                self._filler.claim(entry, *run, past=past, purpose=Purpose.SERVE)
+        for page in range(first, end):
+            future = entry.inflight.get(page)
+            if entry.asked_in.get(page, epoch) != epoch:
+                if page > first:
+                    return
+                raise NotHere("it is on its way here from another worker")
+            if future is not None:
+                await asyncio.shield(future)
+            elif entry.failed is not None and not self._filler.is_here(entry, page, past=past):
+                raise entry.failed
+
+    def claim_small(self, entry: Entry, purpose: Purpose = Purpose.READ) -> None:
+        """Starts to bring what is missing of a small file."""
+        count, past = entry.page_count, not self._parts.health.in_service
+        if (past or not entry.pages.complete) and entry.failed is None:
+            pages = entry.pages if not past else PageMap(entry.size)
+            here = entry.inflight_bits | self._segments.bits(entry.key, 0, count)
+            for first, end in pages.missing(0, count, here):
+                whole = end - first == count
+                self._filler.claim(entry, first, end, whole=whole, past=past, purpose=purpose)
+
+    def grant_nowait(self, entry: Entry) -> int | None:
+        """As `grant_whole`, where that takes no waiting; None: call that."""
+        parts = self._parts
+        if not (entry.complete and parts.health.in_service and parts.tier.reopens_at_once):
+            return None
+        try:
+            return reopen(entry.fd)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return None
+
+    async def grant_whole(self, entry: Entry) -> int | None:
+        """A descriptor of all of a file, None when it is not in one piece, or the disk failed."""
+        count = entry.page_count
+        try:
+            if entry.complete and self._parts.health.in_service:
+                return await self._parts.reopen(entry.fd)
+            segment = self._segments.find(entry.key, 0)
+            if segment is None or segment.first > 0 or segment.ready_end < count:
+                return None
+            return await self._segments.grant(segment)
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return None
+
+    async def _wait_whole(self, entry: Entry) -> None:
+        """As `_wait`, but pages that are in pieces of segments are not waited for."""
+        for page in range(entry.page_count):
+            future = entry.inflight.get(page)
+            if future is not None:
+                await asyncio.shield(future)
+            elif entry.failed is not None and not entry.pages.has(page):
+                raise entry.failed
+
+    async def whole(self, entry: Entry) -> None:
+        """Brings all of a file into the cache and waits until it is published. Raises NoSpace when
+        the cache does not take it, Unavailable when its disk hangs, the error of the fill, or Stale
+        when it was dropped."""
+        for _ in range(ATTEMPTS):
+            await self._bring_all(entry)
+            if entry.pages.complete:
+                return await self._published(entry)
+        raise NoSpace("the cache does not take the file")
+
+    async def _bring_all(self, entry: Entry) -> None:
+        if not self._parts.health.in_service:
+            raise Unavailable(f"{no_answer().strerror}: nothing is cached")
+        count = entry.page_count
+        missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
+        need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
+        if missing and not await self._space.reserve(need_bytes, entry):
+            raise self._no_room(entry, need_bytes)
+        room = _Room(self._space, need_bytes)
+        try:
+            for run in missing:
+                for first, end in split(*run, PIECE_PAGES):
+                    await self._bring_one(entry, first, end, room)
+            for page in [*entry.inflight]:
+                if (future := entry.inflight.get(page)) is not None:
+                    await asyncio.shield(future)
+        finally:
+            room.release()
+
+    def _no_room(self, entry: Entry, need_bytes: int) -> NoSpace:
+        full = self._space.full_quota(need_bytes, entry)
+        if full is not None:
+            return OverQuota(full)
+        cause = "the cache has no room for the file"
+        return NoSpace(cause, remedy="give a larger --cache-size")
+
+    async def _bring_one(self, entry: Entry, first: int, end: int, room: _Room) -> None:
+        """Claims a piece when few enough of the file are in flight; pages that somebody else
+        claimed in the meantime are theirs."""
+        while entry.busy_pieces >= FETCH_PIECES and entry.inflight:
+            await asyncio.shield(next(iter(entry.inflight.values())))
+        if entry.failed is not None:
+            raise entry.failed
+        for run_first, run_end in entry.pages.missing(first, end, entry.inflight_bits):
+            share = room.take(allocation(range_bytes(entry.size, run_first, run_end)))
+            self._filler.claim(
+                entry, run_first, run_end, background=True, cache_only=True, room_bytes=share
+            )
+
+    async def _published(self, entry: Entry) -> None:
+        if entry.published:
+            return
+        if not entry.uncommitted and not entry.detached:
+            self._catalog.record(entry)
+        waiter = entry.next_commit(asyncio.get_running_loop())
+        if not entry.detached:
+            await waiter
+        if not entry.published and not self._parts.health.in_service:
+            raise Unavailable(f"{no_answer().strerror}: the file may not be cached")
+        if entry.detached or not entry.published:
+            raise entry.failed or NoSpace("the file was dropped while it was being fetched")
+
+
+class _Room:
+    """Reserved bytes on their way to pieces."""
+
+    def __init__(self, space: Space, size_bytes: int) -> None:
+        self._space = space
+        self._left_bytes = size_bytes
+
+    def take(self, size_bytes: int) -> int:
+        taken = min(size_bytes, self._left_bytes)
+        self._left_bytes -= taken
+        return taken
+
+    def release(self) -> None:
+        if self._left_bytes:
+            self._space.release(self._left_bytes)
+            self._left_bytes = 0

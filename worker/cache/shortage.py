@@ -1,0 +1,78 @@
+"""Why something does not fit: what of a tier must stay. For people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.jobs import Room
+from cachefs.core.model import ContentId, NamespaceId
+from worker.store.directory import Tier
+from worker.store.removal import is_busy
+from worker.tier.disk import Parts
+from worker.tier.tier import Inside
+
+LIMIT_S: Final = 3.0  # then what is known by then has to do
+ANSWER_S: Final = 2.0
+ASKED_AT_ONCE: Final = 1000
+MOST_PROBED: Final = 2000  # files, whether somebody has them open
+
+Sizes = dict[bytes, int]
+
+
+async def room(inside: Inside) -> Room:
+    """As it is now."""
+    parts, catalog = inside.parts, inside.catalog
+    ledger, until_s = parts.ledger, parts.clocks.monotonic() + LIMIT_S
+    held_bytes, busy_bytes = 0, ledger.reserved_bytes + ledger.unlinked_bytes
+    for entry in catalog.entries():
+        if parts.order.held(entry.key)[0]:
+            held_bytes += entry.allocated_bytes
+        else:
+            busy_bytes += entry.allocated_bytes
+    others: Sizes = {}
+    try:
+        async for batch in inside.housekeeping.records():
+            for key, record in batch:
+                if catalog.live(key) is not None:
+                    continue
+                if parts.order.held(key)[0]:
+                    held_bytes += record.allocated_bytes
+                else:
+                    others[key] = record.allocated_bytes
+        pinned = await _protected(parts, others, until_s)
+        probed = [key for key in others if key not in pinned][:MOST_PROBED]
+        busy_bytes += await parts.ask_disk(_busy_bytes, parts.tier, probed, others)
+    except OSError as err:
+        catalog.disk_fault(err)
+        pinned = {}
+    limit_bytes = ledger.limit_bytes - ledger.headroom_bytes - ledger.scratch_floor_bytes
+    return Room(limit_bytes, held_bytes, sum(pinned.values()), busy_bytes)
+
+
+async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
+    """Those that the master does not let go."""
+    by_namespace: dict[NamespaceId, list[ContentId]] = {}
+    for key in sizes:
+        content = ContentId.of_key(key)
+        by_namespace.setdefault(content.namespace, []).append(content)
+    found: Sizes = {}
+    for namespace, contents in by_namespace.items():
+        for start in range(0, len(contents), ASKED_AT_ONCE):
+            if parts.clocks.monotonic() >= until_s:
+                return found
+            asked = contents[start : start + ASKED_AT_ONCE]
+            try:
+                question = parts.metadata(namespace).permit_eviction(asked)
+                permission = await parts.within(question, ANSWER_S)
+            except (CacheFSError, TimeoutError):
+                break
+            refused = [one.key for one in asked if one.name not in permission.allowed]
+            found.update((key, sizes[key]) for key in refused)
+    return found
+
+
+def _busy_bytes(tier: Tier, keys: Sequence[bytes], sizes: Sizes) -> int:
+    """Of those that somebody has open. In a thread."""
+    return sum(sizes[key] for key in keys if is_busy(tier, key.hex()))

@@ -1,0 +1,115 @@
+"""What a worker says of itself: plain values for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cachefs.core.policies import shown
+from cachefs.core.units import format_size
+from worker.fill.segments import Segments
+from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES, PROCESS_BYTES
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
+from worker.tier.unlinked import Leftovers
+
+TOLD: Final = (
+    "hits", "misses", "hit_bytes", "peer_bytes", "origin_bytes", "fills_in_flight",
+    "evicted_bytes", "slow_fills", "quota_used_bytes",
+)  # fmt: skip
+TOLD_PATHS: Final = 16
+_OF_TIER: Final = ("path", "state", "cause", "is_full", "limit_bytes", "used_bytes")
+
+
+def status(
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+) -> dict[str, Any]:
+    """A tree of numbers and texts; sizes in bytes, counts since the start of the process."""
+    counters, ledger, config = parts.counters, parts.ledger, parts.config
+    return {
+        "limit_bytes": ledger.limit_bytes,
+        "used_bytes": ledger.used_bytes,
+        "reserved_bytes": ledger.reserved_bytes,
+        "admission": config.admission,
+        "eviction": config.eviction,
+        "memory": memory_parts(parts, catalog),
+        "tiers": [_tier(parts, catalog, segments, leftovers)],
+        "hits": counters.hits,
+        "hit_bytes": counters.hit_bytes,
+        "misses": counters.misses,
+        "origin_bytes": counters.origin_bytes,
+        "peer_bytes": counters.peer_bytes,
+        "tier_bytes": counters.tier_bytes,
+        "origin_requests": counters.origin_requests,
+        "fills_in_flight": counters.fills_in_flight,
+        "fill_s": counters.fill_s.status(),
+        "refused": counters.refused,
+        "paths": parts.paths.counts(),
+        "slow_fills": parts.slowest.rows(parts.clocks.monotonic()),
+        "evicted_files": dict(counters.evicted_files),
+        "evicted_bytes": counters.evicted_bytes,
+        "freed_files": counters.freed_files,
+        "quota_used_bytes": {shown(path): used for path, used in parts.charges.used().items()},
+        "verified_files": counters.verified,
+        "bad_pages": counters.bad_pages,
+        "scrubbed_bytes": counters.scrubbed_bytes,
+        "errors": dict(counters.errors),
+    }
+
+
+def facts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker tells its master at every beat: of its status, what is shown of many workers
+    together. Of the paths those that were used most."""
+    found = {name: status[name] for name in TOLD}
+    used = sorted(status["paths"].items(), key=lambda one: -sum(one[1].values()))
+    found["paths"] = dict(used[:TOLD_PATHS])
+    found["tiers"] = [{name: tier[name] for name in _OF_TIER} for tier in status["tiers"]]
+    return found
+
+
+def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
+    """The memory budget, and what of it is taken by what."""
+    count_memory(parts, catalog)
+    memory = parts.memory
+    return {
+        "limit_bytes": memory.limit_bytes,
+        "used_bytes": memory.used_bytes,
+        "process_bytes": PROCESS_BYTES,
+        **memory.parts(),
+    }
+
+
+def count_memory(parts: Parts, catalog: Catalog) -> None:
+    """Tells the budget what is known by counting."""
+    memory, ledger = parts.memory, parts.ledger
+    metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0
+    memory.metadata_bytes += metadata_bytes - parts.counted_metadata_bytes
+    memory.tiers_bytes += tier_bytes - parts.counted_tier_bytes
+    parts.counted_metadata_bytes, parts.counted_tier_bytes = metadata_bytes, tier_bytes
+
+
+def _tier(
+    parts: Parts, catalog: Catalog, segments: Segments, leftovers: Leftovers
+) -> dict[str, Any]:
+    ledger = parts.ledger
+    over = f"above its limit by {format_size(ledger.over_limit_bytes)}: it takes no files for now"
+    return {
+        "path": parts.config.cache_dir,
+        "state": parts.health.state(parts.clocks.monotonic()),
+        "cause": parts.health.cause or (over if ledger.over_limit_bytes else ""),
+        "is_full": parts.health.is_full,
+        "limit_bytes": ledger.limit_bytes,
+        "over_limit_bytes": ledger.over_limit_bytes,
+        "used_bytes": ledger.used_bytes,
+        "cached_bytes": ledger.cached_bytes,
+        "unlinked_bytes": ledger.unlinked_bytes,
+        "unlinked_files": len(leftovers),
+        "scratch_bytes": ledger.scratch_bytes,
+        "scratch_limit_bytes": ledger.scratch_limit_bytes,
+        "segments": len(segments),
+        "overhead_bytes": ledger.overhead_bytes,
+        "files": parts.tier.index.file_count,
+        "commits_waiting": parts.writer.waiting,
+        "live_files": len(catalog),
+    }

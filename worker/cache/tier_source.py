@@ -1,0 +1,210 @@
+"""Fills of one tier from the others of the node, before anybody else is asked: how a content moves.
+
+Pages are verified against their recorded checksums as they are read, so nothing wrong moves. A page
+that is wrong, or cannot be read in time, comes from the next source, as does what no tier has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from cachefs.core.model import PAGE_BYTES, Origin
+from cachefs.core.pages import page_span, range_bytes
+from connectors.fetch.request import Ask
+from worker.fill.clipped import clipped
+from worker.fill.source import Purpose, Source, SourceBody
+from worker.fill.tier_body import TierBody
+from worker.store.directory import Tier
+from worker.tier.disk import Parts
+from worker.tier.guarded_reads import DiskReader, GivenUp
+
+log = logging.getLogger(__name__)
+
+Others = Callable[[], Sequence[Parts]]
+OnBad = Callable[[Parts, bytes, int], None]  # tier, content key, page; from a thread
+
+
+class _Found(NamedTuple):
+    """What a tier has of some pages: its file, and their checksums from the first one on."""
+
+    fd: int
+    sums: list[int]
+
+
+class TierSource:
+    """The source of one tier's fills (`worker.fill.source.Source`). `others`: the other tiers;
+    asked in threads. `on_bad` hears of pages that are not what their checksums say."""
+
+    def __init__(self, then: Source, others: Others, reader: DiskReader, on_bad: OnBad) -> None:
+        self.then = then
+        self.reader = reader
+        self.on_bad = on_bad
+        self._others = others
+
+    def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
+        """As of the next source: what other tiers have is not known without their disks."""
+        return self.then.waits_for_peers(origin, offset)
+
+    def ask(self, origin: Origin) -> Ask | None:
+        """See `Source`."""
+        may_be_here = any(self._may_have(parts, origin.content.key) for parts in self._others())
+        return None if may_be_here else self.then.ask(origin)
+
+    def read(
+        self, origin: Origin, offset: int, size: int, purpose: Purpose = Purpose.READ
+    ) -> SourceBody:
+        """See `Source`."""
+        key = origin.content.key
+        first, end = page_span(offset, size)
+        pages = first * PAGE_BYTES, range_bytes(origin.size, first, end)
+        for parts in self._others():
+            if self._may_have(parts, key):
+                found = self._find(parts, origin, first, end)
+                if found is not None:
+                    body = _Body(self, parts, origin, *pages, found, purpose)
+                    return clipped(body, origin.size, (first, end), (offset, offset + size))
+        return self.then.read(origin, offset, size, purpose)
+
+    def _may_have(self, parts: Parts, key: bytes) -> bool:
+        return parts.health.in_service and (not parts.order_known or key in parts.order)
+
+    def _find(self, parts: Parts, origin: Origin, first: int, end: int) -> _Found | None:
+        look = functools.partial(_look, parts.tier, origin.content.key, origin.size, first, end)
+        try:
+            return self.reader.call(parts, look, _discard)
+        except OSError as err:
+            log.warning("%s: nothing is read from there: %s", parts.tier.path, err.strerror or err)
+            return None
+
+
+class _Body(TierBody):
+    """Pages of another tier, then what the next source says. Made and read by one thread."""
+
+    def __init__(
+        self,
+        source: TierSource,
+        parts: Parts,
+        origin: Origin,
+        offset: int,
+        size: int,
+        found: _Found,
+        purpose: Purpose,
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._parts = parts
+        self._origin = origin
+        self._at = offset
+        self._end = offset + size
+        self._fd, self._sums = found
+        self._purpose = purpose
+        self._thread = threading.get_ident()
+        self._rest: SourceBody | None = None
+        self._closed = False
+
+    @property
+    def from_peer(self) -> bool:
+        return self._rest is not None and self._rest.from_peer
+
+    @property
+    def checksum(self) -> int | None:
+        return self._checksum if self._rest is None else self._rest.checksum
+
+    def __iter__(self) -> Iterator[memoryview]:
+        self.from_tier = True
+        for page in self._pages():
+            yield page
+            self._at += len(page)
+        self.from_tier = False
+        self._close_file()
+        if self._at < self._end and not self._closed:
+            size = self._end - self._at
+            self._rest = self._source.then.read(self._origin, self._at, size, self._purpose)
+            yield from self._rest
+
+    def _pages(self) -> Iterator[memoryview]:
+        """Right pages, as far as there are such."""
+        first = self._at // PAGE_BYTES
+        buffer = memoryview(bytearray(min(PAGE_BYTES, self._origin.size)))
+        for page, checksum in enumerate(self._sums, first):
+            part = buffer[: range_bytes(self._origin.size, page, page + 1)]
+            if self._closed or not self._read(page, part):
+                return
+            if xxhash.xxh3_64_intdigest(part) != checksum:
+                return self._source.on_bad(self._parts, self._origin.content.key, page)
+            self._checksum = checksum
+            yield part
+
+    def _read(self, page: int, part: memoryview) -> bool:
+        fd = self._fd
+        fill = functools.partial(_fill, fd, part, page * PAGE_BYTES)
+        try:
+            self._source.reader.call(self._parts, fill, lambda _: _close(fd))
+        except GivenUp:
+            self._fd = -1  # it is closed when the disk answers
+            return False
+        except OSError as err:
+            log.warning("%s: a page cannot be read: %s", self._parts.tier.path, err.strerror)
+            return False
+        return True
+
+    def close(self) -> None:
+        """See `SourceBody`. The file is closed by the thread that reads it, which comes here too:
+        nobody else may close a descriptor that is being read from."""
+        self._closed = True
+        if self._thread == threading.get_ident():
+            self._close_file()
+        if self._rest is not None:
+            self._rest.close()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+# ---- in threads of that tier ----
+
+
+def _look(tier: Tier, key: bytes, file_bytes: int, first: int, end: int) -> _Found | None:
+    """None where not even the first page is there, or trusted. Raises OSError."""
+    record = tier.index.get(key)
+    if record is None or record.size != file_bytes or not tier.header.trusts(record.epoch):
+        return None
+    known = tier.index.sums(key, file_bytes, first, end)
+    sums: list[int] = []
+    while (checksum := known.get(first + len(sums))) is not None:
+        sums.append(checksum)
+    try:
+        fd = tier.open_file(key.hex(), os.O_RDONLY) if sums else None
+    except BlockingIOError:  # it is on its way out
+        return None
+    return _Found(fd, sums) if fd is not None else None
+
+
+def _discard(found: _Found | None) -> None:
+    if found is not None:
+        _close(found.fd)
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # of a disk that fails: it is closed all the same
+        os.close(fd)
+
+
+def _fill(fd: int, buffer: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if not count:
+            raise OSError(errno.EIO, "the file is shorter than its record says")
+        done += count

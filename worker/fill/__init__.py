@@ -1,0 +1,1 @@
+"""A page range on its way into the cache: sources, retries, segments."""

@@ -1,0 +1,142 @@
+"""A piece: a page range of one content that is being brought. Owned by the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.pages import ByteRange, page_span, range_bytes
+from worker.fill.source import Purpose
+from worker.fill.transfer import Transfer
+from worker.stats.by_path import url_of
+from worker.tier.entry import Entry
+from worker.tier.ledger import allocation
+
+if TYPE_CHECKING:
+    from worker.fill.segment import Segment
+
+
+class Piece:
+    """What one task brings. `room_bytes`: promised by the ledger and not used up yet."""
+
+    __slots__ = (
+        "background", "cache_only", "end", "ended", "entry", "first", "is_counted", "last",
+        "origin_bytes", "past", "purpose", "room_bytes", "segment", "size_bytes", "started_s",
+        "unsettled", "whole",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, first: int, end: int) -> None:
+        self.entry = entry
+        self.first = first
+        self.end = end
+        self.size_bytes = range_bytes(entry.size, first, end)
+        self.unsettled = set(range(first, end))  # claimed, and not yet told what became of them
+        self.room_bytes = 0
+        self.started_s = 0.0  # monotonic
+        self.background = False  # nobody waits for it (yet)
+        self.cache_only = False  # refused by the cache, it is given up
+        self.whole = False  # a segment is of use only with all pages
+        self.past = False  # past the tier's disk, into memory
+        self.purpose = Purpose.READ
+        self.last: tuple[int, int] | None = None  # the last page of a transfer, with its checksum
+        self.origin_bytes = 0  # that came for it
+        self.is_counted = False  # among those that are under way
+        self.segment: Segment | None = None  # into which it is brought now
+        self.ended: Callable[[Piece, CacheFSError | None], None] | None = None
+
+    @property
+    def offset(self) -> int:
+        return self.first * PAGE_BYTES
+
+    @property
+    def span(self) -> ByteRange | None:
+        """The bytes that are brought, where these are not all bytes of the pages."""
+        return None
+
+    @property
+    def is_all(self) -> bool:
+        """Of the file: nobody else writes to it."""
+        return self.end - self.first == self.entry.page_count
+
+    @property
+    def is_small(self) -> bool:
+        """All of a file, in one page."""
+        return self.end == 1 and self.is_all
+
+    @property
+    def is_for_nobody(self) -> bool:
+        """No reader waits for it, nor will soon: of a load, or to complete a file."""
+        return self.background and self.cache_only
+
+    @property
+    def need_bytes(self) -> int:
+        """Room in the cache."""
+        return allocation(self.size_bytes)
+
+    @property
+    def cacheable(self) -> bool:
+        entry = self.entry
+        return not self.past and entry.failed is None and not entry.detached
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Tells who waits for the page. The first word counts."""
+        if page in self.unsettled:
+            self.unsettled.discard(page)
+            self.entry.settle(page, error)
+
+
+class Part(Piece):
+    """The bytes `span` of a file, for one read alone. Its pages are claimed by nobody: `done` is
+    set when its bytes are in its segment, or will not come. It goes past the tier's disk."""
+
+    __slots__ = ("_span", "done", "has_reader")
+
+    def __init__(self, entry: Entry, span: ByteRange, done: asyncio.Future[None]) -> None:
+        super().__init__(entry, *page_span(span[0], span[1] - span[0]))
+        self.size_bytes = span[1] - span[0]
+        self.unsettled = {self.end - 1}
+        self.past = True
+        self.done = done
+        self.has_reader = True
+        self._span = span
+
+    @property
+    def offset(self) -> int:
+        return self._span[0]
+
+    @property
+    def span(self) -> ByteRange:
+        return self._span
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Tells the reader when the last page is here, or none will be. The first word counts."""
+        if page not in self.unsettled:
+            return
+        self.unsettled.discard(page)
+        if self.done.done():  # the reader has gone
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # the reader may be cancelled now: that is no mistake
+
+
+class Begun(NamedTuple):
+    """A piece's first transfer, which failed."""
+
+    transfer: Transfer
+    error: BaseException
+
+
+def path_of(entry: Entry) -> str:
+    path = entry.origin.path.decode("utf-8", "backslashreplace")
+    return f"{url_of(entry.origin)}/{path}"
+
+
+def described(entry: Entry, error: CacheFSError) -> str:
+    path = entry.origin.path.decode(errors="replace")
+    return error.one_line() if error.path else f"{path}: {error.one_line()}"

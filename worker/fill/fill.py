@@ -1,0 +1,501 @@
+"""Fills: brings claimed pages from their source into the cache file, or into a segment when the
+cache refuses them. Owned by the loop; bytes are moved by threads (`worker.fill.transfer`).
+
+A piece is a page range of one content in flight. Where room can be promised at once, its first
+transfer starts at once, and when that brings all of it no task is made. Else a task asks for room,
+runs transfers until the range is whole, and goes on after a cut body with the first page that is
+not whole: no byte of a whole page is asked for twice. Waiters wait for pages, never for the task:
+cancelling them leaves it running. Each page's future is settled whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Stale
+from cachefs.core.pages import range_bytes
+from worker.fill.fetch import Begun, Piece, described, path_of
+from worker.fill.retry import pause_s
+from worker.fill.segment import Segment, make_file
+from worker.fill.segments import Segments
+from worker.fill.small.reads import Small
+from worker.fill.small.wire import Got
+from worker.fill.source import NotHere, Purpose
+from worker.fill.stalls import SourceStuck, Stalls
+from worker.fill.transfer import DiskFault, Transfer, of_source
+from worker.runtime.threads import Behind, Done, Threads
+from worker.store.filesystem import allocated_bytes
+from worker.tier.admission import Space
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
+from worker.tier.entry import Entry
+from worker.tier.ledger import allocation
+
+log = logging.getLogger(__name__)
+
+WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
+BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
+
+OnBytes = Callable[[Entry, int], None]
+
+
+class Filler:
+    """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
+
+    def __init__(self, parts: Parts, catalog: Catalog, space: Space, segments: Segments) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._segments = segments
+        self._loop = asyncio.get_running_loop()
+        self._background = 0
+        self._pieces: set[Piece] = set()
+        self._stalls = Stalls(parts)
+        self._running = self._stalls.running
+        self._aborted = False
+        self.on_bytes: OnBytes = lambda entry, size: None
+        self.on_piece_end: Callable[[Entry], None] = lambda entry: None
+
+    @property
+    def background_room(self) -> bool:
+        return self._background < max(1, int(self._parts.config.load_threads * BACKGROUND_SHARE))
+
+    def claim(
+        self,
+        entry: Entry,
+        first: int,
+        end: int,
+        *,
+        background: bool = False,
+        cache_only: bool = False,
+        whole: bool = False,
+        past: bool = False,
+        room_bytes: int = 0,
+        purpose: Purpose = Purpose.READ,
+        ended: Callable[[Piece, CacheFSError | None], None] | None = None,
+    ) -> None:
+        """Starts to bring the pages [first, end) of one block, of which none is here or claimed.
+        `room_bytes` was reserved for them already (0: not yet). `past`: not by way of the tier's
+        disk. A `READ` that waits for no peer is as good as a `SERVE`, and stays one."""
+        piece = Piece(entry, first, end)
+        piece.background, piece.cache_only, piece.whole = background, cache_only, whole
+        piece.room_bytes, piece.past = room_bytes, past
+        epoch = None
+        if purpose is Purpose.READ:
+            epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
+            purpose = Purpose.SERVE if epoch is None else purpose
+        piece.purpose = purpose
+        piece.ended = ended
+        entry.claim(first, end, self._loop, epoch)
+        self.start(piece)
+
+    def start(self, piece: Piece) -> None:
+        """Starts to bring a piece whose pages are claimed, or a part."""
+        self._pieces.add(piece)
+        piece.entry.busy_pieces += 1
+        self._background += piece.background
+        self._parts.counters.fills_in_flight += 1
+        piece.is_counted = True
+        piece.started_s = self._parts.clocks.monotonic()
+        if not self._begin_at_once(piece):
+            self._parts.tasks.start(self._bring(piece))
+
+    def _begin_at_once(self, piece: Piece) -> bool:
+        """Starts the first transfer into the cache, if that takes no waiting."""
+        if not piece.cacheable or self._aborted or not self._reserved_nowait(piece):
+            return False
+        transfer = self._cache_transfer(piece, piece.first)
+        transfer.limit_s = self._parts.config.origin_deadline_s
+        self._stalls.began(transfer, piece)
+        done = functools.partial(self._begun, piece, transfer)
+        if not self._starts_small(piece, transfer, done):
+            self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
+        return True
+
+    def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
+        if not (piece.is_small and piece.purpose is Purpose.SERVE):
+            return False
+        entry, make = piece.entry, functools.partial(self._make_file, piece.entry, transfer)
+
+        def came(got: Got) -> None:
+            entry.measured_bytes = got.allocated_bytes
+            transfer.came(got.came_bytes, got.checksum, got.errno)
+
+        check, run = transfer.raise_if_aborted, self._run_into_cache
+        otherwise = lambda *_: self._threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
+        return self._parts.small.start(Small(entry.origin, make, check, came, done, otherwise))
+
+    def _threads(self, piece: Piece) -> Threads | Behind:
+        parts = self._parts
+        if piece.purpose is Purpose.READ:
+            return parts.askers
+        is_large = piece.end - piece.first > 1
+        threads = parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
+        return threads.behind if piece.is_for_nobody else threads
+
+    def _begun(
+        self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
+    ) -> None:
+        self._transferred(piece, transfer)
+        if self._aborted:
+            self._end(piece, Interrupted("the worker is closing"))
+        elif error is not None:
+            self._parts.tasks.start(self._bring(piece, Begun(transfer, error)))
+        else:
+            self._finish_cached(piece)
+            self._end(piece, None)
+            if piece.is_small and transfer.origin_bytes:
+                self._parts.small.learn(piece.entry.origin)
+
+    async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
+        if self._aborted:
+            return self._end(piece, Interrupted("the worker is closing"))
+        entry = piece.entry
+        error: CacheFSError | None = None
+        try:
+            await self._into_cache_or_segments(piece, begun)
+        except (Stale, NotFound) as err:
+            error = await self._catalog.changed(entry, err)
+            self._segments.drop_content([entry.key])
+        except NotHere:
+            pass  # who waits for it now asks for itself, of everybody
+        except CacheFSError as err:  # without room, what nobody waits for is as if it was not here
+            error = None if piece.background and isinstance(err, NoSpace) else err
+        finally:
+            if not piece.unsettled:
+                error = None  # it was given up: nobody waits
+            if error is not None and not (piece.whole and isinstance(error, NoSpace)):
+                self._parts.counters.errors[error.code] += 1
+                if not isinstance(error, SourceStuck):  # it was told once, for all of them
+                    log.warning("%s", described(entry, error))
+            self._end(piece, error)
+
+    def _end(self, piece: Piece, error: CacheFSError | None) -> None:
+        entry = piece.entry
+        self._pieces.discard(piece)
+        for page in [*piece.unsettled]:
+            piece.settle(page, error)
+        self._uncount(piece)
+        if error is None:
+            self._count_time(piece)
+        if piece.room_bytes:
+            self._space.release(piece.room_bytes)
+        entry.busy_pieces -= 1
+        if entry.unrecorded:  # the piece ended early
+            self._catalog.record(entry)
+        if self.is_here(entry, piece.end - 1, past=piece.past):
+            # Else room is short: no more for now.
+            self.on_piece_end(entry)
+        if piece.ended is not None:
+            piece.ended(piece, error)
+        self._catalog.retire_if_unused(entry)
+
+    def _uncount(self, piece: Piece) -> None:
+        """The piece is no longer among those under way. Idempotent."""
+        if piece.is_counted:
+            piece.is_counted = False
+            self._background -= piece.background
+            self._parts.counters.fills_in_flight -= 1
+
+    def _count_time(self, piece: Piece) -> None:
+        parts, now = self._parts, self._parts.clocks.monotonic()
+        took_s = now - piece.started_s
+        parts.counters.fill_s.observe(took_s)
+        parts.slowest.note(took_s, lambda: path_of(piece.entry), piece.size_bytes, now)
+
+    def is_here(self, entry: Entry, page: int, *, past: bool = False) -> bool:
+        """Can the page be read, from the cache file (unless `past`) or from a segment?"""
+        if not past and entry.pages.has(page):
+            return True
+        return self._segments.find(entry.key, page) is not None
+
+    def leave_tier(self) -> int:
+        """The disk hangs. Who waits for a piece on its way there looks again, and asks for another
+        past the disk. Returns how many threads are stuck at it."""
+        stuck = sum(transfer.at_disk & 1 for transfer in self._running)
+        for piece in self._pieces:
+            if not piece.past:
+                for page in [*piece.unsettled]:
+                    piece.settle(page)
+        self._parts.small.leave_tier()
+        for transfer, piece in self._running.items():
+            if not piece.past:
+                transfer.abort()
+        return stuck
+
+    def give_up_stalled(self, now: float | None = None) -> None:
+        """See `worker.fill.stalls`. The pieces give back what fills share, but room that is
+        written."""
+        for transfer, piece in self._stalls.cut(now):
+            self._uncount(piece)
+            if piece.room_bytes and not transfer.at_disk & 1:
+                self._space.release(piece.room_bytes)
+                piece.room_bytes = 0
+            if piece.segment is not None:
+                self._segments.given_up(piece.segment)
+
+    def disk_writes(self) -> list[Hashable]:
+        """The writes to the disk that are under way, each by a name that no other has."""
+        running = [*self._running]
+        mine = [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
+        return [*mine, *self._parts.small.at_disk()]
+
+    async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
+        entry, first = piece.entry, piece.first
+        if begun is None:
+            self._stalls.check(entry.origin)
+        if begun is not None or (piece.cacheable and await self._reserved(piece)):
+            try:
+                await self._into_cache(piece, begun)
+                return
+            except DiskFault as fault:
+                self._catalog.disk_fault(fault.error)
+                first = max(entry.pages.run_end(piece.first), piece.first)
+                self._space.release(piece.room_bytes)
+                piece.room_bytes = 0
+        if entry.failed is not None:
+            raise entry.failed
+        while first < piece.end and not piece.cache_only and piece.unsettled:
+            first = await self._into_segment(piece, first)
+
+    async def _reserved(self, piece: Piece) -> bool:
+        if piece.room_bytes:
+            return True
+        if await self._space.reserve(piece.need_bytes, piece.entry):
+            piece.room_bytes = piece.need_bytes
+        return bool(piece.room_bytes) or not piece.need_bytes
+
+    def _reserved_nowait(self, piece: Piece) -> bool:
+        if piece.room_bytes:
+            return True
+        if self._space.reserve_nowait(piece.need_bytes, piece.entry):
+            piece.room_bytes = piece.need_bytes
+        return bool(piece.room_bytes)
+
+    # ---- into the cache ----
+
+    async def _into_cache(self, piece: Piece, begun: Begun | None) -> None:
+        try:
+            await self._transfer_all(
+                piece,
+                piece.first,
+                piece.end,
+                functools.partial(self._cache_transfer, piece),
+                functools.partial(self._run_into_cache, piece),
+                begun,
+            )
+        except BaseException:
+            if self._correct_allocation(piece):
+                self._catalog.correct(piece.entry)
+            raise
+        self._finish_cached(piece)
+
+    def _cache_transfer(self, piece: Piece, first: int) -> Transfer:
+        def on_page(page: int, checksum: int) -> None:
+            if page == piece.end - 1:
+                piece.last = page, checksum  # told with the end of the transfer: one wake-up less
+            else:
+                self._parts.wake.call(self._cached_page, piece, page, checksum)
+
+        return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
+
+    def _make_file(self, entry: Entry, transfer: Transfer) -> int:
+        """The file that a transfer may write to: its descriptor. Raises also Interrupted."""
+        transfer.raise_if_aborted()
+        transfer.at_disk += 1
+        self.make_file(entry)
+        transfer.at_disk += 1
+        return entry.fd
+
+    def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
+        """In a thread."""
+        entry = piece.entry
+        self._stalls.check(entry.origin)  # requests may have begun to hang meanwhile
+        self._make_file(entry, transfer)
+        try:
+            transfer.run(self._parts.source, entry.fd, piece.purpose)
+        finally:
+            # A call of the loop that releases the GIL waits for a thread to give it back.
+            if piece.is_all or not self._parts.tier.reopens_at_once:
+                transfer.at_disk += 1
+                entry.measured_bytes = allocated_bytes(entry.fd)
+                transfer.at_disk += 1
+
+    def make_file(self, entry: Entry) -> None:
+        """In a thread: the cache file, unless there is one. Raises DiskFault."""
+        try:
+            entry.make_file(self._parts.tier)
+        except OSError as err:
+            raise DiskFault(err) from err
+
+    def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
+        self._have_page(piece, page, checksum)  # recorded with the others of its piece
+        piece.settle(page)
+
+    def _have_page(self, piece: Piece, page: int, checksum: int) -> None:
+        entry = piece.entry
+        entry.pages.add(page)
+        if not entry.detached:
+            entry.unrecorded[page] = checksum
+        self._parts.arrivals.came(entry.origin)
+        size_bytes = min(allocation(range_bytes(entry.size, page, page + 1)), piece.room_bytes)
+        piece.room_bytes -= size_bytes
+        self._parts.ledger.reserved_bytes -= size_bytes
+        self._catalog.grow(entry, size_bytes)
+
+    def _finish_cached(self, piece: Piece) -> None:
+        entry = piece.entry
+        if piece.last is not None:
+            self._have_page(piece, *piece.last)
+        self._correct_allocation(piece)
+        self._catalog.record(entry)
+        if self._parts.health.well():
+            log.info("the cache disk takes writes again")
+        piece.settle(piece.end - 1)
+
+    def _correct_allocation(self, piece: Piece) -> bool:
+        """From what was counted to what the disk says, once no other piece writes the file. True
+        when that is news."""
+        entry = piece.entry
+        if entry.busy_pieces > 1:
+            return False
+        real_bytes = entry.measured_bytes
+        if entry.fd >= 0 and self._parts.tier.reopens_at_once and not piece.is_all:
+            real_bytes = allocated_bytes(entry.fd)  # now: other pieces may have ended meanwhile
+        if real_bytes in (-1, entry.allocated_bytes):
+            return False
+        self._catalog.grow(entry, real_bytes - entry.allocated_bytes)
+        return True
+
+    # ---- past the cache ----
+
+    async def _into_segment(self, piece: Piece, first: int) -> int:
+        """Brings pages from `first` on; returns the first that is still to be brought."""
+        entry, parts = piece.entry, self._parts
+        wait_s = parts.config.origin_deadline_s
+        if piece.background or piece.whole:
+            wait_s = WHOLE_WAIT_S if piece.whole else 0.0
+        segment = await self._segments.make(
+            entry.key,
+            entry.size,
+            (first, piece.end),
+            wait_s=wait_s,
+            whole=piece.whole,
+            in_memory=piece.past or not parts.health.writable(parts.clocks.monotonic()),
+            span=piece.span,
+            is_needed=lambda: bool(piece.unsettled),
+        )
+        piece.segment = segment
+        try:
+            await self._fill_segment(piece, segment)
+        except DiskFault as fault:
+            if segment.in_memory:
+                raise NoSpace("the cache disk fails, and memory for it is used up") from fault
+            self._catalog.disk_fault(fault.error)
+            return segment.ready_end
+        finally:
+            self._segments.filled(segment)
+        # Where room was short, who waits for the rest asks for it: else the last page waits for as
+        # many rooms as there are pages before it.
+        return piece.end
+
+    async def _fill_segment(self, piece: Piece, segment: Segment) -> None:
+        entry = piece.entry
+
+        def on_page(page: int, checksum: int) -> None:
+            self._parts.wake.call(self._segment_page, piece, segment, page, checksum)
+
+        def run(transfer: Transfer) -> None:
+            self._stalls.check(entry.origin)
+            transfer.raise_if_aborted()
+            transfer.at_disk += 1
+            make_file(segment, self._parts.tier)
+            transfer.at_disk += 1
+            transfer.run(self._parts.source, segment.fd, piece.purpose)
+
+        await self._transfer_all(
+            piece,
+            segment.first,
+            segment.end,
+            lambda first: Transfer(
+                entry.origin, first, segment.end, segment.start, on_page, segment.span
+            ),
+            run,
+        )
+
+    def _segment_page(self, piece: Piece, segment: Segment, page: int, checksum: int) -> None:
+        segment.checksums.append(checksum)
+        segment.ready_end = page + 1
+        self._parts.arrivals.came(piece.entry.origin)
+        piece.settle(page)
+
+    # ---- transfers ----
+
+    async def _transfer_all(
+        self,
+        piece: Piece,
+        first: int,
+        end: int,
+        new_transfer: Callable[[int], Transfer],
+        run: Callable[[Transfer], object],
+        begun: Begun | None = None,
+    ) -> None:
+        """Transfers until the range is whole. Raises the error that ended it."""
+        deadline_s = self._parts.config.origin_deadline_s
+        attempt, moved_at_s, stuck_s = 0, 0.0, 0.0
+        error: CacheFSError | None
+        while True:
+            if begun is not None:
+                transfer, error = begun.transfer, of_source(begun.error)
+                begun = None
+            else:
+                transfer = new_transfer(first)
+                transfer.limit_s = deadline_s - stuck_s
+                error = await self._transfer(piece, transfer, run)
+            if error is None or transfer.next_page == end:
+                return
+            if transfer.next_page > first or not attempt:
+                # The time in the queue for a thread is not the origin's.
+                first, attempt, moved_at_s = transfer.next_page, 0, transfer.moved_s
+            stuck_s = time.monotonic() - moved_at_s
+            pause = pause_s(
+                error,
+                attempt=attempt,
+                stuck_s=stuck_s,
+                deadline_s=deadline_s,
+                jitter=self._parts.clocks.jitter(),
+            )
+            if pause is None or not piece.unsettled:
+                raise error
+            attempt += 1
+            await asyncio.sleep(pause)
+
+    async def _transfer(
+        self, piece: Piece, transfer: Transfer, run: Callable[[Transfer], object]
+    ) -> CacheFSError | None:
+        """One request. Its error is returned when it is the source's."""
+        self._stalls.began(transfer, piece)
+        try:
+            await self._threads(piece).run(run, transfer)
+        except CacheFSError as err:
+            return of_source(err)
+        finally:
+            self._transferred(piece, transfer)
+        return None
+
+    def _transferred(self, piece: Piece, transfer: Transfer) -> None:
+        """One request has ended."""
+        self._stalls.ended(transfer)
+        self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
+
+    def abort(self) -> None:
+        """Ends the requests in flight: their threads stop at the next chunk. Nothing that ends
+        later enters the cache."""
+        self._aborted = True
+        for transfer in self._running:
+            transfer.abort()

@@ -1,0 +1,90 @@
+"""One segment: bytes of a file in an unlinked file of the scratch area, or in memory. The noun of
+`worker.fill.segments`, which owns all of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from cachefs.core.pages import ByteRange, PageRange
+from worker.fill.transfer import DiskFault
+from worker.store.directory import Tier
+from worker.tier.ledger import allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Where a segment lies, and what for. `whole`: the kernel reads all of a small file from it.
+    `copied`: in memory because the scratch area is full; its bytes are copied to clients."""
+
+    in_memory: bool = False
+    whole: bool = False
+    copied: bool = False
+
+
+class Segment:
+    """The bytes [start, stop) of a file, which lie in the pages [first, end). `ready_end`: pages
+    [first, ready_end) are written. `fd` is -1 until its file is made; its byte 0 is `start`."""
+
+    __slots__ = (
+        "allocated_bytes", "area", "checksums", "demanded", "dropped", "end", "fd", "filling",
+        "first", "granted", "has_place", "key", "lent", "made_at_s", "ready_end", "start", "stop",
+        "used_at_s", "wanted_until_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: bytes, span: ByteRange, pages: PageRange, now: float, area: Area
+    ) -> None:
+        self.key = key
+        self.start, self.stop = span
+        self.first, self.end = pages
+        self.ready_end = self.first
+        self.allocated_bytes = allocation(self.stop - self.start)
+        self.checksums: list[int] = []  # of the pages that are written
+        self.made_at_s = self.used_at_s = now
+        self.fd = -1
+        self.filling = True
+        self.demanded = False  # somebody waits for it: it stays until that reader got it
+        self.has_place = False  # among the `MOST_FILLING`
+        self.granted = False
+        self.wanted_until_s = 0.0  # a reader that was given a copy comes for the next one
+        self.lent = False  # others than the worker were given a descriptor
+        self.dropped = False
+        self.area = area
+
+    @property
+    def in_memory(self) -> bool:
+        return self.area.in_memory
+
+    @property
+    def is_whole(self) -> bool:
+        """Returns whether all of its pages are written."""
+        return self.ready_end == self.end
+
+    @property
+    def span(self) -> ByteRange:
+        return self.start, self.stop
+
+
+def make_file(segment: Segment, tier: Tier) -> None:
+    """In a thread, before the first byte. Raises DiskFault."""
+    if segment.fd >= 0:
+        return
+    size_bytes = segment.stop - segment.start
+    make = memory_file if segment.in_memory else tier.scratch_file
+    try:
+        segment.fd = make(size_bytes)
+    except OSError as err:
+        raise DiskFault(err) from err
+
+
+def memory_file(size_bytes: int) -> int:
+    """Returns a descriptor of a new file in memory of that size, in place of a scratch file. Raises
+    OSError. The descriptor is opened a second time: the kernel grants no lease on the one that
+    `memfd_create` returns, so `is_unused` would say of a lent file for ever that it is in use."""
+    made = os.memfd_create("segment", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(made, size_bytes)
+        return os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(made)

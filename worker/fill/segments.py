@@ -1,0 +1,447 @@
+"""Segments: what the cache refused, in small unlinked files of the scratch area. Owned by the loop.
+
+A segment holds the pages [first, end) of one content and never changes once a page is written.
+Concurrent readers share it. Clients get read-only descriptors of their own; a segment's bytes stay
+accounted until the kernel says that nobody has it. Least recently used ones that nobody has open go
+when room is needed. While the tier's disk fails or hangs, segments are kept in memory, in a share
+of the memory limit.
+
+Whoever needs room waits for its turn, first come, first served. When the scratch area has given no
+room for `COPY_AFTER_S`, the segment is made in memory and its bytes are copied to clients instead
+of lent as a descriptor: the worker alone has such a segment open, so its room comes back however
+long clients keep what they were lent.
+
+Where readers crowd the room (`worker.fill.shares`), a segment is a part: the bytes that one reader
+asked for, in memory. No other reader finds a part, and it goes as soon as its reader has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.core.errors import NoSpace
+from cachefs.core.messages import COPY_BYTES
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.pages import ByteRange, PageRange, page_span, range_bytes
+from worker.fill.segment import Area, Segment
+from worker.fill.shares import ActiveReaders, is_crowded, piece_bytes, segments_kept
+from worker.fill.transfer import PIECE_PAGES
+from worker.store.filesystem import is_unused
+from worker.tier.disk import Parts
+from worker.tier.ledger import allocation
+
+POLL_S: Final = 0.05  # clients that close a segment tell nobody
+MOST_FILLING: Final = 64  # for readers, at once: more hold room while they share the line and CPU
+SCAN_PAUSE_S: Final = 0.02  # after a look at all segments that found none to drop
+SWEEP_S: Final = 0.02  # between looks at segments that were dropped while clients had them
+MOST_SWEEP_S: Final = 1.0  # the same where clients keep them
+READER_WAIT_S: Final = 0.25  # a copied page is kept so long for a reader that goes on in it
+COPY_AFTER_S: Final = 0.1  # of waiting for room that can be lent
+WHOLE_SHARE: Final = 2  # whole small files, which the kernel keeps open, take one part in so many
+FRESH_S: Final = 5.0  # how long what was fetched and not yet read is kept for its reader
+# In the scratch area, and as many in memory, with those that clients have: one descriptor each.
+MOST_SEGMENTS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A segment that is to be made. `gentle`: nobody waits for it, so it takes no room of what
+    others wait for or have not read yet. `is_needed` says whether anybody still waits for it.
+    `span`: the bytes of a part."""
+
+    key: bytes
+    file_bytes: int
+    pages: PageRange
+    span: ByteRange | None
+    area: Area
+    since_s: float
+    gentle: bool
+    is_needed: Callable[[], bool]
+
+
+Order = collections.OrderedDict[int, Segment]
+
+
+class Segments:
+    """All segments of a worker, least recently used first."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._orders: dict[bool, Order] = {  # by `in_memory`
+            False: collections.OrderedDict(),
+            True: collections.OrderedDict(),
+        }
+        self._by_page: dict[tuple[bytes, int], Segment] = {}
+        self._orphans: list[Segment] = []  # dropped while somebody had them
+        self._dropped_filling = 0  # segments that were dropped and whose transfer goes on
+        self._sweep_pause_s = 0.0  # 0.0: no look at the orphans is due
+        self._part_lent_at_s = float("-inf")
+        self._frozen = False
+        self._turn = asyncio.Lock()  # of those that wait for room: it is given in order
+        self._whole_turn = asyncio.Lock()
+        self._whole_bytes = 0
+        self._filling = 0
+        self._scan_after_s = {False: float("-inf"), True: float("-inf")}  # by `in_memory`
+        self.readers = ActiveReaders()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._orders.values()))
+
+    def _all(self) -> list[Segment]:
+        return [segment for order in self._orders.values() for segment in order.values()]
+
+    def find(self, key: bytes, page: int) -> Segment | None:
+        """The segment that has that page now."""
+        segment = self._by_page.get((key, page))
+        if segment is None or page >= segment.ready_end:
+            return None
+        self._orders[segment.in_memory].move_to_end(id(segment))
+        return segment
+
+    def bits(self, key: bytes, first: int, end: int) -> int:
+        """Which pages of [first, end) some segment has or will have."""
+        if not self._by_page:
+            return 0
+        return sum(1 << page for page in range(first, end) if (key, page) in self._by_page)
+
+    async def grant(self, segment: Segment) -> int:
+        """A descriptor for a client. Raises OSError."""
+        segment.granted = segment.lent = True
+        return await self._parts.reopen(segment.fd, in_memory=segment.in_memory)
+
+    def copy(self, segment: Segment, offset: int, end: int, *, goes_on: bool) -> bytes:
+        """Returns the bytes [offset, end) of the file, which are written, of a segment in memory.
+        `goes_on`: the reader will come for what follows. Raises OSError."""
+        segment.granted = True
+        segment.used_at_s = self._parts.clocks.monotonic()
+        if goes_on and end < segment.ready_end * PAGE_BYTES:
+            segment.wanted_until_s = segment.used_at_s + READER_WAIT_S
+        return os.pread(segment.fd, end - offset, offset - segment.start)
+
+    def reads(self, reader: Hashable) -> None:
+        """Counts a handle among those that share the room."""
+        self.readers.asked(reader, self._parts.clocks.monotonic())
+
+    def waits(self, reader: Hashable) -> contextlib.AbstractContextManager[None]:
+        """Counts a handle among those that share the room while it waits, and for a while after."""
+        return self.readers.waiting(reader, self._parts.clocks.monotonic)
+
+    @property
+    def are_crowded(self) -> bool:
+        """Is each reader given parts?"""
+        return is_crowded(self._limit_bytes, self.reader_count)
+
+    @property
+    def reader_count(self) -> int:
+        return self.readers.count(self._parts.clocks.monotonic())
+
+    def piece_pages(self, readers: int) -> int:
+        """Returns how long segments may be when so many readers share the room."""
+        most_bytes = PIECE_PAGES * PAGE_BYTES
+        length = piece_bytes(
+            self._limit_bytes, readers, least_bytes=PAGE_BYTES, most_bytes=most_bytes
+        )
+        return length // PAGE_BYTES
+
+    def window_bytes(self, readers: int) -> int:
+        """How far ahead of each of so many readers segments may be fetched."""
+        return self._limit_bytes // (2 * readers)
+
+    def kept(self) -> int:
+        """Returns how many segments a client may keep for each handle now."""
+        readers = self.reader_count
+        return segments_kept(self._limit_bytes, readers, self.piece_pages(readers) * PAGE_BYTES)
+
+    @property
+    def _limit_bytes(self) -> int:
+        """What all segments that are made now may take: beside a full cache less than their limit,
+        as cached files take what is not the segments' alone."""
+        parts = self._parts
+        if parts.health.writable(parts.clocks.monotonic()):
+            return max(PAGE_BYTES, parts.ledger.scratch_bytes + parts.ledger.free_for_scratch)
+        return parts.memory.segments_limit_bytes
+
+    def leave_tier(self) -> None:
+        """Its disk hangs: nobody is to find what lies there. Fills that hang with the disk leave
+        their places to those that go past it."""
+        for segment in [*self._orders[False].values()]:
+            self.drop(segment)
+            self._give_place_back(segment)
+
+    async def make(
+        self,
+        key: bytes,
+        size_bytes: int,
+        pages: PageRange,
+        *,
+        wait_s: float,
+        whole: bool = False,
+        in_memory: bool = False,
+        span: ByteRange | None = None,
+        is_needed: Callable[[], bool] = lambda: True,
+    ) -> Segment:
+        """Room for a segment of a file of `size_bytes`, or of its first pages only when there is
+        not enough (unless `whole`). With `wait_s` 0, for what nobody waits for, it takes nothing
+        that others wait for, or that was fetched for others and not read yet. Raises NoSpace after
+        `wait_s`: a `whole` one from now on, others from their turn on (nobody got room then). Also
+        raises NoSpace at its turn when it is not needed any more. `span`: those bytes of the pages,
+        or the first `COPY_BYTES` of them, for one reader."""
+        area = Area(in_memory=in_memory, whole=whole)
+        now, gentle = self._parts.clocks.monotonic(), wait_s == 0
+        want = _Want(key, size_bytes, pages, span, area, now, gentle, is_needed)
+        turn = self._whole_turn if whole else self._turn
+        if not gentle:
+            async with turn:
+                segment = await self._in_turn(want, wait_s)
+                segment.demanded, segment.has_place = True, not whole
+                self._filling += segment.has_place
+                return segment
+        found = None if turn.locked() else self._try(want, area)
+        if found is None:
+            raise _no_room(in_memory=in_memory)
+        return found
+
+    async def _in_turn(self, want: _Want, wait_s: float) -> Segment:
+        parts = self._parts
+        until = (want.since_s if want.area.whole else parts.clocks.monotonic()) + wait_s
+        while want.is_needed():
+            now = parts.clocks.monotonic()
+            is_next = want.area.whole or self._filling < MOST_FILLING
+            for area in self._areas(want, now) if is_next else ():
+                segment = self._try(want, area)
+                if segment is not None:
+                    return segment
+            if not is_next:
+                until = now + wait_s  # other fills end by deadlines of their own
+            elif now >= until:
+                break
+            await parts.room_changed.wait(POLL_S)
+        raise _no_room(in_memory=want.area.in_memory)
+
+    def _areas(self, want: _Want, now: float) -> Iterator[Area]:
+        """A part is copied only where no part was lent for a while: copies are short, so that they
+        cost more."""
+        yield want.area
+        since_s = want.since_s if want.span is None else max(want.since_s, self._part_lent_at_s)
+        if not want.area.whole and now >= since_s + COPY_AFTER_S:
+            yield Area(in_memory=True, copied=True)
+
+    def _try(self, want: _Want, area: Area) -> Segment | None:
+        if want.span is not None:
+            return self._try_part(want, want.span, area)
+        first, end = want.pages
+        while end > first:
+            size_bytes = range_bytes(want.file_bytes, first, end)
+            if self._room(allocation(size_bytes), area, gentle=want.gentle):
+                start = first * PAGE_BYTES
+                return self._add(want, (start, start + size_bytes), (first, end), area)
+            if area.whole:
+                return None
+            end = first + (end - first) // 2
+        return None
+
+    def _try_part(self, want: _Want, span: ByteRange, area: Area) -> Segment | None:
+        start, stop = span
+        if area.copied:
+            stop = min(stop, start + COPY_BYTES)
+        if not self._room(allocation(stop - start), area, gentle=want.gentle):
+            return None
+        segment = self._add(want, (start, stop), page_span(start, stop - start), area)
+        if not area.copied:
+            self._part_lent_at_s = segment.made_at_s
+        return segment
+
+    def _room(self, need_bytes: int, area: Area, *, gentle: bool) -> bool:
+        if self._take(need_bytes, area):
+            return True
+        now = self._parts.clocks.monotonic()
+        if now < self._scan_after_s[area.in_memory]:
+            return False
+        self._let_go_orphans()
+        self._drop_unused(need_bytes, area, gentle=gentle)
+        if self._take(need_bytes, area):
+            return True
+        if not gentle:
+            self._scan_after_s[area.in_memory] = now + SCAN_PAUSE_S
+        return False
+
+    def _take(self, need_bytes: int, area: Area) -> bool:
+        if not self._has_room(need_bytes, area):
+            return False
+        if area.in_memory:
+            return self._parts.memory.take_segment(need_bytes, lent=not area.copied)
+        return self._parts.ledger.take_scratch(need_bytes)
+
+    def _has_room(self, need_bytes: int, area: Area) -> bool:
+        lent = 0
+        if area.in_memory and not area.copied:
+            lent = len(self._orphans) + self._dropped_filling  # mostly parts
+        if len(self._orders[area.in_memory]) + lent >= MOST_SEGMENTS:
+            return False
+        if area.in_memory:
+            free_bytes = self._parts.memory.free_for_segments(lent=not area.copied)
+        else:
+            free_bytes = self._parts.ledger.free_for_scratch
+        if area.whole:
+            free_bytes = min(free_bytes, self._limit_bytes // WHOLE_SHARE - self._whole_bytes)
+        return need_bytes <= free_bytes
+
+    def _add(self, want: _Want, span: ByteRange, pages: PageRange, area: Area) -> Segment:
+        segment = Segment(want.key, span, pages, self._parts.clocks.monotonic(), area)
+        self._orders[area.in_memory][id(segment)] = segment
+        for page in range(*pages) if want.span is None else ():
+            self._by_page[want.key, page] = segment
+        if area.whole:
+            self._whole_bytes += segment.allocated_bytes
+        return segment
+
+    def _drop_unused(self, need_bytes: int, area: Area, *, gentle: bool) -> None:
+        """Those that clients have open were used just now: they are looked at last next time."""
+        now = self._parts.clocks.monotonic()
+        order = self._orders[area.in_memory]
+        for segment in [*order.values()]:
+            unread = not segment.granted and segment.made_at_s > now - FRESH_S
+            if (
+                segment.filling
+                or segment.wanted_until_s > now
+                or (unread and (gentle or segment.demanded))
+            ):
+                continue
+            if segment.lent and not is_unused(segment.fd):
+                order.move_to_end(id(segment))
+                continue
+            self.drop(segment)
+            if self._has_room(need_bytes, area):
+                return
+
+    def drop_idle(self) -> None:
+        """Drops what lies in memory, was lent to nobody, and was not used lately: other tiers of
+        this process have the same memory to go to."""
+        before_s = self._parts.clocks.monotonic() - FRESH_S
+        for segment in [*self._orders[True].values()]:
+            if not segment.lent and not segment.filling and segment.used_at_s < before_s:
+                self.drop(segment)
+
+    def drop(self, segment: Segment) -> None:
+        """Nobody finds it any more. Idempotent."""
+        if segment.dropped:
+            return
+        segment.dropped = True
+        del self._orders[segment.in_memory][id(segment)]
+        for page in range(segment.first, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+        if segment.filling:
+            self._dropped_filling += 1
+        else:
+            self._let_go(segment)
+
+    def given_up(self, segment: Segment) -> None:
+        """Its transfer hangs: others get its place among the segments that are filled, and may
+        bring its pages. Its room and descriptor stay its own until `filled`, since the thread of
+        the transfer may still write."""
+        self._give_place_back(segment)
+        segment.demanded = False
+        self._forget_rest(segment)
+        self._parts.room_changed.notify()
+
+    def _forget_rest(self, segment: Segment) -> None:
+        for page in range(segment.ready_end, segment.end):
+            if self._by_page.get((segment.key, page)) is segment:
+                del self._by_page[segment.key, page]
+
+    def filled(self, segment: Segment) -> None:
+        """Its transfer ended. What it did not get is nobody's; an empty one goes."""
+        segment.filling = False
+        self._parts.counters.scratch_fills += not segment.in_memory
+        self._give_place_back(segment)
+        self._forget_rest(segment)
+        if segment.dropped:
+            self._dropped_filling -= 1
+            self._let_go(segment)
+        elif segment.ready_end == segment.first:
+            self.drop(segment)
+        self._parts.room_changed.notify()
+
+    def _give_place_back(self, segment: Segment) -> None:
+        """Lets another fill take the segment's place among the `MOST_FILLING`. Idempotent."""
+        self._filling -= segment.has_place
+        segment.has_place = False
+
+    def drop_content(self, keys: Iterable[bytes]) -> None:
+        wanted = set(keys)
+        for segment in self._all():
+            if segment.key in wanted:
+                self.drop(segment)
+
+    def _let_go(self, segment: Segment) -> None:
+        if self._frozen or (segment.lent and segment.fd >= 0 and not is_unused(segment.fd)):
+            self._orphans.append(segment)
+            return self._sweep_later(SWEEP_S)
+        parts = self._parts
+        fd, segment.fd = segment.fd, -1
+        # In a thread: to free a page of tmpfs can take milliseconds. It is free in a moment, and so
+        # long its room may be used twice.
+        if fd >= 0 and segment.in_memory:
+            parts.close_memory(fd)
+        elif fd >= 0:
+            parts.close_later(fd)
+        if segment.area.whole:
+            self._whole_bytes -= segment.allocated_bytes
+        if segment.in_memory:
+            parts.memory.segments_bytes -= segment.allocated_bytes
+        else:
+            parts.ledger.scratch_bytes -= segment.allocated_bytes
+        parts.room_changed.notify()
+
+    def _let_go_orphans(self) -> None:
+        orphans, self._orphans = self._orphans, []
+        for segment in orphans:
+            self._let_go(segment)
+
+    def _sweep_later(self, pause_s: float) -> None:
+        if not self._sweep_pause_s:
+            self._sweep_pause_s = pause_s
+            asyncio.get_running_loop().call_later(pause_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Looks whether clients have closed what was dropped, as long as there is such. Where none
+        was closed the next look is later."""
+        pause_s, before = self._sweep_pause_s, len(self._orphans)
+        self._let_go_orphans()
+        self._sweep_pause_s = 0.0
+        if self._orphans and not self._frozen:
+            idle = len(self._orphans) == before
+            self._sweep_later(min(2 * pause_s, MOST_SWEEP_S) if idle else SWEEP_S)
+
+    def freeze(self) -> None:
+        """From now on no descriptor is closed but by `close`: threads of fills that were given up
+        may still make a segment's file, and write to it."""
+        self._frozen = True
+
+    def close(self) -> None:
+        for segment in [*self._all(), *self._orphans]:
+            if segment.fd >= 0:
+                os.close(segment.fd)
+        for order in self._orders.values():
+            order.clear()
+        self._by_page.clear()
+        self._orphans.clear()
+
+
+def _no_room(*, in_memory: bool) -> NoSpace:
+    if in_memory:
+        return NoSpace(
+            "the cache disk fails, and memory for what is read past it is used up",
+            remedy="give a larger --memory-limit, or see to the disk",
+        )
+    return NoSpace(
+        "the scratch area of the cache is full",
+        remedy="give a larger --cache-size, or read fewer large files at a time",
+    )

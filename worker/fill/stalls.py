@@ -1,0 +1,131 @@
+"""Transfers that bring nothing: readers that wait for their pages get an error.
+
+A transfer runs in a thread, and ends when its connector lets it. A fill does not wait for that: its
+pages fail once no page has come for the deadline of origins, or for the time that a page takes at
+the least rate where that is longer. The next reader's request is then a new one. The thread writes
+nothing more when it returns.
+
+A thread that has not returned after its transfer was cut is stuck. Another thread replaces it, as
+far as `Threads.count_out` allows. A source with `MOST_STUCK` stuck threads gets no more: requests
+for it fail at once until one of those threads returns, so that other sources keep theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from typing import Final
+
+from cachefs.core.errors import Unreachable
+from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
+from connectors.until import LEAST_BYTES_PER_S
+from worker.fill.fetch import Piece, path_of
+from worker.fill.transfer import Transfer
+from worker.runtime.memory import buffer_bytes
+from worker.stats.by_path import url_of
+from worker.tier.disk import Parts
+
+log = logging.getLogger(__name__)
+
+PAGE_LIMIT_S: Final = PAGE_BYTES / LEAST_BYTES_PER_S
+GRACE_S: Final = 1.0  # the source's own error comes first, and says more
+MOST_STUCK: Final = 16  # threads of one source
+
+Key = tuple[NamespaceId, str]
+
+
+class SourceStuck(Unreachable):
+    """Requests to the source hang in as many threads as it may have. Never tried again by a fill,
+    which would wait for its deadline."""
+
+    retryable = False
+
+
+class Stalls:
+    """The transfers under way. The loop's alone, but for `check`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.running: dict[Transfer, Piece] = {}
+        self._cut: dict[Transfer, Key] = {}
+        self._stuck: collections.Counter[Key] = collections.Counter()
+
+    def began(self, transfer: Transfer, piece: Piece) -> None:
+        """Notes a request that begins. Until then its piece holds no bytes, and counts for none."""
+        self.running[transfer] = piece
+        self._count_buffer(piece, buffer_bytes(piece.size_bytes))
+
+    def check(self, origin: Origin) -> None:
+        """From any thread. Raises SourceStuck where no more requests may go to that source."""
+        if self._stuck[_key(origin)] >= MOST_STUCK:
+            raise SourceStuck(
+                f"{MOST_STUCK} requests to {url_of(origin)} hang, and no more are made until one"
+                " of them ends",
+                remedy="see to that server or file system",
+            )
+
+    def cut(self, now: float | None = None) -> list[tuple[Transfer, Piece]]:
+        """Fails the pages of transfers that have stood still for too long, and returns those. `now`
+        is of `time.monotonic`."""
+        limit_s = max(self._parts.config.origin_deadline_s, PAGE_LIMIT_S) + GRACE_S
+        before_s = (time.monotonic() if now is None else now) - limit_s
+        found = [
+            (transfer, piece)
+            for transfer, piece in self.running.items()
+            if 0.0 < transfer.moved_s < before_s and not transfer.aborted
+        ]
+        for transfer, piece in found:
+            self._cut_one(transfer, piece)
+        return found
+
+    def _cut_one(self, transfer: Transfer, piece: Piece) -> None:
+        error = Unreachable("the origin sends nothing, or too slowly", path=path_of(piece.entry))
+        transfer.cut(error)
+        for page in [*piece.unsettled]:
+            piece.settle(page, error)
+        key = self._cut[transfer] = _key(piece.entry.origin)
+        self._stuck[key] += 1
+        if self._stuck[key] == MOST_STUCK:
+            log.warning(
+                "%d requests to %s hang: reads of it fail at once until one of them ends",
+                MOST_STUCK,
+                url_of(piece.entry.origin),
+            )
+        self._count_out()
+
+    def ended(self, transfer: Transfer) -> None:
+        """The thread of a transfer returned: counts what it brought."""
+        piece = self.running.pop(transfer)
+        self._count_buffer(piece, -buffer_bytes(piece.size_bytes))
+        self._count(transfer, piece)
+        key = self._cut.pop(transfer, None)
+        if key is not None:
+            self._stuck[key] -= 1
+            self._stuck += collections.Counter()  # drops what is zero
+            self._count_out()
+
+    def _count(self, transfer: Transfer, piece: Piece) -> None:
+        counters = self._parts.counters
+        moved = transfer.peer_bytes or transfer.tier_bytes
+        counters.origin_requests += transfer.origin_bytes > 0 or not moved
+        counters.tier_bytes += transfer.tier_bytes
+        counters.origin_bytes += transfer.origin_bytes
+        piece.origin_bytes += transfer.origin_bytes
+        counters.peer_bytes += transfer.peer_bytes
+        self._parts.paths.brought(piece.entry.origin, transfer.origin_bytes, transfer.peer_bytes)
+
+    def _count_buffer(self, piece: Piece, size_bytes: int) -> None:
+        if piece.background:
+            self._parts.memory.windows_bytes += size_bytes
+        else:
+            self._parts.memory.buffers_bytes += size_bytes
+
+    def _count_out(self) -> None:
+        parts = self._parts
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
+            threads.count_out(len(self._cut), cause="origin")
+
+
+def _key(origin: Origin) -> Key:
+    return origin.content.namespace, origin.ufs

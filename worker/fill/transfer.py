@@ -1,0 +1,210 @@
+"""One request to a source, from its body straight into a file. Blocking.
+
+Owns nothing: the descriptor is the caller's. Pages are reported in order, each after all its bytes
+were written, with its checksum. What a source answers wrongly never becomes a page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import xxhash
+
+from cachefs.core.errors import BadBody, CacheFSError, Interrupted
+from cachefs.core.model import PAGE_BYTES, Origin
+from cachefs.core.pages import ByteRange, range_bytes
+from connectors.until import NEVER_S, bounded
+from worker.fill.source import Purpose, Source, SourceBody
+from worker.fill.tier_body import TierBody
+
+OnPage = Callable[[int, int], None]  # page number, xxh3_64
+
+
+class DiskFault(CacheFSError):
+    """The tier's disk failed a write. Never leaves the worker: the read goes past the tier."""
+
+    code = "disk-fault"
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"the cache disk failed: {error.strerror or error}")
+        self.error = error
+
+
+class Transfer:
+    """The pages [first, end) of a file into `fd`, whose byte 0 is the file's byte `base`; of these
+    only the bytes [start, stop) where a `span` says so.
+
+    `limit_s`: the source's retries and waits end so long after `run` began. `moved_s`: when `run`
+    began, or the last page was whole; 0.0 before; of `time.monotonic`. After `run`, however it
+    ended: `origin_bytes` came from the origin, `peer_bytes` from peers, and `tier_bytes` from
+    other tiers of this node; `next_page` is the first that is not whole.
+    """
+
+    __slots__ = (
+        "_at", "_base", "_body", "_cut", "_fd", "_hash", "_on_page", "_origin", "_stop",
+        "aborted", "at_disk", "limit_s", "moved_s", "next_page", "origin_bytes", "peer_bytes",
+        "tier_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        origin: Origin,
+        first: int,
+        end: int,
+        base: int,
+        on_page: OnPage,
+        span: ByteRange | None = None,
+    ) -> None:
+        """At least one page, or a byte of each page."""
+        self._origin = origin
+        self._fd = -1
+        self._base = base
+        self._on_page = on_page
+        self._at = first * PAGE_BYTES
+        self._stop = min(end * PAGE_BYTES, origin.size)
+        if span is not None:
+            self._at, self._stop = max(self._at, span[0]), min(self._stop, span[1])
+        self._hash = xxhash.xxh3_64()
+        self._body: SourceBody | None = None
+        self._cut: CacheFSError | None = None
+        self.limit_s = NEVER_S
+        self.moved_s = 0.0
+        self.aborted = False
+        self.at_disk = 0  # odd while the disk is at work for it, another number each time
+        self.next_page = first
+        self.origin_bytes = 0
+        self.peer_bytes = 0
+        self.tier_bytes = 0
+
+    def run(self, source: Source, fd: int, purpose: Purpose = Purpose.READ) -> None:
+        """Raises what the source raises, BadBody, DiskFault, Interrupted. Closes the body in any
+        case."""
+        self.raise_if_aborted()
+        self._fd, self.moved_s = fd, time.monotonic()
+        size = self._stop - self._at
+        with bounded(self.moved_s + self.limit_s):
+            body = self._body = source.read(self._origin, self._at, size, purpose)
+            try:
+                self.raise_if_aborted()  # meanwhile: then nobody has closed this body
+                for chunk in body:
+                    self._take(memoryview(chunk), body)
+            finally:
+                body.close()
+        self.raise_if_aborted()
+        if self._at != self._stop:
+            raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
+
+    def came(self, size_bytes: int, checksum: int, number: int) -> None:
+        """In place of `run`, where somebody else has written all of it, from the origin, one page,
+        or was refused that by the file system (an errno). Raises DiskFault, Interrupted."""
+        self.origin_bytes = size_bytes
+        self.raise_if_aborted()
+        if number:
+            raise DiskFault(OSError(number, os.strerror(number)))
+        self._page(size_bytes, checksum)
+
+    def abort(self) -> None:
+        """From any thread: nothing more is written, `run` ends as soon as its body lets it. Returns
+        at once: the body is closed in a thread of its own, since a close may wait for a disk."""
+        is_first, self.aborted = not self.aborted, True
+        if is_first and self._body is not None:
+            with contextlib.suppress(RuntimeError):  # no more threads: `run` closes the body alone
+                threading.Thread(target=self._body.close, name="cut", daemon=True).start()
+
+    def cut(self, error: CacheFSError) -> None:
+        """As `abort`; `run` raises this error."""
+        self._cut = error
+        self.abort()
+
+    def raise_if_aborted(self) -> None:
+        """What has not begun when it is aborted does not: who ends it waits for its thread."""
+        if self.aborted:
+            raise self._cut or Interrupted("the worker is closing")
+
+    @property
+    def _path(self) -> str:
+        return self._origin.path.decode(errors="replace")
+
+    def _take(self, chunk: memoryview, body: SourceBody) -> None:
+        self.raise_if_aborted()
+        if isinstance(body, TierBody) and body.from_tier:
+            self.tier_bytes += len(chunk)
+        elif body.from_peer:
+            self.peer_bytes += len(chunk)
+        else:
+            self.origin_bytes += len(chunk)
+        if self._at + len(chunk) > self._stop:
+            raise BadBody("the body is longer than was asked for", path=self._path)
+        self._write(chunk)
+        if body.checksum is not None:
+            return self._page(len(chunk), body.checksum)
+        start = 0
+        while start < len(chunk):
+            page_end = min((self.next_page + 1) * PAGE_BYTES, self._stop)
+            stop = min(len(chunk), start + page_end - self._at)
+            self._at += stop - start
+            self._digest(chunk[start:stop], whole=self._at == page_end)
+            start = stop
+
+    def _write(self, chunk: memoryview) -> None:
+        """Short writes are gone on with: a full disk shows itself at the next one."""
+        at, done = self._at - self._base, 0
+        self.at_disk += 1
+        try:
+            while done < len(chunk):
+                done += os.pwrite(self._fd, chunk[done:] if done else chunk, at + done)
+        except OSError as err:
+            raise DiskFault(err) from err
+        finally:
+            self.at_disk += 1
+
+    def _page(self, size: int, checksum: int) -> None:
+        """A chunk that is the next page, all of it, and was verified."""
+        self._at += size
+        assert self._at == min((self.next_page + 1) * PAGE_BYTES, self._stop), "not a whole page"
+        self._has_page(checksum)
+
+    def _digest(self, part: memoryview, *, whole: bool) -> None:
+        self._hash.update(part)
+        if whole:
+            checksum = self._hash.intdigest()
+            self._hash.reset()
+            self._has_page(checksum)
+
+    def _has_page(self, checksum: int) -> None:
+        """The next page is whole."""
+        page = self.next_page
+        self.moved_s = time.monotonic()
+        self.next_page += 1
+        self._on_page(page, checksum)
+
+
+def of_source(error: BaseException) -> CacheFSError:
+    """The error, where it is the source's; raises any other."""
+    if isinstance(error, DiskFault) or not isinstance(error, CacheFSError):
+        raise error
+    return error
+
+
+PIECE_PAGES: Final = 8  # of one request
+
+
+def verify(fd: int, size_bytes: int, checksums: dict[int, int]) -> list[int]:
+    """The pages whose bytes do not have the recorded checksum (or cannot be read)."""
+    buffer = memoryview(bytearray(min(PAGE_BYTES, max(1, size_bytes))))
+    bad = []
+    for page, checksum in checksums.items():
+        length = range_bytes(size_bytes, page, page + 1)
+        part = buffer[:length]
+        try:
+            right = os.preadv(fd, [part], page * PAGE_BYTES) == length
+        except OSError:
+            right = False
+        if not right or xxhash.xxh3_64_intdigest(part) != checksum:
+            bad.append(page)
+    return bad

@@ -1,0 +1,216 @@
+"""The loader of one namespace: asks its master for tasks, does them in this node's cache, and says
+what became of them. Executes what `worker.loads.schedule` decides; owned by the loop.
+
+`ask` asks the master; in an embedded server that is the master's own method. A question that fails
+is asked again, what was being done goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cachefs.core.cluster import Work, Worked
+from cachefs.core.errors import CacheFSError, Interrupted, NotFound
+from cachefs.core.jobs import FileFailure, Room, TaskKind
+from worker.cache.load_requests import MISSING, Load, Loaded, LoadingCache
+from worker.loads.schedule import (
+    Action,
+    Answered,
+    Ask,
+    Bring,
+    Check,
+    Checked,
+    Event,
+    FileCame,
+    FileEnded,
+    Loading,
+    Tick,
+    Unanswered,
+    is_large,
+)
+from worker.store.holds import Hold
+from worker.tier.admission import NoRoom
+from worker.tier.config import Clocks
+from worker.tier.disk import Tasks
+from worker.tier.over_quota import OverQuota
+
+log = logging.getLogger(__name__)
+
+ROOM_S: Final = 2.0  # figures are taken again after so long
+GATE_S: Final = 1.0  # between looks whether a file that waits for bandwidth is still wanted
+
+AskForWork = Callable[[Work], Awaitable[Worked]]
+
+
+class Loader:
+    """`start` begins, `close` ends; a loader that was closed does not start again."""
+
+    def __init__(
+        self, cache: LoadingCache, ask: AskForWork, worker: str, clocks: Clocks | None = None
+    ) -> None:
+        """`worker`: how the master knows this node."""
+        self._cache = cache
+        self._ask = ask
+        self._clock = (clocks or Clocks()).monotonic
+        self._state = Loading(worker)
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
+        self._tasks = Tasks()
+        self._room: Room | None = None
+        self._room_at_s = 0.0
+        self._measuring: asyncio.Task[Room] | None = None
+        self.counters = {"files": 0, "failed_files": 0, "fetched_bytes": 0}
+
+    def start(self) -> None:
+        """Asks for the first tasks."""
+        self._hear(Tick())
+
+    async def close(self) -> None:
+        """Asks no more, and tells nobody what becomes of what is under way: another worker, or the
+        next run of this one, is handed it again. Idempotent."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.close()
+
+    def status(self) -> dict[str, int]:
+        """Plain values for people."""
+        return {**self.counters, "files_in_hand": self._state.files}
+
+    # ---- events and actions ----
+
+    def _hear(self, event: Event) -> None:
+        """Events of one moment are handled together, after what causes them."""
+        if not self._events and not self._is_closed:
+            self._loop.call_soon(self._pump)
+        self._events.append(event)
+
+    def _pump(self) -> None:
+        if self._is_closed:
+            return
+        events, self._events = self._events, []
+        now = self._clock()
+        actions = self._state.handle_all(events, now)
+        for action in actions:
+            self._act(action)
+        self._wake_at(self._state.wake_at_s, now)
+
+    def _wake_at(self, at_s: float, now: float) -> None:
+        """A wake-up that is too early does no harm."""
+        if self._timer is not None:
+            if self._timer_at_s <= at_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at_s < float("inf"):
+            self._timer_at_s = at_s
+            self._timer = self._loop.call_later(max(0.0, at_s - now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._hear(Tick())
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Bring():
+                self._bring(action)
+            case Ask(work):
+                self._tasks.start(self._question(work))
+            case Check():
+                self._tasks.start(self._check(action))
+            # What is dropped ends by its gate, or soon by itself.
+
+    async def _question(self, work: Work) -> None:
+        event: Event
+        try:
+            event = Answered(await self._ask(work))
+        except CacheFSError as err:
+            log.debug("no work from the master: %s", err.one_line())
+            event = Unanswered()
+        self._state.capacity_bytes = self._cache.capacity()
+        self._hear(event)
+
+    # ---- loads ----
+
+    def _bring(self, bring: Bring) -> None:
+        task, place = bring.task, bring.place
+
+        def came() -> None:
+            self._hear(FileCame(bring.id, place))
+
+        def ended(loaded: Loaded) -> None:
+            self._ended(bring, loaded)
+
+        async def gate(size_bytes: int) -> None:
+            await self._pass(bring.id, place, size_bytes)
+
+        hold = Hold(task.hold_until_s, task.hold_read) if task.hold_until_s else None
+        origin, block = bring.file.origin, bring.file.block
+        gates = gate if is_large(bring.file) else None
+        self._cache.load(Load(origin, block, hold, gates, came, ended))
+
+    async def _pass(self, id: int, place: int, size_bytes: int) -> None:
+        """Waits until a request may go. Raises Interrupted when nobody wants it any more."""
+        while self._state.wants(id):
+            wait_s = self._state.wait_s(id, self._clock())
+            if wait_s <= 0:
+                return self._state.charge(id, place, size_bytes, self._clock())
+            await asyncio.sleep(min(wait_s, GATE_S))
+        raise Interrupted("the job does not want it any more")
+
+    def _ended(self, bring: Bring, loaded: Loaded) -> None:
+        self.counters["files"] += loaded.error is None
+        self.counters["failed_files"] += loaded.error is not None
+        self.counters["fetched_bytes"] += loaded.fetched_bytes
+        if isinstance(loaded.error, NoRoom):
+            self._tasks.start(self._no_room(bring, loaded))
+        else:
+            failure = _failure(bring.place, loaded.error)
+            self._hear(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
+
+    async def _no_room(self, bring: Bring, loaded: Loaded) -> None:
+        room = await self._figures()
+        failure = _failure(bring.place, loaded.error)
+        self._hear(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))
+
+    async def _figures(self) -> Room:
+        """As they were a moment ago at most: many files may find no room at once."""
+        if self._measuring is not None:
+            return await asyncio.shield(self._measuring)
+        if self._room is None or self._clock() - self._room_at_s > ROOM_S:
+            self._measuring = self._tasks.start(self._cache.room())
+            try:
+                self._room = await asyncio.shield(self._measuring)
+            finally:
+                self._measuring = None
+            self._room_at_s = self._clock()
+        return self._room
+
+    # ---- checks ----
+
+    async def _check(self, check: Check) -> None:
+        look = self._cache.verify if check.task.kind is TaskKind.VERIFY else self._cache.check
+        try:
+            missing = await look(check.task.files)
+            cause = "it is not complete in the cache"
+        except OSError as err:
+            missing = [*range(len(check.task.files))]
+            cause = f"the cache disk does not say: {err.strerror or err}"
+        self._hear(Checked(check.id, [FileFailure(place, MISSING, cause) for place in missing]))
+
+
+def _failure(place: int, error: CacheFSError | None) -> FileFailure | None:
+    """As the master is told: a file that is gone is said to be gone, and not stale."""
+    if error is None:
+        return None
+    origin_said = error.__cause__
+    if isinstance(error, OverQuota):
+        return FileFailure(place, error.code, error.one_line(), error.full)
+    code = NotFound.code if isinstance(origin_said, NotFound) else error.code
+    return FileFailure(place, code, error.cause)

@@ -1,0 +1,453 @@
+"""What a worker's loader does next: which files of its tasks it begins, when it asks the master for
+more, and what it tells it. Pure: `handle(event, now) -> actions`; the shell is
+`worker.loads.loader`.
+
+Tasks come in an order that the master chose; a job that has used up its bandwidth waits, others go
+before it. Files are begun while fewer than `requests` requests are under way. A job that the master
+does not name any more is dropped, and so is everything when the master is another run of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from cachefs.core.cluster import Work, Worked
+from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
+from cachefs.core.model import PAGE_BYTES
+from cachefs.core.placement import BLOCK_BYTES
+from worker.runtime.rate import TokenBucket
+
+REQUESTS: Final = 96  # to origins at once, for a page or less
+PAGES_COST: Final = 3  # of a request for more than a page, in requests for less
+PIECES: Final = 4  # of one block at once
+LARGE_BYTES: Final = 8 * PAGE_BYTES  # of a block that takes several requests
+LEAST_BYTES: Final = 64 << 10  # a smaller file counts as so much in hand
+MOST_BYTES: Final = 4 << 30  # in hand: large blocks for all requests, and as many again
+MOST_FILES: Final = 1024  # in hand
+LONG_S: Final = 20.0  # a question waits so long for work while there is none
+POLL_S: Final = 0.25  # between questions while there is some, and more could be taken
+BEAT_S: Final = 2.0  # between questions at most
+RETRY_S: Final = 1.0  # after a question without an answer
+NO_SPACE: Final = "no-space"
+_CHECK_COST: Final = {TaskKind.CHECK: REQUESTS // 8, TaskKind.VERIFY: REQUESTS // 4}
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Answered(NamedTuple):
+    worked: Worked
+
+
+class Unanswered(NamedTuple):
+    """The question failed."""
+
+
+class FileCame(NamedTuple):
+    """The requests of what was begun by `Bring` are over: others may begin. It has not ended yet,
+    and `FileEnded` may come without this."""
+
+    id: int
+    place: int
+
+
+class FileEnded(NamedTuple):
+    """What was begun by `Bring` is as asked, or `failure` says why not. `fetched_bytes`: of the
+    origin. `room`: there was none."""
+
+    id: int
+    place: int
+    fetched_bytes: int
+    failure: FileFailure | None = None
+    room: Room | None = None
+
+
+class Checked(NamedTuple):
+    """What was begun by `Check` has ended."""
+
+    id: int
+    failures: Sequence[FileFailure]
+
+
+class Tick(NamedTuple):
+    """`wake_at_s` has come, or nothing special."""
+
+
+Event = Answered | Unanswered | FileCame | FileEnded | Checked | Tick
+
+
+# ---- actions -------------------------------------------------------------------------------------
+
+
+class Ask(NamedTuple):
+    """Ask the master; `Answered` or `Unanswered` follows."""
+
+    work: Work
+
+
+class Bring(NamedTuple):
+    """Make this complete, as its task says; `FileEnded` follows. `id`: of the task, here."""
+
+    id: int
+    task: Task
+    place: int
+    file: TaskFile
+
+
+class Check(NamedTuple):
+    """Look at all files of a task that says so; `Checked` follows."""
+
+    id: int
+    task: Task
+
+
+class Drop(NamedTuple):
+    """Nobody wants this task any more: what is under way for it may end early; its end is told all
+    the same."""
+
+    id: int
+
+
+Action = Ask | Bring | Check | Drop
+
+
+@dataclass(eq=False, slots=True)
+class _Doing:
+    """A task in hand. `next`: the place of its first file that was not begun. `id` is drawn here:
+    another run of the master numbers its tasks anew."""
+
+    id: int
+    task: Task
+    sizes: list[int]  # as counted
+    next: int = 0
+    open: int = 0  # files under way, or a check of all
+    busy: set[int] = field(default_factory=set)  # places of those that make requests
+    fetched_bytes: int = 0
+    charged: dict[int, int] = field(default_factory=dict)  # place -> bytes, where there is a bucket
+    failures: list[FileFailure] = field(default_factory=list)
+    room: Room | None = None
+    is_dropped: bool = False
+
+    @property
+    def is_begun(self) -> bool:
+        return self.next == len(self.task.files)
+
+
+class Loading:
+    """See the module. `wake_at_s`: when a `Tick` is due, in the caller's clock."""
+
+    def __init__(self, worker: str, *, requests: int = REQUESTS) -> None:
+        self.capacity_bytes = -1  # what the next question says of the cache
+        self.wake_at_s = 0.0
+        self._worker = worker
+        self._requests = requests
+        self._run = ""
+        self._seen = 0
+        self._ids = itertools.count(1)
+        self._doing: dict[int, _Doing] = {}  # dropped ones, too, while something is under way
+        self._waiting: dict[int, deque[_Doing]] = {}  # by job: tasks with files to begin
+        self._buckets: dict[int, TokenBucket] = {}
+        self._in_flight = 0  # requests
+        self._bytes = self._files = 0  # in hand
+        self._outcomes: list[Outcome] = []
+        self._sent: list[Outcome] | None = None  # with the question under way
+        self._asked_at_s = float("-inf")
+        self._fed = True  # the last answer brought something
+        self._retry_at_s = float("-inf")
+
+    # ---- what is asked about it ----
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is in hand."""
+        return self._files == 0
+
+    @property
+    def files(self) -> int:
+        return self._files
+
+    def wants(self, id: int) -> bool:
+        """Is that task still wanted?"""
+        doing = self._doing.get(id)
+        return doing is not None and not doing.is_dropped
+
+    def wait_s(self, id: int, now: float) -> float:
+        """How long until one more request of a task may go; 0: now."""
+        bucket = self._bucket(self._doing.get(id))
+        return bucket.wait_s(now) if bucket is not None else 0.0
+
+    def charge(self, id: int, place: int, size_bytes: int, now: float) -> None:
+        """A request for so much of a file begins (of one that takes several)."""
+        doing = self._doing.get(id)
+        bucket = self._bucket(doing)
+        if doing is not None and bucket is not None:
+            bucket.charge(size_bytes, now)
+            doing.charged[place] = doing.charged.get(place, 0) + size_bytes
+
+    def _bucket(self, doing: _Doing | None) -> TokenBucket | None:
+        if doing is None or doing.is_dropped:
+            return None
+        return self._buckets.get(doing.task.job)
+
+    # ---- events ----
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
+        """What happened together is answered together."""
+        actions: list[Action] = []
+        for event in events:
+            self._handle(event, now, actions)
+        self._begin(now, actions)
+        self._ask(now, actions)
+        return actions
+
+    def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
+        match event:
+            case FileCame(id, place):
+                self._came(self._doing[id], place)
+            case FileEnded():
+                self._file_ended(event, now)
+            case Answered(worked):
+                self._answered(worked, now, actions)
+            case Unanswered():
+                self._outcomes = [*(self._sent or []), *self._outcomes]
+                self._sent = None
+                self._retry_at_s = now + RETRY_S
+            case Checked(id, failures):
+                self._checked(id, failures)
+
+    def _answered(self, worked: Worked, now: float, actions: list[Action]) -> None:
+        self._sent = None
+        if worked.run != self._run:
+            self._drop([*self._doing.values()], actions)
+            self._outcomes.clear()
+            self._run, self._seen = worked.run, 0
+        gone = [one for one in self._doing.values() if one.task.job not in worked.running]
+        self._drop(gone, actions)
+        self._set_rates(worked.running, now)
+        fresh = [task for task in worked.tasks if task.number > self._seen]
+        for task in fresh:
+            self._take(task)
+        self._fed = bool(fresh)
+
+    def _set_rates(self, running: dict[int, int], now: float) -> None:
+        for job in [job for job in self._buckets if not running.get(job)]:
+            del self._buckets[job]
+        for job, bytes_per_s in running.items():
+            if bytes_per_s > 0 and job in self._buckets:
+                self._buckets[job].set_rate(bytes_per_s, now)
+            elif bytes_per_s > 0:
+                self._buckets[job] = TokenBucket(bytes_per_s)
+
+    def _take(self, task: Task) -> None:
+        self._seen = max(self._seen, task.number)
+        doing = _Doing(
+            next(self._ids), task, [max(LEAST_BYTES, size_of(file)) for file in task.files]
+        )
+        self._bytes += sum(doing.sizes)
+        self._files += len(doing.sizes)
+        self._doing[doing.id] = doing
+        self._waiting.setdefault(task.job, deque()).append(doing)
+
+    def _drop(self, gone: Sequence[_Doing], actions: list[Action]) -> None:
+        for doing in gone:
+            if doing.is_dropped:
+                continue
+            doing.is_dropped = True
+            actions.append(Drop(doing.id))
+            self._let_go(doing)
+            if not doing.open:
+                del self._doing[doing.id]
+            waiting = self._waiting.get(doing.task.job, ())
+            if doing in waiting:
+                self._waiting[doing.task.job].remove(doing)
+                if not self._waiting[doing.task.job]:
+                    del self._waiting[doing.task.job]
+
+    def _let_go(self, doing: _Doing) -> None:
+        self._bytes -= sum(doing.sizes)
+        self._files -= len(doing.sizes)
+
+    # ---- what ends ----
+
+    def _came(self, doing: _Doing, place: int) -> None:
+        if place in doing.busy:
+            doing.busy.remove(place)
+            self._in_flight -= _cost(doing.task.files[place])
+
+    def _file_ended(self, event: FileEnded, now: float) -> None:
+        doing = self._doing[event.id]
+        self._came(doing, event.place)
+        doing.open -= 1
+        doing.fetched_bytes += event.fetched_bytes
+        if doing.charged:
+            bucket = self._bucket(doing)
+            charged = doing.charged.pop(event.place, 0)
+            if bucket is not None:
+                bucket.charge(event.fetched_bytes - charged, now)
+        if event.failure is not None:
+            doing.failures.append(event.failure)
+        if event.room is not None and not doing.is_dropped:
+            self._no_room(doing, event.room)
+        self._end_if_over(doing)
+
+    def _no_room(self, doing: _Doing, room: Room) -> None:
+        """Nothing more of that job is loaded of what is in hand."""
+        doing.room = doing.room or room
+        waiting = self._waiting.pop(doing.task.job, deque())
+        checks = deque(one for one in waiting if one.task.kind is not TaskKind.LOAD)
+        if checks:
+            self._waiting[doing.task.job] = checks
+        for one in waiting:
+            if one.task.kind is TaskKind.LOAD:
+                one.room = one.room or room
+                rest = range(one.next, len(one.task.files))
+                one.failures += [FileFailure(place, NO_SPACE, "not tried") for place in rest]
+                one.next = len(one.task.files)
+                if one is not doing:
+                    self._end_if_over(one)
+
+    def _checked(self, id: int, failures: Sequence[FileFailure]) -> None:
+        doing = self._doing[id]
+        self._in_flight -= _CHECK_COST[doing.task.kind]
+        doing.open = 0
+        doing.failures += failures
+        self._end_if_over(doing)
+
+    def _end_if_over(self, doing: _Doing) -> None:
+        if doing.is_dropped and not doing.open:
+            del self._doing[doing.id]
+        elif not doing.open and doing.is_begun:
+            failures = sorted(doing.failures, key=lambda one: one.place)
+            self._outcomes.append(
+                Outcome(doing.task.number, doing.fetched_bytes, failures, doing.room)
+            )
+            self._let_go(doing)
+            del self._doing[doing.id]
+
+    # ---- what begins ----
+
+    def _begin(self, now: float, actions: list[Action]) -> None:
+        while self._in_flight < self._requests:
+            doing = self._next(now)
+            if doing is None:
+                return
+            if doing.task.kind is TaskKind.LOAD:
+                actions.append(self._begin_file(doing, now))
+            else:
+                self._in_flight += _CHECK_COST[doing.task.kind]
+                doing.open, doing.next = 1, len(doing.task.files)
+                actions.append(Check(doing.id, doing.task))
+            if doing.is_begun:
+                self._begun(doing.task.job)
+
+    def _begun(self, job: int) -> None:
+        waiting = self._waiting[job]
+        waiting.popleft()
+        if not waiting:
+            del self._waiting[job]
+
+    def _next(self, now: float) -> _Doing | None:
+        """The first task of a job that may go on."""
+        found = None
+        for job, waiting in self._waiting.items():
+            first = waiting[0]
+            bucket = self._buckets.get(job)
+            is_open = bucket is None or first.task.kind is not TaskKind.LOAD or bucket.is_open(now)
+            if is_open and (found is None or first.task.number < found.task.number):
+                found = first
+        return found
+
+    def _begin_file(self, doing: _Doing, now: float) -> Bring:
+        place = doing.next
+        file = doing.task.files[place]
+        doing.next += 1
+        doing.open += 1
+        doing.busy.add(place)
+        self._in_flight += _cost(file)
+        if doing.task.job in self._buckets and not is_large(file):
+            self.charge(doing.id, place, size_of(file), now)
+        return Bring(doing.id, doing.task, place, file)
+
+    # ---- what is asked ----
+
+    def _ask(self, now: float, actions: list[Action]) -> None:
+        due_s = self._due_s()
+        if self._sent is None and now >= due_s:
+            wait_s = LONG_S if self.is_idle else 0.0
+            self._sent, self._outcomes = self._outcomes, []
+            self._asked_at_s = now
+            actions.append(Ask(self._question(wait_s)))
+        self.wake_at_s = min(due_s if self._sent is None else float("inf"), self._opens_at_s(now))
+
+    def _question(self, wait_s: float) -> Work:
+        return Work(
+            self._worker,
+            self._run,
+            [*(self._sent or [])],
+            self._room_bytes(),
+            wait_s,
+            self._seen,
+            self.capacity_bytes,
+        )
+
+    def _room_bytes(self) -> int:
+        files = max(0, MOST_FILES - self._files)
+        return max(0, min(MOST_BYTES - self._bytes, files * LEAST_BYTES))
+
+    def _due_s(self) -> float:
+        """When to ask next, unless a question is under way."""
+        if self.is_idle:
+            pause_s = 0.0 if self._fed or self._outcomes else POLL_S  # it should have waited
+            return max(self._retry_at_s, self._asked_at_s + pause_s)
+        is_hungry = 2 * self._files < MOST_FILES and 2 * self._bytes < MOST_BYTES
+        pause_s = BEAT_S
+        if is_hungry:
+            pause_s = 0.0 if self._fed else POLL_S
+        return max(self._retry_at_s, self._asked_at_s + pause_s)
+
+    def _opens_at_s(self, now: float) -> float:
+        """When the next job out of bandwidth may go on."""
+        if self._in_flight >= self._requests:
+            return float("inf")
+        waits_s = [
+            bucket.wait_s(now) for job, bucket in self._buckets.items() if job in self._waiting
+        ]
+        return now + min(waits_s, default=float("inf"))
+
+    def check_invariants(self) -> None:
+        doing = [one for one in self._doing.values() if not one.is_dropped]
+        assert self._files == sum(len(one.sizes) for one in doing)
+        assert self._bytes == sum(sum(one.sizes) for one in doing)
+        assert all(one.open or not one.is_begun for one in doing), "a task that is over is in hand"
+        assert all(one.open for one in self._doing.values() if one.is_dropped)
+        for job, waiting in self._waiting.items():
+            assert waiting, f"job {job} waits without a task"
+            assert all(one.id in self._doing and not one.is_begun for one in waiting)
+        most = max(PAGES_COST * PIECES, *_CHECK_COST.values())
+        assert self._in_flight < self._requests + most
+        assert self._in_flight >= 0
+
+
+def size_of(file: TaskFile) -> int:
+    """Of the file, or of its block."""
+    size = file.origin.size
+    return size if file.block < 0 else max(0, min(BLOCK_BYTES, size - file.block * BLOCK_BYTES))
+
+
+def is_large(file: TaskFile) -> bool:
+    """Does it take several requests, each charged for itself?"""
+    return size_of(file) > LARGE_BYTES
+
+
+def _cost(file: TaskFile) -> int:
+    """In requests for a page."""
+    if size_of(file) <= PAGE_BYTES:
+        return 1
+    return PAGES_COST * (PIECES if is_large(file) else 1)

@@ -1,0 +1,1 @@
+"""Blocks on their way to new owners after a change of members."""

@@ -1,0 +1,340 @@
+"""Moves blocks to their new places after a change of members: does what
+`worker.migration.decisions` decides. Owns the tasks of the calls that are under way; bytes come by
+the cache's own fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from cachefs.core.cluster import Answer as PeerAnswer
+from cachefs.core.cluster import Had, Have, Offer
+from cachefs.core.errors import (
+    CacheFSError,
+    DeadlineExceeded,
+    IsADirectory,
+    NoSpace,
+    NotFound,
+    ProtocolError,
+    Stale,
+)
+from cachefs.core.messages import Done, Failure, error_of
+from cachefs.core.model import ContentId, NamespaceId, Origin
+from cachefs.core.pages import range_bytes
+from cachefs.core.placement import View
+from worker.migration.decisions import DEFAULT_BYTES_PER_S
+from worker.migration.decisions import Migration as Decisions
+from worker.migration.events import (
+    Action,
+    Answer,
+    AskHave,
+    Bring,
+    Brought,
+    Event,
+    Filled,
+    HaveCame,
+    Holding,
+    LookAt,
+    LookedAt,
+    OfferAnswered,
+    OfferCame,
+    Outdated,
+    OwnersChanged,
+    RefreshView,
+    Scan,
+    Scanned,
+    SendOffer,
+    Tick,
+    ViewCame,
+)
+from worker.tier.disk import Tasks
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25  # while something is to be moved
+IDLE_TICK_S: Final = 5.0
+CALL_S: Final = 10.0  # an answer of a peer
+SCAN_S: Final = 60.0
+BRING_S: Final = 120.0
+MOST_FRESH: Final = 10_000  # contents that came between two ticks; with more, all are looked at
+
+T = TypeVar("T")
+
+AskPeer = Callable[[str, Have | Offer], Awaitable[PeerAnswer]]  # (url, call)
+
+
+class Cache(Protocol):
+    """What migration needs of the node's cache."""
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """What is cached here, in key order, of keys greater than `after`. Raises OSError."""
+
+    async def bits(self, key: bytes) -> int:
+        """The bitmap of the cached pages of a content."""
+
+    async def bring(
+        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
+    ) -> int:
+        """See `worker.cache.peer_reads.PeerCache`."""
+
+
+class Migration:
+    """Of one node. `on_view` and `offered` are called by the member loop and the peers' server;
+    `run` is the one task. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        worker: str,
+        url: str,
+        cache: Cache,
+        *,
+        locate: Callable[[NamespaceId, int], Awaitable[Origin]],
+        ask_peer: AskPeer,
+        refresh_view: Callable[[], Awaitable[Any]],
+        free_bytes: Callable[[], int],
+        on_settled: Callable[[int], None] = lambda epoch: None,
+        bytes_per_s: float = DEFAULT_BYTES_PER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`worker` is this one's id and `url` where its peers reach it. `refresh_view` asks the
+        master, and what it says comes by `on_view`. `free_bytes`: room that the cache has now.
+        `on_settled` hears of each epoch for which everything here is where it belongs."""
+        self._worker = worker
+        self._url = url
+        self._cache = cache
+        self._locate = locate
+        self._ask_peer = ask_peer
+        self._refresh_view = refresh_view
+        self._free_bytes = free_bytes
+        self._on_settled = on_settled
+        self._clock = clock
+        self._decisions = Decisions(worker, bytes_per_s=bytes_per_s)
+        self._tasks = Tasks()
+        self._fresh: dict[bytes, tuple[int, int]] = {}  # key -> (size, replicas)
+        self._is_telling = False
+        self._wake = asyncio.Event()
+        self._refreshing = False
+        self._closed = False
+
+    @property
+    def settled(self) -> int:
+        """For the heartbeat, see `Heartbeat.settled`."""
+        return self._decisions.settled
+
+    def on_view(self, view: View) -> None:
+        """The members changed, or are what they were."""
+        self._tell(ViewCame(view))
+
+    def offered(self, offer: Offer) -> Done:
+        """A peer's `Offer`. Raises Stale for an earlier epoch than this worker's, NoSpace, and
+        Unavailable when the same may be taken later."""
+        answer, *rest = self._decide(OfferCame(offer))
+        for action in rest:
+            self._act(action)
+        if isinstance(answer, Answer) and answer.failure is not None:
+            raise answer.failure
+        return Done()
+
+    def came(self, key: bytes, size_bytes: int, replicas: int) -> None:
+        """Something of a content came here, which several own."""
+        if not self._fresh:
+            self._wake.set()
+        if len(self._fresh) < MOST_FRESH:
+            self._fresh[key] = size_bytes, replicas
+        else:
+            self.owners_changed()
+
+    def owners_changed(self) -> None:
+        """More own something than before, by what this node hears."""
+        self._tell(OwnersChanged())
+
+    async def run(self) -> None:
+        """Until cancelled; then nothing goes on."""
+        try:
+            while True:
+                self._wake.clear()
+                self._tell(Tick())
+                if self._fresh and not self._is_telling:
+                    self._is_telling = True
+                    self._tasks.start(self._tell_what_came())
+                is_at_work = self._decisions.is_at_work or self._fresh
+                pause_s = TICK_S if is_at_work else IDLE_TICK_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+        finally:
+            self._closed = True
+            await self._tasks.close()
+
+    def status(self) -> dict[str, int]:
+        """Plain values for `cachefs status`."""
+        return self._decisions.status()
+
+    # ---- decisions ----
+
+    def _tell(self, event: Event) -> None:
+        for action in self._decide(event):
+            self._act(action)
+
+    def _decide(self, event: Event) -> list[Action]:
+        decisions = self._decisions
+        settled, was_at_work = decisions.settled, decisions.is_at_work
+        actions = decisions.handle(event, self._clock())
+        if decisions.settled > settled:
+            self._on_settled(decisions.settled)
+        if decisions.is_at_work and not was_at_work:
+            self._wake.set()
+        return actions
+
+    def _act(self, action: Action) -> None:
+        if self._closed:
+            return
+        match action:
+            case Scan():
+                self._tasks.start(self._scan(action))
+            case AskHave():
+                self._tasks.start(self._ask_have(action))
+            case SendOffer():
+                self._tasks.start(self._send_offer(action))
+            case LookAt():
+                self._tasks.start(self._look_at(action))
+            case Bring():
+                self._tasks.start(self._bring(action))
+            case RefreshView():
+                self._refresh()
+            case Answer():
+                raise AssertionError("an answer is given by `offered`")
+
+    def _refresh(self) -> None:
+        if not self._refreshing:
+            self._refreshing = True
+            self._tasks.start(self._refresh_once())
+
+    async def _refresh_once(self) -> None:
+        try:
+            await self._within(CALL_S, self._refresh_view())
+        except CacheFSError as err:
+            log.debug("the view of the members: %s", err.one_line())
+        finally:
+            self._refreshing = False
+
+    # ---- what is handed over ----
+
+    async def _tell_what_came(self) -> None:
+        try:
+            fresh, self._fresh = self._fresh, {}
+            found = [
+                Holding(key, size_bytes, await self._cache.bits(key), replicas)
+                for key, (size_bytes, replicas) in fresh.items()
+            ]
+            self._tell(Filled(tuple(found)))
+        finally:
+            self._is_telling = False
+
+    async def _scan(self, scan: Scan) -> None:
+        try:
+            found = await self._within(SCAN_S, self._cache.holdings(scan.after, scan.limit))
+        except (OSError, CacheFSError) as err:
+            log.warning("what is cached could not be listed: %s", err)
+            return self._tell(Scanned(scan.epoch, (), b"", failed=True))
+        after = found[-1].key if len(found) == scan.limit else b""
+        self._tell(Scanned(scan.epoch, found, after))
+
+    async def _ask_have(self, ask: AskHave) -> None:
+        pages: dict[bytes, int] | None = None
+        try:
+            pages = await self._pages_of(ask.peer.url, ask.contents)
+        except CacheFSError as err:
+            log.debug("worker %s: %s", ask.peer.id[:8], err.one_line())
+        self._tell(HaveCame(ask.epoch, ask.peer.id, pages))
+
+    async def _pages_of(self, url: str, contents: tuple[bytes, ...]) -> dict[bytes, int]:
+        """Raises what the peer answers, and what the network does."""
+        answer = await self._call(url, Have([*contents]))
+        if not isinstance(answer, Had) or len(answer.pages) != len(contents):
+            raise ProtocolError("not an answer to Have")
+        bitmaps = (int.from_bytes(data, "little") for data in answer.pages)
+        return dict(zip(contents, bitmaps, strict=True))
+
+    async def _send_offer(self, send: SendOffer) -> None:
+        outdated = await self._outdated([*dict.fromkeys(key for key, _ in send.blocks)])
+        self._tell(Outdated(send.epoch, send.peer.id, outdated))
+        both = zip(send.blocks, send.replicas, strict=True)
+        kept = {block: count for block, count in both if block[0] not in outdated}
+        offer = Offer(self._worker, self._url, send.epoch, [*kept], [*kept.values()])
+        failure: CacheFSError | None = None
+        try:
+            if kept:
+                await self._call(send.peer.url, offer)
+        except CacheFSError as err:
+            failure = err
+        self._tell(OfferAnswered(send.epoch, send.peer.id, failure))
+
+    async def _outdated(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        """Those that are no file's contents any more, as far as the master says so."""
+        gone = await asyncio.gather(*(self._is_outdated(key) for key in keys))
+        return frozenset(key for key, is_gone in zip(keys, gone, strict=True) if is_gone)
+
+    async def _is_outdated(self, key: bytes) -> bool:
+        content = ContentId.of_key(key)
+        try:
+            located = self._locate(content.namespace, content.ino)
+            return (await self._within(CALL_S, located)).content != content
+        except (Stale, NotFound, IsADirectory):
+            return True
+        except CacheFSError:
+            return False  # the master does not answer
+
+    async def _call(self, url: str, call: Have | Offer) -> PeerAnswer:
+        answer = await self._within(CALL_S, self._ask_peer(url, call))
+        if isinstance(answer, Failure):
+            raise error_of(answer)
+        return answer
+
+    async def _within(self, limit_s: float, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError as err:
+            raise DeadlineExceeded(f"no answer within {limit_s:g} s") from err
+
+    # ---- what is taken over ----
+
+    async def _look_at(self, look: LookAt) -> None:
+        pages: dict[bytes, int] | None = None
+        try:
+            theirs = await self._pages_of(look.url, look.contents)
+            pages = {
+                key: bits & ~await self._cache.bits(key) for key, bits in theirs.items() if bits
+            }
+        except CacheFSError as err:
+            log.debug("worker %s: %s", look.giver[:8], err.one_line())
+        self._tell(LookedAt(look.epoch, look.giver, pages))
+
+    async def _bring(self, bring: Bring) -> None:
+        size_bytes, failure = 0, None
+        try:
+            size_bytes = await self._within(BRING_S, self._brought_bytes(bring))
+        except CacheFSError as err:
+            failure = err
+        self._tell(Brought(bring, size_bytes, failure))
+
+    async def _brought_bytes(self, bring: Bring) -> int:
+        content = ContentId.of_key(bring.key)
+        origin = await self._locate(content.namespace, content.ino)
+        if origin.content != content:
+            raise Stale("the file has other contents now")
+        pages = await self._cache.bring(
+            content.namespace, content.ino, bring.first, bring.end, peers_only=True
+        )
+        size_bytes = range_bytes(origin.size, bring.first, bring.first + pages)
+        if pages < bring.end - bring.first:
+            if self._free_bytes() < range_bytes(origin.size, bring.first, bring.end):
+                raise NoSpace("the cache is full")
+            raise NotFound("the pages did not come")
+        return size_bytes

@@ -1,0 +1,1 @@
+"""The node's cache of a master's namespace."""

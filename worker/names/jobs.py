@@ -1,0 +1,92 @@
+"""A master's load jobs and syncs as a node passes them on: `JobService` and `SyncService` over the
+wire. Keeps nothing: what is true of a job, the master knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from cachefs.core import cluster as c
+from cachefs.core.jobs import JobSpec
+from cachefs.core.messages import (
+    AddJobPaths,
+    ControlJob,
+    Done,
+    GetJob,
+    GetJobFailures,
+    GetSync,
+    JobFailures,
+    JobReply,
+    JobSubmitted,
+    JobTable,
+    ListJobs,
+    Message,
+    StartSync,
+    SubmitJob,
+    SyncReply,
+)
+from cachefs.core.model import NamespaceId
+from cachefs.core.services import JobService, SyncService
+
+HEAR_S: Final = 2.0
+REACH_S: Final = 5.0  # who asks says meanwhile that there is no answer, and asks again
+
+T = TypeVar("T", bound=Message)
+
+
+class MasterJobs:
+    """A part of `worker.names.namespace.RemoteNamespace`. Every method raises what the master
+    answers, and MasterUnreachable after `REACH_S`. Cancelled: the master may have acted; each
+    question may be repeated."""
+
+    @property
+    def namespace(self) -> NamespaceId:
+        raise NotImplementedError
+
+    async def _ask(self, body: c.Call, kind: type[T], **limits: float) -> T:
+        raise NotImplementedError
+
+    async def _hear(self, seq: int, within_s: float) -> bool:
+        raise NotImplementedError
+
+    async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
+        return await self._ask_soon(SubmitJob(self.namespace, spec, key, more), JobSubmitted)
+
+    async def add_job_paths(
+        self, job: int, first: int, paths: Sequence[bytes], *, last: bool
+    ) -> None:
+        await self._ask_soon(AddJobPaths(self.namespace, job, first, [*paths], last), Done)
+
+    async def job(self, job: int) -> JobReply:
+        return await self._ask_soon(GetJob(self.namespace, job), JobReply)
+
+    async def jobs(self, before: int, limit: int) -> JobTable:
+        return await self._ask_soon(ListJobs(self.namespace, before, limit), JobTable)
+
+    async def job_failures(self, job: int, after: int) -> JobFailures:
+        return await self._ask_soon(GetJobFailures(self.namespace, job, after), JobFailures)
+
+    async def control_job(self, job: int, action: str) -> JobReply:
+        return await self._ask_soon(ControlJob(self.namespace, job, action), JobReply)
+
+    async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply:
+        return await self._ask_soon(StartSync(self.namespace, path, recursive, dry_run), SyncReply)
+
+    async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
+        """The end of one is told when this node has heard what it changed, if it does so soon."""
+        reply = await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
+        await self._hear(reply.sync.seq, HEAR_S)
+        return reply
+
+    async def _ask_soon(self, body: Any, kind: type[T]) -> T:
+        return await self._ask(body, kind, reach_s=REACH_S)
+
+
+if TYPE_CHECKING:
+
+    def _has_jobs(part: MasterJobs) -> JobService:
+        return part
+
+    def _has_syncs(part: MasterJobs) -> SyncService:
+        return part

@@ -1,0 +1,219 @@
+"""The sources of a node in a cluster: `worker.server.server.Sources` for `cachefs://host:port/path`,
+and the connectors of the origins that its files come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cachefs.core import messages as m
+from cachefs.core.addresses import SCHEME, address_of, parse_cluster
+from cachefs.core.errors import CacheFSError, InUse, NotADirectory, NotFound, Unreachable
+from cachefs.core.generations import Generations
+from cachefs.core.model import Kind, NamespaceId, UfsSpec
+from cachefs.core.services import MetadataService
+from connectors.base import Connector
+from connectors.meter import Meter
+from worker.membership.master_client import MasterClient, MasterUnreachable
+from worker.names.late_connector import LateConnector
+from worker.names.namespace import RemoteNamespace
+
+if TYPE_CHECKING:
+    from worker.server.server import Sources
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTORS: Final = 1000
+MAX_RETIRED: Final = 16
+MAX_ATTACHED: Final = 1000
+PATIENCE_S: Final = 5.0  # with a master, where the path was attached before
+FIND_S: Final = 40.0  # for a thread that waits until a master says which source it is
+
+OpenConnector = Callable[[UfsSpec, Meter], Connector]
+
+
+class ClusterSources:
+    """One master's namespace and its origins. `open_connector(spec, meter)` is called in threads
+    and asks the network for nothing. Belongs to one event loop, but for what its connectors do.
+    """
+
+    def __init__(self, master: MasterClient, open_connector: OpenConnector) -> None:
+        self._master = master
+        self._open_connector = open_connector
+        self._loop = asyncio.get_running_loop()
+        self._namespaces: dict[NamespaceId, RemoteNamespace] = {}
+        self._current: RemoteNamespace | None = None
+        self._greeting: asyncio.Task[RemoteNamespace] | None = None
+        self._connectors: dict[tuple[NamespaceId, str], LateConnector] = {}
+        self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
+        self._retired: list[Connector] = []  # reads under way may use them
+        self._meters: dict[str, Meter] = {}
+        self._attached: Generations[bytes, m.Attached] = Generations(MAX_ATTACHED)
+
+    async def open(self) -> RemoteNamespace:
+        """The master's namespace; greets the master at the first call. Calls at one time share an
+        attempt, and a later one tries anew. Raises what `MasterClient.ask` does."""
+        if self._current is not None and not self._current.replaced:
+            return self._current
+        if self._greeting is None:
+            self._greeting = self._loop.create_task(self._greet())
+        return await asyncio.shield(self._greeting)
+
+    async def _greet(self) -> RemoteNamespace:
+        try:
+            namespace = await RemoteNamespace.open(self._master)
+        finally:
+            self._greeting = None
+        known = self._namespaces.setdefault(namespace.namespace, namespace)
+        if known is not namespace:  # the master came back to it
+            await namespace.close()
+        self._current = known
+        return known
+
+    async def changed_namespace(self, namespace: NamespaceId) -> None:
+        """The master was registered at and has this namespace: new mounts get it. What was mounted
+        of another one stays, and is answered as the master does."""
+        if self._current is None or self._current.namespace == namespace:
+            return
+        self._current = self._namespaces.get(namespace)
+        self._attached.clear()
+        try:
+            await self.open()
+        except CacheFSError as err:  # the next attach tries again
+            log.warning("the master's new namespace is not known yet: %s", err.one_line())
+
+    def heard_run(self, namespace: NamespaceId, store_run: int) -> None:
+        """The master was registered at: its store has this namespace, in this run of it."""
+        known = self._namespaces.get(namespace)
+        if known is not None:
+            known.heard_run(store_run)
+
+    async def attach(self, body: m.Attach) -> m.Attached:
+        """Idempotent. Raises NotFound, NotADirectory, BadConfig, InUse for another master's path;
+        Unreachable where the master gives no answer and the path was not attached here before."""
+        address, shown = parse_cluster(body.source.url)
+        if address != address_of(self._master.url):
+            raise InUse(f"this node belongs to the master at {self._master.url}, not to {address}")
+        path = shown.encode("utf-8", "surrogateescape")
+        former = self._attached.get(path)
+        if former is None:
+            attached = await self._attach(body.source.url, path)
+        else:
+            attached = await self._attach_again(body.source.url, path, former)
+        self._attached.put(path, msgspec.structs.replace(attached, warning=""))
+        return attached
+
+    async def _attach_again(self, url: str, path: bytes, former: m.Attached) -> m.Attached:
+        """A mount does not wait for a master that is down where it was attached before."""
+        attached = former
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                attached = await self._attach(url, path)
+                if not self._master.down:
+                    return attached
+        except (TimeoutError, MasterUnreachable):
+            pass
+        warning = f"the master at {self._master.url} gives no answer: serving what is known"
+        return msgspec.structs.replace(attached, warning=warning)
+
+    async def _attach(self, url: str, path: bytes) -> m.Attached:
+        namespace = await self.open()
+        found = await namespace.resolve(path)
+        if found.inode is None:
+            raise NotFound(
+                "no such directory in the cluster",
+                path=url,
+                remedy="`cachefs ufs ls` shows what is there, `cachefs ufs add` adds a source",
+            )
+        if found.inode.kind is not Kind.DIRECTORY:
+            raise NotADirectory("not a directory", path=url)
+        return m.Attached(namespace.namespace, found.inode)
+
+    def service(self, namespace: NamespaceId) -> MetadataService:
+        """Raises NotFound."""
+        return self._opened(namespace)
+
+    def _opened(self, namespace: NamespaceId) -> RemoteNamespace:
+        known = self._namespaces.get(namespace)
+        if known is None:
+            raise NotFound("no such namespace here", remedy="attach its source first")
+        return known
+
+    # ---- origins ----
+
+    def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
+        """Answers at once; the connector's first request finds out what the source is. Raises
+        NotFound for a namespace that is not attached."""
+        known = self._connectors.get((namespace, ufs))
+        if known is None:
+            if len(self._connectors) >= MAX_CONNECTORS:
+                raise Unreachable("too many sources are read by this node")
+            find = functools.partial(self._find, self._opened(namespace), ufs)
+            known = self._connectors[namespace, ufs] = LateConnector(find)
+        return known
+
+    def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:
+        """In a thread."""
+        asked = asyncio.run_coroutine_threadsafe(namespace.find_ufs(ufs), self._loop)
+        try:
+            spec = asked.result(FIND_S)
+        except concurrent.futures.CancelledError as err:
+            raise Unreachable("this node is ending") from err
+        except TimeoutError as err:
+            asked.cancel()
+            raise Unreachable(f"the master does not say what {ufs} is") from err
+        return self._make(namespace.namespace, ufs, spec)
+
+    def _make(self, namespace: NamespaceId, ufs: str, spec: UfsSpec) -> Connector:
+        """The connector of a source, another one where its options are others now. In a thread;
+        there is one at a time for each source."""
+        former = self._made.get((namespace, ufs))
+        if former is not None and former[0] == spec:
+            return former[1]
+        connector = self._open_connector(spec, self._meters.setdefault(ufs, Meter()))
+        self._made[namespace, ufs] = spec, connector
+        if former is not None:
+            log.info("source %s has other options now", spec.url)
+            self._retired.append(former[1])
+            if len(self._retired) > MAX_RETIRED:
+                self._retired.pop(0).close()
+        return connector
+
+    def status(self) -> list[dict[str, Any]]:
+        """Plain values: one row per namespace."""
+        origins = {
+            ufs: msgspec.to_builtins(meter.snapshot()) for ufs, meter in [*self._meters.items()]
+        }
+        return [
+            {
+                "source": SCHEME + address_of(self._master.url),
+                "origins": origins,
+                **namespace.status(),
+            }
+            for namespace in self._namespaces.values()
+        ]
+
+    async def close(self) -> None:
+        """Ends calls, streams and connectors. Idempotent."""
+        if self._greeting is not None:
+            self._greeting.cancel()
+            await asyncio.gather(self._greeting, return_exceptions=True)
+        for namespace in self._namespaces.values():
+            await namespace.close()
+        for connector in [*self._connectors.values(), *self._retired]:
+            connector.close()
+        self._connectors.clear()
+        self._retired.clear()
+
+
+if TYPE_CHECKING:
+
+    def _are_sources(sources: ClusterSources) -> Sources:
+        return sources

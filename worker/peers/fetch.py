@@ -1,0 +1,212 @@
+"""The shell of one `Search`: sends what it says, waits for answers, hands over the one to read.
+Blocking; of one thread, but for `abort`.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.core.errors import CacheFSError, Interrupted
+from cachefs.core.model import PAGE_BYTES, Origin
+from cachefs.core.pages import PageRange
+from cachefs.core.placement import BLOCK_BYTES, Member
+from worker.fill.source import NotHere, Purpose
+from worker.peers.connections import Connections
+from worker.peers.exchange import Exchange, Wanted
+from worker.peers.peer_health import Peers
+from worker.peers.ring import Ring
+from worker.peers.search import (
+    TIMES,
+    Action,
+    Answered,
+    Ask,
+    Broke,
+    Candidate,
+    Close,
+    Event,
+    Failed,
+    GiveUp,
+    Refresh,
+    Refreshed,
+    Search,
+    Take,
+    Tick,
+    Times,
+    UseOrigin,
+)
+
+log = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.25  # a read that was given up is noticed so late
+
+
+@dataclass(slots=True)
+class PeerCounters:
+    """Since the start. Changed under `Shared.lock`."""
+
+    requests: int = 0
+    failures: int = 0
+    hedges: int = 0  # requests to a second peer, as the first was slow
+    wrong_pages: int = 0
+    refreshes: int = 0
+    fallbacks: int = 0  # searches in which peers were asked, and then the origin
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the searches of one node have in common. `refresh` gets the newest view, in bounded
+    time, and raises the typed errors; `holders` tells who else has a block."""
+
+    ring: Ring
+    connections: Connections
+    headers: Mapping[str, str]
+    refresh: Callable[[], object]
+    holders: Callable[[bytes, int], list[Member]]
+    times: Times = TIMES
+    clock: Callable[[], float] = time.monotonic
+    peers: Peers = field(default_factory=Peers)
+    counters: PeerCounters = field(default_factory=PeerCounters)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def candidates(self, origin: Origin, page: int, purpose: Purpose) -> list[Candidate]:
+        """Whom to ask for a page, before the origin."""
+        content, block = origin.content, page * PAGE_BYTES // BLOCK_BYTES
+        held = self.holders(content.key, block)
+        replicas = origin.rule.owners
+        return self.ring.candidates(content.ino, block, purpose, held, replicas=replicas)
+
+
+class Hunt:
+    """`find` returns an answer to be read, None for the origin. Closed by `close`."""
+
+    def __init__(
+        self, shared: Shared, origin: Origin, found: list[Candidate], purpose: Purpose
+    ) -> None:
+        self._shared = shared
+        self._origin = origin
+        self._purpose = purpose
+        self._search = Search(
+            shared.peers,
+            origin.content.key,
+            found,
+            shared.times,
+            may_ask_origin=purpose is not Purpose.MIGRATE,
+        )
+        self._wanted = Wanted(origin, (0, 0))
+        self._exchanges: dict[Candidate, Exchange] = {}
+        self._is_aborted = False
+
+    def find(self, pages: PageRange, event: Event = Tick()) -> Exchange | None:  # noqa: B008
+        """Raises NotHere, and Interrupted after `abort`."""
+        self._wanted = Wanted(self._origin, pages)
+        events: list[Event] = [event]
+        while True:
+            for action in self._handle(events):
+                if isinstance(action, Take):
+                    return self._exchanges.pop(action.candidate)
+                if isinstance(action, UseOrigin):
+                    return None
+                if isinstance(action, GiveUp):
+                    raise NotHere("no peer has it")
+                self._do(action, events)
+            if not events:
+                events = self._wait()
+
+    def _handle(self, events: list[Event]) -> list[Action]:
+        shared, actions = self._shared, list[Action]()
+        with shared.lock:
+            now = shared.clock()
+            for event in events:
+                actions += self._search.handle(event, now)
+            self._count(events, actions)
+        events.clear()
+        return actions
+
+    def _count(self, events: Iterable[Event], actions: Iterable[Action]) -> None:
+        counters, peers = self._shared.counters, self._shared.peers
+        for event in events:
+            counters.wrong_pages += isinstance(event, Broke) and event.wrong
+        counters.failures = peers.failures
+        for peer in peers.take_news():
+            log.warning("worker %s does not answer: others are asked for now", peer)
+        asked = set(self._exchanges)
+        for action in actions:
+            counters.refreshes += isinstance(action, Refresh)
+            counters.fallbacks += isinstance(action, UseOrigin)
+            if isinstance(action, Close):
+                asked.discard(action.candidate)
+            elif isinstance(action, Ask):
+                counters.requests += 1
+                peer = action.candidate.peer
+                counters.hedges += bool(asked) and all(one.peer != peer for one in asked)
+
+    def _do(self, action: Action, events: list[Event]) -> None:
+        if isinstance(action, Close):
+            if (exchange := self._exchanges.pop(action.candidate, None)) is not None:
+                exchange.close()
+        elif isinstance(action, Refresh):
+            events.append(Refreshed(self._refreshed()))
+        elif isinstance(action, Ask):
+            candidate = action.candidate
+            exchange = Exchange(self._shared.connections, candidate, self._shared.headers)
+            self._exchanges[candidate] = exchange
+            try:
+                exchange.start(self._wanted)
+            except OSError as err:
+                self._lost(candidate, err, events)
+
+    def _refreshed(self) -> list[Candidate]:
+        try:
+            self._shared.refresh()
+        except CacheFSError as err:
+            log.debug("no newer view: %s", err)
+        return self._shared.candidates(self._origin, self._wanted.pages[0], self._purpose)
+
+    def _lost(self, candidate: Candidate, error: BaseException, events: list[Event]) -> None:
+        log.debug("%s: %s", candidate.url, error)
+        exchange = self._exchanges.pop(candidate, None)
+        if exchange is not None:
+            exchange.close()
+        events.append(Failed(candidate))
+
+    def _wait(self) -> list[Event]:
+        """Until an answer comes or the search wants to wake."""
+        if self._is_aborted:
+            raise Interrupted("the read was given up")
+        poll = select.poll()
+        waiting = {exchange.fileno(): exchange for exchange in self._exchanges.values()}
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        left_s = max(0.0, self._search.wake_at_s - self._shared.clock())
+        ready = poll.poll(1000 * min(SLICE_S, left_s) + 1)
+        events: list[Event] = []
+        for fd, _ in ready:
+            self._hear(waiting[fd], events)
+        return events or [Tick()]
+
+    def _hear(self, exchange: Exchange, events: list[Event]) -> None:
+        candidate = exchange.candidate
+        try:
+            answer = exchange.answer()
+        except OSError as err:
+            return self._lost(candidate, err, events)
+        if answer is not None:
+            events.append(Answered(candidate, answer, exchange.at_once))
+            if exchange.is_over:
+                self._exchanges.pop(candidate).close()
+
+    def abort(self) -> None:
+        """From any thread: `find` raises soon."""
+        self._is_aborted = True
+
+    def close(self) -> None:
+        """Ends what is under way. Idempotent."""
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._exchanges.clear()

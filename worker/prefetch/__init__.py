@@ -1,0 +1,1 @@
+"""Small files that are fetched before they are opened."""

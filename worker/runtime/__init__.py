@@ -1,0 +1,1 @@
+"""Threads, clocks, rates and the memory budget of a worker."""

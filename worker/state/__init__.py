@@ -1,1 +1,0 @@
-"""Decisions of the worker: pure functions and small state machines that touch no disk, no clock."""

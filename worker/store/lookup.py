@@ -1,0 +1,118 @@
+"""Looking a content up in the tier: what is cached of it, verified first where it is doubtful.
+
+After a crash of the machine, or a sync that failed, records of epochs that were not synced are
+doubtful: every page is read from the disk and compared with its checksum, bad ones are cleared, and
+the rest is recorded anew. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from cachefs.core.model import Origin
+from cachefs.core.pages import page_count
+from worker.store import filesystem, on_disk
+from worker.store.changes import DropFile, PutFile
+from worker.store.directory import Tier
+from worker.store.holds import Hold
+from worker.store.publishing import publish_trusted
+from worker.store.records import HELD_READ, FileRecord
+from worker.store.writer import Writer
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was found. `fd`: the cache file opened for reading and writing, -1 when nothing is
+    cached. `grown_bytes`: by how much the accounted bytes of the tier were wrong for it."""
+
+    fd: int = -1
+    bits: int = 0
+    allocated_bytes: int = 0
+    grown_bytes: int = 0
+    published: bool = False
+    lost: bool = False  # there was a record, but its file is gone
+    verified: bool = False
+    bad_pages: int = 0
+    hold: Hold | None = None
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def look(tier: Tier, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
+    """Raises OSError. A complete file is published when this returns, unless its record came to be
+    distrusted meanwhile. The caller closes `fd`."""
+    name = key.hex()
+    record = tier.index.get(key)
+    if record is None:
+        return Looked()
+    fd = tier.open_file(name)
+    if fd is None or record.size != origin.size or os.fstat(fd).st_size != origin.size:
+        return _lost(tier, writer, name, record, fd)
+    looked = Looked(fd)
+    try:
+        _fill_in(looked, tier, writer, key, record, epoch)
+    except BaseException:
+        os.close(fd)
+        raise
+    return looked
+
+
+def _fill_in(
+    looked: Looked, tier: Tier, writer: Writer, key: bytes, record: FileRecord, epoch: int
+) -> None:
+    looked.bits = tier.index.bits(key, record.size)
+    if record.held_until_s:
+        looked.hold = Hold(record.held_until_s, bool(record.flags & HELD_READ))
+    looked.allocated_bytes = filesystem.allocated_bytes(looked.fd)
+    looked.grown_bytes = looked.allocated_bytes - record.allocated_bytes
+    complete = looked.bits.bit_count() == page_count(record.size)
+    used_epoch = record.epoch
+    if not tier.header.trusts(used_epoch):
+        bad = _verify(looked, tier, key, record)
+        complete = complete and not bad
+        used_epoch = epoch
+        _put(looked, writer, key, record, bad, complete, epoch)
+    elif looked.grown_bytes or complete != record.complete:
+        _put(looked, writer, key, record, {}, complete, record.epoch)
+    if complete:
+        looked.published = publish_trusted(tier, key.hex(), used_epoch)
+
+
+def _verify(looked: Looked, tier: Tier, key: bytes, record: FileRecord) -> dict[int, int | None]:
+    """The bad pages, cleared in `looked`."""
+    _, checksums = tier.index.checksums(key, record.size)
+    bad = on_disk.bad_pages(looked.fd, record.size, checksums)
+    for page in bad:
+        looked.bits &= ~(1 << page)
+    looked.verified, looked.bad_pages = True, len(bad)
+    return dict.fromkeys(bad)
+
+
+def _put(
+    looked: Looked,
+    writer: Writer,
+    key: bytes,
+    record: FileRecord,
+    bad: dict[int, int | None],
+    complete: bool,
+    epoch: int,
+) -> None:
+    changed = msgspec.structs.replace(
+        record, allocated_bytes=looked.allocated_bytes, complete=complete, epoch=epoch
+    )
+    writer.write([PutFile(key, changed, bad)])
+
+
+def _lost(tier: Tier, writer: Writer, name: str, record: FileRecord, fd: int | None) -> Looked:
+    """The file is gone, or is no file of ours: nothing is cached."""
+    if fd is not None:
+        os.close(fd)
+    tier.unpublish(name)
+    writer.write([DropFile(bytes.fromhex(name))])
+    tier.unlink(name)
+    return Looked(grown_bytes=-record.allocated_bytes, lost=True)

@@ -1,0 +1,1 @@
+"""One tier: its contents, admission, eviction, health and upkeep."""

@@ -1,0 +1,500 @@
+"""Room for fills: admission, and eviction by the master's permission. Owned by the loop.
+
+One eviction at a time; who needs room waits for it, but not for slow copies to another tier
+(`worker.tier.demotion`). Nothing is evicted without a permission that was asked for less than its
+validity ago: no answer, no eviction. What is live (open in the worker, being filled) is not looked
+at; what a client has open is found out by the kernel's lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
+from cachefs.core.jobs import FullQuota
+from cachefs.core.model import ContentId, NamespaceId
+from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
+from worker.runtime.pace import Pace
+from worker.store.removal import Evicted, evict
+from worker.tier.admission_rule import Verdict, judge
+from worker.tier.catalog import Catalog
+from worker.tier.demotion import Demotion
+from worker.tier.disk import Parts
+from worker.tier.eviction_order import MOST_SKIPPED, NEVER_S
+from worker.tier.over_quota import Named, OverQuota
+from worker.tier.unlinked import Leftovers
+
+log = logging.getLogger(__name__)
+
+BATCH_FILES: Final = 64
+MOST_ROUNDS: Final = 64  # of one eviction, and
+MOST_ROUNDS_S: Final = 0.4  # then no further round begins: others wait for the lock
+PERMISSION_WAIT_S: Final = 5.0
+ORDER_WAIT_S: Final = 30.0
+NO_LIMIT_BYTES: Final = 1 << 62
+PAUSE_S: Final = 1.0  # after an eviction that found nothing
+MOST_PAUSE_S: Final = 60.0  # between looks at what may go of a cache above its limit
+RELEASE_S: Final = 5.0  # between looks at holds that have ended
+MOST_ASKED: Final = 1000  # contents in one question
+THOROUGH_S: Final = 20.0  # for a load's eviction, which looks at everything
+
+
+class NoRoom(NoSpace):
+    """A load does not fit: what is cached is protected, held or in use."""
+
+
+class Wanted(Protocol):
+    """A content that wants room: an entry, or one that is not here yet."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def size(self) -> int: ...
+
+
+class Space:
+    """`reserve` and `release` change the ledger; `order_loaded` is set when the eviction order
+    knows what an earlier process cached."""
+
+    def __init__(self, parts: Parts, catalog: Catalog, leftovers: Leftovers) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._leftovers = leftovers
+        self._one_at_a_time = asyncio.Lock()
+        self._named: list[tuple[bytes, int]] = []  # candidates left over, and their last use
+        self._oldest_use_s = 0
+        self._oldest_known_at_s = float("-inf")
+        self._nothing_until_s = float("-inf")
+        self._nothing_for_loads_until_s = float("-inf")
+        self._released_at_s = float("-inf")
+        self._shrink_pause_s = PAUSE_S
+        self._shrink_at_s = float("-inf")
+        self._unanswered = 0  # questions for permission
+        self._named_quotas = Named()
+        self._demotion = Demotion(parts)
+        self._pace = Pace()  # of what is logged about permissions that do not come
+        self.order_loaded = asyncio.Event()
+
+    async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+        """Promises room in the cache (for this entry); False when admission refuses it, nothing can
+        go, or the disk is degraded. Cancelled: nothing is reserved."""
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            return False
+        if self._parts.ledger.over_limit_bytes:
+            return self._refuse()  # whoever reads does not wait until the cache has shrunk
+        full = self.full_quota(size_bytes, entry)
+        if full is not None:
+            return self._refuse_for(full)
+        verdict = self._judge(size_bytes, entry)
+        if verdict is Verdict.ADMIT:
+            return self._take(size_bytes, entry)
+        if verdict is Verdict.REFUSE or self._parts.clocks.monotonic() < self._nothing_until_s:
+            return self._refuse()
+        async with self._one_at_a_time:
+            writable = self._parts.health.writable(self._parts.clocks.monotonic())
+            return writable and await self._reserve_by_evicting(size_bytes, entry)
+
+    def reserve_nowait(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+        """As `reserve` where there is room; False where somebody has to decide or to make some."""
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()):
+            return False
+        if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
+            return False
+        return self._take(size_bytes, entry)
+
+    async def reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+        """As `reserve`, whatever admission says: everything may go for it that nobody protects,
+        holds or uses. Raises NoRoom, OverQuota, and Unavailable where the disk is degraded or the
+        master does not say what may go. Cancelled: nothing is reserved."""
+        self._check_writable()
+        full = self.full_quota(size_bytes, entry)
+        if full is not None:
+            raise OverQuota(full)
+        if self._take(size_bytes, entry):
+            return
+        async with self._one_at_a_time:
+            self._check_writable()
+            await self._reserve_for_load(size_bytes, entry)
+
+    def _check_writable(self) -> None:
+        if not self._parts.health.writable(self._parts.clocks.monotonic()):
+            raise Unavailable("the cache disk takes nothing for now")
+
+    async def _reserve_for_load(self, size_bytes: int, entry: Wanted) -> None:
+        ledger, monotonic = self._parts.ledger, self._parts.clocks.monotonic
+        self._leftovers.check(urgent=True)
+        if not self.order_loaded.is_set():
+            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
+        unanswered = self._unanswered
+        may_help = size_bytes <= ledger.free_for_files + ledger.cached_bytes
+        if may_help and monotonic() >= self._nothing_for_loads_until_s:
+            await self._make_room_thoroughly(size_bytes, monotonic() + THOROUGH_S)
+        if self._take(size_bytes, entry):
+            return
+        if self._unanswered != unanswered:
+            raise Unavailable("the master does not say what may be evicted")
+        self._nothing_for_loads_until_s = monotonic() + PAUSE_S
+        self._refuse()
+        raise NoRoom("nothing more can go for it")
+
+    def full_quota(self, size_bytes: int, entry: Wanted | None) -> FullQuota | None:
+        """The quota that refuses so much more of a content; None: no quota does."""
+        bounds, charges = self._rule(entry).quotas, self._parts.charges
+        path = charges.refuses(bounds, size_bytes) if bounds else None
+        if path is None:
+            return None
+        quota_bytes = dict(bounds)[path]
+        return FullQuota(path, quota_bytes, *charges.use(path, quota_bytes))
+
+    def _take(self, size_bytes: int, entry: Wanted | None) -> bool:
+        if not self._parts.ledger.reserve(size_bytes):
+            return False
+        bounds = self._rule(entry).quotas
+        if bounds and entry is not None:
+            self._parts.charges.promise(entry.key, bounds, size_bytes)
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Takes a promise back."""
+        self._parts.ledger.reserved_bytes -= size_bytes
+        self._parts.room_changed.notify()
+
+    def may_fit(self, size_bytes: int, entry: Wanted | None = None) -> bool:
+        """Would `reserve` try to admit that now? Promises nothing."""
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()) or parts.ledger.over_limit_bytes:
+            return False
+        return self._judge(size_bytes, entry) is not Verdict.REFUSE
+
+    def may_fit_load(self, size_bytes: int) -> bool:
+        """Would `reserve_for_load` try it now?"""
+        parts = self._parts
+        if not parts.health.writable(parts.clocks.monotonic()):
+            return False
+        return size_bytes <= parts.ledger.free_for_files + parts.ledger.cached_bytes
+
+    async def _reserve_by_evicting(self, size_bytes: int, entry: Wanted | None) -> bool:
+        self._leftovers.check(urgent=True)
+        if not self.order_loaded.is_set():
+            await self._parts.within(self.order_loaded.wait(), ORDER_WAIT_S)
+        has_tried = False
+        for may_take_copies in (True, False):  # too few copies are no reason not to look further
+            verdict = self._judge(size_bytes, entry, may_take_copies=may_take_copies)
+            if verdict in (Verdict.ADMIT, Verdict.REFUSE):
+                break
+            if self._parts.clocks.monotonic() < self._nothing_until_s:
+                return self._refuse()
+            await self._make_room_by(verdict, size_bytes)
+            has_tried = True
+            if verdict is not Verdict.MAKE_ROOM_FROM_COPIES:
+                break
+        if self._take(size_bytes, entry):
+            return True
+        if has_tried:
+            self._nothing_until_s = self._parts.clocks.monotonic() + PAUSE_S
+        return self._refuse()
+
+    async def _make_room_by(self, verdict: Verdict, size_bytes: int) -> None:
+        from_idle = verdict is Verdict.MAKE_ROOM_FROM_IDLE
+        idle_s = self._parts.config.idle_after_s if from_idle else None
+        from_copies = verdict is Verdict.MAKE_ROOM_FROM_COPIES
+        await self._make_room(size_bytes, idle_s, only_copies=from_copies)
+
+    def _refuse_for(self, full: FullQuota) -> bool:
+        if self._named_quotas.is_news(full, self._parts.clocks.monotonic()):
+            log.info("a file is not cached: %s", OverQuota(full).one_line())
+        return self._refuse()
+
+    def _refuse(self) -> bool:
+        self._parts.counters.refused += 1
+        return False
+
+    def _judge(
+        self, size_bytes: int, entry: Wanted | None, *, may_take_copies: bool = True
+    ) -> Verdict:
+        ledger, config = self._parts.ledger, self._parts.config
+        now_s = self._parts.clocks.wall()
+        if self.full_quota(size_bytes, entry) is not None or self._is_copy(entry, NEVER):
+            return Verdict.REFUSE
+        if self._oldest_use_s + config.idle_after_s <= now_s:
+            self._look_for_the_oldest()
+        return judge(
+            self._admission(entry),
+            size_bytes=size_bytes,
+            free_bytes=ledger.free_for_files,
+            cached_bytes=ledger.cached_bytes,
+            oldest_use_s=self._oldest_use_s,
+            idle_after_s=config.idle_after_s,
+            now_s=now_s,
+            takes_copies=lambda: (
+                may_take_copies and entry is not None and self._takes_copies(entry)
+            ),
+        )
+
+    def _admission(self, wanted: Wanted | None) -> str:
+        """As policies say of that content, else as the worker is set; but copies of what others own
+        replace nothing that is in use, unless policies say so."""
+        admission = self._rule(wanted).admission or self._parts.config.admission
+        return "fill" if admission != "fill" and self._is_copy(wanted, AUTO) else admission
+
+    def _is_copy(self, wanted: Wanted | None, local_copy: str) -> bool:
+        """Is it a copy of what others own, of which policies say that?"""
+        rule, is_owned = self._rule(wanted), self._parts.is_owned
+        if wanted is None or is_owned is None or rule.local_copy != local_copy:
+            return False
+        return not is_owned(wanted.key, wanted.size, rule.owners)
+
+    def _rule(self, wanted: Wanted | None) -> Rule:
+        entry = None if wanted is None else self._catalog.live(wanted.key)
+        return NO_RULE if entry is None else entry.origin.rule
+
+    def _takes_copies(self, entry: Wanted) -> bool:
+        parts = self._parts
+        if parts.is_owned is None or not parts.order.copy_count:
+            return False
+        return parts.is_owned(entry.key, entry.size, self._rule(entry).owners)
+
+    def _look_for_the_oldest(self) -> None:
+        """Last uses only grow and what comes is used now, so an old answer stays a lower bound."""
+        now = self._parts.clocks.monotonic()
+        if self.order_loaded.is_set() and now - self._oldest_known_at_s >= PAUSE_S:
+            self._oldest_use_s = min(self._parts.order.oldest_use_s(), self._parts.wall_s())
+            self._oldest_known_at_s = now
+
+    # ---- eviction ----
+
+    async def make_room_ahead(self, size_bytes: int) -> None:
+        """Lets so much go that fills need not wait for room, as far as admission allows it."""
+        async with self._one_at_a_time:
+            parts = self._parts
+            if self._demotion.copying:
+                return  # what is on its way to a slower tier makes room soon
+            if self.order_loaded.is_set() and parts.health.writable(parts.clocks.monotonic()):
+                idle_s = None if parts.config.admission == "always" else parts.config.idle_after_s
+                await self._make_room(parts.ledger.free_for_files + size_bytes, idle_s)
+
+    async def shrink(self) -> None:
+        """Brings a cache that is above its limit below it: the limit is lower than that of the
+        process before. Evicts what may go, whatever admission says. Called now and then; where
+        nothing may go it looks again after growing pauses."""
+        parts = self._parts
+        now = parts.clocks.monotonic()
+        if not parts.ledger.over_limit_bytes:
+            self._shrink_pause_s = PAUSE_S
+            return
+        if not self.order_loaded.is_set() or not parts.health.in_service or now < self._shrink_at_s:
+            return
+        before = parts.ledger.over_limit_bytes
+        async with self._one_at_a_time:
+            await self._make_room(0, None)
+        progress = parts.ledger.over_limit_bytes < before
+        self._shrink_pause_s = PAUSE_S if progress else min(2 * self._shrink_pause_s, MOST_PAUSE_S)
+        self._shrink_at_s = parts.clocks.monotonic() + (0.0 if progress else self._shrink_pause_s)
+
+    async def make_room_from_idle(self, size_bytes: int, idle_s: float) -> bool:
+        """Is there room, or can such go for it as nobody used for `idle_s`?"""
+        async with self._one_at_a_time:
+            if self.order_loaded.is_set():
+                await self._make_room(size_bytes, idle_s)
+        return size_bytes <= self._parts.ledger.free_for_files
+
+    async def let_go(self, keys: Sequence[bytes]) -> None:
+        """Evicts what another tier of this node has too; what is in use stays."""
+        async with self._one_at_a_time:
+            for start in range(0, len(keys), BATCH_FILES):
+                batch = self._not_live(keys[start : start + BATCH_FILES])
+                await self._evict(batch, NO_LIMIT_BYTES, float("inf"), "moved")
+
+    async def _make_room(
+        self, need_bytes: int, idle_s: float | None, *, only_copies: bool = False
+    ) -> None:
+        """`idle_s`: only from what nobody used for so long; None: from anything, or from copies of
+        what others own alone."""
+        parts = self._parts
+        idle_before_s = NEVER_S if idle_s is None else int(parts.clocks.wall() - idle_s)
+        reason = "copy" if only_copies else "space" if idle_s is None else "idle"
+        self._release_held()
+        until_s = parts.clocks.monotonic() + MOST_ROUNDS_S
+        for _ in range(MOST_ROUNDS):
+            short_bytes = need_bytes - parts.ledger.free_for_files
+            if short_bytes <= 0 or not parts.health.in_service:
+                return
+            if only_copies:
+                keys = parts.order.copies(BATCH_FILES)
+            else:
+                keys = self._candidates(idle_before_s)
+            if not keys or parts.clocks.monotonic() > until_s:
+                return
+            await self._evict_permitted(keys, short_bytes, reason)
+
+    async def _make_room_thoroughly(self, need_bytes: int, until_s: float) -> None:
+        """From anything: looks at everything once, until then (monotonic) at most."""
+        parts = self._parts
+        self._release_held()
+        batch = BATCH_FILES
+        most_looks = 2 * len(parts.order) + 2 * MOST_SKIPPED  # each, also past its mark
+        while most_looks > 0 and parts.clocks.monotonic() < until_s:
+            short_bytes = need_bytes - parts.ledger.free_for_files
+            if short_bytes <= 0 or not parts.health.in_service:
+                return
+            keys = self._candidates(NEVER_S, batch)
+            most_looks -= len(keys) or MOST_SKIPPED
+            if not keys:
+                await asyncio.sleep(0)
+            elif 4 * await self._evict_permitted(keys, short_bytes, "space") < len(keys):
+                batch = min(2 * batch, MOST_ASKED)
+
+    async def _evict_permitted(self, keys: Sequence[bytes], short_bytes: int, reason: str) -> int:
+        """So much of these, and a little more, as far as they may go; how many may."""
+        parts = self._parts
+        allowed, until_s = await self._permitted(self._not_live(keys))
+        for key in set(keys) - set(allowed):
+            parts.order.defer(key)
+        short_bytes += min(parts.ledger.limit_bytes // 128, 32 << 20)
+        then = functools.partial(self._evict_copied, short_bytes=short_bytes, reason=reason)
+        await self._demotion.offer(self._not_live(allowed), short_bytes, then)
+        going = [key for key in self._not_live(allowed) if key not in self._demotion.copying]
+        await self._evict(going, short_bytes, until_s, reason)
+        return len(allowed)
+
+    async def _evict_copied(
+        self, copied: Mapping[bytes, int], short_bytes: int, reason: str
+    ) -> None:
+        """Evicts what was copied to a slower tier, but for what was used or opened meanwhile."""
+        order = self._parts.order
+        async with self._one_at_a_time:
+            same = [key for key, use_s in copied.items() if self._last_use_s(key) == use_s]
+            allowed, until_s = await self._permitted([key for key in same if key in order])
+            await self._evict(self._not_live(allowed), short_bytes, until_s, reason)
+
+    def _release_held(self) -> None:
+        """What was held long enough may go from now on."""
+        parts = self._parts
+        now = parts.clocks.monotonic()
+        if parts.order.first_release_s <= now and now - self._released_at_s >= RELEASE_S:
+            self._released_at_s = now
+            parts.order.release_due(int(now), parts.wall_s())
+
+    def _candidates(self, idle_before_s: int, count: int = BATCH_FILES) -> list[bytes]:
+        """First those that were named before and not needed: the order's hand has passed them."""
+        order = self._parts.order
+        named, self._named = self._named, []
+        keys = [
+            key
+            for key, use_s in named
+            if key in order and order.last_use_s(key) == use_s <= idle_before_s
+        ]
+        fresh = order.candidates(count - len(keys), idle_before_s)
+        return [*keys, *(key for key in fresh if key not in keys)]
+
+    def _not_live(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [key for key in keys if not self._catalog.is_live(key)]
+
+    async def _permitted(self, keys: Sequence[bytes]) -> tuple[list[bytes], float]:
+        """Those that may go, in order, and until when (monotonic)."""
+        by_namespace: dict[NamespaceId, list[ContentId]] = {}
+        for key in keys:
+            content = ContentId.of_key(key)
+            by_namespace.setdefault(content.namespace, []).append(content)
+        allowed: set[str] = set()
+        until_s = float("inf")
+        for namespace, contents in by_namespace.items():
+            asked_at_s = self._parts.clocks.monotonic()
+            names, valid_for_s = await self._ask(namespace, contents)
+            if names:
+                allowed |= names
+                until_s = min(until_s, asked_at_s + valid_for_s)
+        return [key for key in keys if key.hex() in allowed], until_s
+
+    async def _ask(
+        self, namespace: NamespaceId, contents: list[ContentId]
+    ) -> tuple[frozenset[str], float]:
+        try:
+            service = self._parts.metadata(namespace)
+        except NotFound:
+            return self._of_nobody(contents), PERMISSION_WAIT_S
+        except CacheFSError:  # it has pins, and nobody is here who knows them
+            return frozenset(), 0.0
+        try:
+            asked = service.permit_eviction(contents)
+            permission = await self._parts.within(asked, PERMISSION_WAIT_S)
+        except (CacheFSError, TimeoutError) as err:
+            self._parts.counters.errors["permission"] += 1
+            self._unanswered += 1
+            if self._pace.is_due(self._parts.clocks.monotonic()):
+                log.warning("nothing is evicted, the master gives no permission: %s", err)
+            return frozenset(), 0.0
+        self._pace.over()
+        return permission.allowed, permission.valid_for_s
+
+    def _of_nobody(self, contents: list[ContentId]) -> frozenset[str]:
+        """What may go of a namespace that is not attached here."""
+        config = self._parts.config
+        if not config.evict_detached:
+            return frozenset()
+        idle_before_s = self._parts.clocks.wall() - config.idle_after_s
+        names = (content.name for content in contents)
+        return frozenset(
+            name for name in names if self._last_use_s(bytes.fromhex(name)) <= idle_before_s
+        )
+
+    def _last_use_s(self, key: bytes) -> int:
+        return self._parts.order.last_use_s(key) if key in self._parts.order else NEVER_S
+
+    async def _evict(self, keys: list[bytes], need_bytes: int, until_s: float, reason: str) -> None:
+        """Evicts nothing of a tier that is out of service: what is published there may be withdrawn
+        just now. Cancelled: it goes on, and what went is accounted for."""
+        parts = self._parts
+        if not keys or not parts.health.in_service:
+            return
+        monotonic = parts.clocks.monotonic
+        names = [key.hex() for key in keys]
+        call = functools.partial(
+            evict, parts.tier, parts.writer, names, need_bytes, lambda: monotonic() < until_s
+        )
+        fence = contextlib.ExitStack()
+        fence.enter_context(self._catalog.removing(keys))
+        await asyncio.shield(parts.tasks.start(self._evict_fenced(keys, call, reason, fence)))
+
+    async def _evict_fenced(
+        self,
+        keys: list[bytes],
+        call: Callable[[], Evicted],
+        reason: str,
+        fence: contextlib.ExitStack,
+    ) -> None:
+        parts = self._parts
+        with fence:
+            try:
+                result = await parts.disk.run(call)
+            except Interrupted:  # the worker is closing
+                return
+            except OSError as err:
+                self._catalog.disk_fault(err)
+                return
+        self._account(result, reason)
+        self._named = [
+            (key, parts.order.last_use_s(key))
+            for key in keys
+            if key.hex() not in result.busy and key in parts.order
+        ]
+
+    def _account(self, result: Evicted, reason: str) -> None:
+        parts = self._parts
+        for name, size_bytes in result.gone.items():
+            parts.order.remove(bytes.fromhex(name))
+            parts.charges.drop(bytes.fromhex(name))
+            parts.rules.drop(bytes.fromhex(name))
+            parts.ledger.cached_bytes -= size_bytes
+            parts.counters.evicted_bytes += size_bytes
+        for name in result.busy:
+            parts.order.defer(bytes.fromhex(name))
+        parts.counters.evicted_files[reason] += len(result.gone)
+        parts.counters.evicted_files["busy"] += len(result.busy)
+        parts.room_changed.notify()

@@ -1,0 +1,500 @@
+"""The live contents of this worker, and how they come and go. Owned by the loop.
+
+A content is looked up in the tier once, however many open it at the same time. Contents that are on
+their way out (evicted, dropped, swept) are fenced: who opens one waits, then finds nothing.
+
+An entry of which the disk did not say what is cached is detached from the start: what it reads goes
+past the cache and nothing of it is recorded, or pages that an older file had would come to stand
+for holes in a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cachefs.core.errors import CacheFSError, Stale
+from cachefs.core.model import Origin
+from cachefs.core.pages import PageMap
+from worker.store.changes import HoldFile, PutFile, TouchFile
+from worker.store.holds import Hold
+from worker.store.lookup import Looked, look
+from worker.store.records import HELD_READ, FileRecord
+from worker.store.removal import Dropped, drop
+from worker.tier.disk import Parts, no_answer
+from worker.tier.entry import Entry
+from worker.tier.unlinked import Leftovers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FreedCounts:
+    """`busy_files` of `files` were open: their bytes go when the last user closes them."""
+
+    files: int = 0
+    bytes: int = 0
+    busy_files: int = 0
+
+
+class Catalog:
+    """Entries by content key (36 bytes)."""
+
+    def __init__(self, parts: Parts, leftovers: Leftovers) -> None:
+        self._parts = parts
+        self._leftovers = leftovers
+        self._live: dict[bytes, Entry] = {}
+        self._detached: set[Entry] = set()  # those that still have a descriptor
+        self._fences: dict[bytes, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._frozen = False
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._detached)
+
+    def live(self, key: bytes) -> Entry | None:
+        return self._live.get(key)
+
+    def entries(self) -> list[Entry]:
+        """The live ones."""
+        return [*self._live.values()]
+
+    def is_live(self, key: bytes) -> bool:
+        return key in self._live or key in self._fences
+
+    def is_absent(self, key: bytes) -> bool:
+        """Known without a look at the disk: nothing of it is cached."""
+        return self._parts.order_known and not self.is_live(key) and key not in self._parts.order
+
+    # ---- coming ----
+
+    def open_nowait(self, origin: Origin, key: bytes) -> Entry | None:
+        """As `open`, for a content that is live, or of which nothing is cached; None where a look
+        at the disk has to tell."""
+        entry = self._live.get(key)
+        if entry is None:
+            if not self.is_absent(key):
+                return None
+            entry = self._live[key] = Entry(origin, key)
+        elif entry.looking is not None or key in self._fences:
+            return None
+        entry.users += 1
+        return entry
+
+    async def open(self, origin: Origin, key: bytes) -> Entry:
+        """The live entry, held for the caller (`users`; the caller calls `leave`). Cancelled: the
+        look-up goes on for others, nothing is held."""
+        while (fence := self._fences.get(key)) is not None:
+            if not await self._ended([fence]):
+                return _stray(Entry(origin, key))
+        entry = self._live.get(key)
+        if entry is None:
+            absent = self.is_absent(key)
+            entry = self._live[key] = Entry(origin, key)
+            if not absent and self._parts.health.in_service:
+                entry.looking = self._parts.tasks.start(self._look(entry))
+            elif not absent:
+                entry.detached = True
+        elif entry.origin.rule != origin.rule:
+            entry.origin = origin  # policies say something else by now
+        entry.users += 1
+        try:
+            if entry.looking is not None:
+                await asyncio.shield(entry.looking)
+        except BaseException:
+            self.leave(entry)
+            raise
+        return entry
+
+    async def _look(self, entry: Entry) -> None:
+        parts = self._parts
+
+        def call() -> Looked:
+            try:
+                return look(parts.tier, parts.writer, entry.origin, entry.key, parts.epoch)
+            finally:
+                parts.wake.call(self.leave, entry)
+
+        entry.users += 1  # for the thread: a late look must not meet a newer entry
+        try:
+            looked = await parts.ask_disk(call, discard=Looked.close, limit_s=None)
+        except OSError as err:
+            self.disk_fault(err)
+            looked = Looked()
+            entry.detached = True
+        entry.looking = None
+        self._take_in(entry, looked)
+        self.retire_if_unused(entry)
+
+    def _take_in(self, entry: Entry, looked: Looked) -> None:
+        parts = self._parts
+        parts.ledger.cached_bytes += looked.grown_bytes
+        parts.counters.verified += looked.verified
+        parts.counters.bad_pages += looked.bad_pages
+        if looked.bad_pages:
+            log.warning("%s: %d pages were damaged, fetched again", entry.name, looked.bad_pages)
+        if looked.lost:
+            parts.order.remove(entry.key)
+            parts.charges.drop(entry.key)
+            parts.rules.drop(entry.key)
+        entry.fd = looked.fd
+        entry.pages = PageMap(entry.size, looked.bits)
+        entry.allocated_bytes = looked.allocated_bytes
+        entry.published = looked.published
+        entry.recorded = looked.fd >= 0
+        if not parts.order_known or parts.order.held(entry.key)[0]:  # else a read has ended it
+            entry.hold = entry.hold or looked.hold
+
+    # ---- going ----
+
+    def leave(self, entry: Entry) -> None:
+        """The opposite of `open`'s hold."""
+        entry.users -= 1
+        self.retire_if_unused(entry)
+
+    def retire_if_unused(self, entry: Entry) -> None:
+        """An entry that nobody needs any more leaves, and its descriptor is closed."""
+        if entry.users or entry.uncommitted or entry.busy_pieces or entry.looking is not None:
+            return
+        if self._frozen:
+            return
+        if entry.detached:
+            self._detached.discard(entry)
+            if self._live.get(entry.key) is entry:
+                del self._live[entry.key]
+            fd, entry.fd = entry.fd, -1
+            if fd >= 0:
+                self._leftovers.add(fd, entry.allocated_bytes)
+        elif entry.fd >= 0 and not entry.recorded:
+            fence = contextlib.ExitStack()
+            fence.enter_context(self.removing([entry.key]))
+            self._detach(entry)
+            self._parts.tasks.start(self._discard(entry, fence))
+        elif self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+            if entry.fd >= 0:
+                self._parts.close_named(entry.fd)
+                entry.fd = -1
+
+    async def _discard(self, entry: Entry, fence: contextlib.ExitStack) -> None:
+        """A file without a record is nobody's. The entry is detached and fenced."""
+        entry.users += 1
+        with fence:
+            try:
+                self._close_all(await self._remove([entry.key]))
+            except OSError:  # the index takes nothing; a record without a file does no harm
+                with contextlib.suppress(OSError):
+                    await self._parts.disk.run(self._parts.tier.unlink, entry.name)
+        self.leave(entry)
+
+    @contextlib.contextmanager
+    def removing(self, keys: Iterable[bytes]) -> Iterator[None]:
+        """While this lasts, who opens one of these waits."""
+        fences = {key: self._loop.create_future() for key in keys}
+        self._fences.update(fences)
+        try:
+            yield
+        finally:
+            for key, fence in fences.items():
+                if self._fences.get(key) is fence:
+                    del self._fences[key]
+                fence.set_result(None)
+
+    async def drop(self, keys: Sequence[bytes]) -> FreedCounts:
+        """Drops what is cached of these, in use or not. Raises OSError when the index cannot be
+        written (nothing is unlinked then), or when the disk hangs: it goes on once it answers."""
+        if not self._parts.health.in_service:
+            raise no_answer()
+        keys = [*dict.fromkeys(keys)]
+        await self._until_free_to_drop(keys)
+        fence = contextlib.ExitStack()
+        fence.enter_context(self.removing(keys))
+        work = self._parts.tasks.start(self._drop_fenced(keys, fence))
+        done = await self._parts.unless_left(work, None)
+        counts: FreedCounts | OSError = done.result() if done is not None else no_answer()
+        if isinstance(counts, OSError):
+            raise counts
+        return counts
+
+    async def forsake(self) -> None:
+        """Drops every live content of which something lies in the tier, which is out of service:
+        what was written there may be lost. Handles that are open find nothing there any more, and
+        are served past the tier. Raises OSError when the index cannot be written; the files are
+        left then, without their entries."""
+        looking = [entry.looking for entry in self._live.values() if entry.looking is not None]
+        if waits := [*looking, *self._fences.values()]:
+            await asyncio.wait(waits)  # not `gather`, which would cancel them when it is cancelled
+        entries = [entry for entry in self._live.values() if entry.fd >= 0 or entry.recorded]
+        keys = [entry.key for entry in entries]
+        fence = contextlib.ExitStack()
+        fence.enter_context(self.removing(keys))
+        result = await self._drop_fenced(keys, fence)
+        for entry in (*entries, *self._detached):  # also what was dropped before, and is open
+            entry.pages = PageMap(entry.size)
+        if isinstance(result, OSError):
+            raise result
+
+    async def _drop_fenced(
+        self, keys: Sequence[bytes], fence: contextlib.ExitStack
+    ) -> FreedCounts | OSError:
+        detached: list[Entry] = []
+        try:
+            with fence:
+                detached = [entry for key in keys if (entry := self._live.get(key)) is not None]
+                held = {e.name: e.allocated_bytes for e in detached if not e.detached}
+                kept_bytes = sum(held[e.name] for e in detached if e.name in held and e.recorded)
+                for entry in detached:
+                    await self._detach_safely(entry)
+                busy = {entry.name for entry in detached if entry.users}
+                dropped = await self._remove(keys)
+            return self._count(dropped, held, busy)
+        except OSError as err:
+            self._parts.ledger.cached_bytes += kept_bytes  # the files and their records stay
+            return err
+        finally:
+            for entry in detached:
+                self.retire_if_unused(entry)
+
+    async def _until_free_to_drop(self, keys: Sequence[bytes]) -> None:
+        """Until none of the keys is fenced or being looked up, all at the same moment."""
+        while True:
+            waits: list[asyncio.Future[None]] = []
+            for key in keys:
+                entry = self._live.get(key)
+                waits += [self._fences[key]] if key in self._fences else []
+                waits += [entry.looking] if entry is not None and entry.looking is not None else []
+            if not waits:
+                return
+            if not await self._ended(waits):
+                raise no_answer()
+
+    async def _detach_safely(self, entry: Entry) -> None:
+        """Not while a thread makes its file: that takes microseconds."""
+        while not entry.creation.acquire(blocking=False):
+            await asyncio.sleep(0.001)
+        try:
+            self._detach(entry)
+        finally:
+            entry.creation.release()
+
+    async def _ended(self, waits: Sequence[asyncio.Future[None]]) -> bool:
+        """Waits for the end of all; False when the disk hangs before. They go on in any case."""
+
+        async def wait() -> None:
+            await asyncio.wait(waits)
+
+        return await self._parts.unless_left(self._parts.tasks.start(wait()), None) is not None
+
+    def _detach(self, entry: Entry) -> None:
+        if self._live.get(entry.key) is entry:
+            del self._live[entry.key]
+        if entry.detached:
+            return
+        entry.detached = True
+        self._detached.add(entry)
+        entry.unrecorded.clear()
+        self._parts.ledger.cached_bytes -= entry.allocated_bytes
+        self._parts.ledger.unlinked_bytes += entry.allocated_bytes
+        entry.committed()
+
+    async def _remove(self, keys: Sequence[bytes]) -> dict[str, Dropped]:
+        """Removes the files and records of fenced contents."""
+        parts = self._parts
+        names = [key.hex() for key in keys]
+        dropped = await parts.disk.call(
+            drop, parts.tier, parts.writer, names, discard=self._close_all
+        )
+        for key in keys:
+            parts.order.remove(key)
+            parts.charges.drop(key)
+            parts.rules.drop(key)
+        return dropped
+
+    def _close_all(self, dropped: dict[str, Dropped]) -> None:
+        for one in dropped.values():
+            if one.fd >= 0:
+                self._parts.close_later(one.fd)
+
+    def _count(
+        self, dropped: dict[str, Dropped], held: dict[str, int], busy: set[str]
+    ) -> FreedCounts:
+        """`held`: bytes of those that were live, which are accounted with their entries."""
+        ledger, counts = self._parts.ledger, FreedCounts()
+        for name, one in dropped.items():
+            size_bytes = held.get(name, one.recorded_bytes)
+            if name not in held:
+                ledger.cached_bytes -= one.recorded_bytes
+                if one.fd >= 0:
+                    busy.add(name)
+                    ledger.unlinked_bytes += one.allocated_bytes
+                    self._leftovers.add(one.fd, one.allocated_bytes)
+            elif one.fd >= 0:
+                self._parts.close(one.fd)
+            if size_bytes:
+                counts.files += 1
+                counts.bytes += size_bytes
+                counts.busy_files += name in busy
+        self._parts.counters.freed_files += counts.files
+        self._parts.room_changed.notify()
+        return counts
+
+    async def changed(self, entry: Entry, error: CacheFSError) -> Stale:
+        """The origin has another version, or none: tells the master, drops what is cached. Returns
+        the error for every reader of a missing page."""
+        stale = Stale(
+            "the file changed at its origin" if isinstance(error, Stale) else error.cause,
+            path=entry.origin.path.decode(errors="replace"),
+        )
+        stale.__cause__ = error
+        if entry.failed is None:
+            entry.failed = stale
+            await self._report(entry)
+            with contextlib.suppress(OSError):
+                await self.drop([entry.key])
+        return stale
+
+    async def _report(self, entry: Entry) -> None:
+        content = entry.origin.content
+        try:
+            report = self._parts.metadata(content.namespace).report_changed(content.ino)
+            await self._parts.within(report, self._parts.config.origin_deadline_s)
+        except (CacheFSError, TimeoutError) as err:
+            log.warning("%s: its change was not reported: %s", entry.origin.path, err)
+
+    # ---- records ----
+
+    def grow(self, entry: Entry, size_bytes: int) -> None:
+        """The entry's file takes so much more (or less)."""
+        entry.allocated_bytes += size_bytes
+        if entry.detached:
+            self._parts.ledger.unlinked_bytes += size_bytes
+        else:
+            self._parts.ledger.cached_bytes += size_bytes
+
+    def record(self, entry: Entry) -> None:
+        """Submits what the entry gained to the index; a complete file is published after the
+        commit."""
+        if entry.detached:
+            return
+        parts = self._parts
+        complete = entry.complete
+        if complete and entry.hold_when_whole is not None:
+            entry.hold, entry.hold_when_whole = entry.hold_when_whole, None
+        hold = entry.hold
+        flags = HELD_READ if hold is not None and hold.though_read else 0
+        now_s = parts.wall_s()
+        record = FileRecord(
+            entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
+            now_s, flags, now_s, hold.recorded_s if hold is not None else 0,
+        )  # fmt: skip
+        parts.filled(entry.key)
+        if entry.origin.rule.owners > 1:
+            parts.came(entry.key, entry.size, entry.origin.rule.owners)
+        pages, entry.unrecorded = entry.unrecorded, {}
+        entry.committing.update(pages)
+        if not entry.recorded:
+            entry.recorded = True
+            parts.order.insert(entry.key, record.last_use_s)
+            parts.rules.put(entry.key, entry.origin.rule)
+            if entry.origin.rule.eviction:
+                parts.order.set_eviction(entry.key, entry.origin.rule.eviction)
+            if not parts.owns(entry.key, entry.size):
+                parts.order.set_owned(entry.key, owned=False)
+        if hold is not None:
+            parts.set_aside(entry.key, hold)
+        self._submit(entry, PutFile(entry.key, record, pages), publish=complete)
+
+    async def hold(self, holds: Sequence[tuple[bytes, Hold]]) -> None:
+        """What is recorded is held from now on; returns once that is durable. Raises OSError."""
+        parts = self._parts
+        for key, hold in holds:
+            entry = self._live.get(key)
+            if entry is not None and not entry.detached:
+                entry.hold = hold
+            parts.set_aside(key, hold)
+        committed = self._loop.create_future()
+
+        def end(error: OSError | None) -> None:
+            if not committed.done():
+                committed.set_result(error)
+
+        changes = [HoldFile(key, hold.recorded_s, hold.though_read) for key, hold in holds]
+        parts.writer.submit(changes, lambda error: parts.wake.call(end, error))
+        done = await parts.unless_left(committed, None)
+        error = no_answer() if done is None else done.result()
+        if error is not None:
+            raise error
+
+    def correct(self, entry: Entry) -> None:
+        """The index is told what the file really takes."""
+        if entry.recorded and not entry.detached:
+            self._submit(entry, TouchFile(entry.key, 0, entry.allocated_bytes), publish=False)
+
+    def _submit(self, entry: Entry, change: PutFile | TouchFile, *, publish: bool) -> None:
+        parts = self._parts
+        name, tier = entry.name, parts.tier
+        entry.uncommitted += 1
+
+        def done(error: OSError | None) -> None:
+            parts.wake.call(self._committed, entry, publish, error)
+
+        if publish:
+            parts.writer.submit([change], done, lambda: tier.publish(name))
+        else:
+            parts.writer.submit([change], done)
+
+    def _committed(self, entry: Entry, published: bool, error: OSError | None) -> None:
+        entry.uncommitted -= 1
+        if not entry.uncommitted:
+            entry.committing.clear()
+        last = not entry.uncommitted
+        if error is not None:
+            self.disk_fault(error)
+            entry.recorded = False  # it goes when nobody uses it any more
+            entry.committed()
+        elif published or last:
+            entry.published |= published
+            entry.committed()
+        self.retire_if_unused(entry)
+
+    def disk_fault(self, error: OSError) -> None:
+        """The tier's disk failed: it rests for a while, logged once. A lease is no fault of it."""
+        if isinstance(error, BlockingIOError):
+            return log.debug("a cache file is under a lease")
+        parts = self._parts
+        parts.counters.errors["disk"] += 1
+        if parts.health.fault(error, parts.clocks.monotonic()):
+            log.error(
+                "the cache disk failed (%s): the cache takes nothing new for now, "
+                "what it does not have is read past it",
+                error.strerror or error,
+            )
+
+    def leave_tier(self) -> None:
+        """The disk hangs: nobody waits for commits any more."""
+        for entry in self._live.values():
+            entry.committed()
+
+    def freeze(self) -> None:
+        """From now on no descriptor is closed but by `close`: threads of fills that were given up
+        may still write to theirs. What has no record yet is swept at the next start."""
+        self._frozen = True
+
+    def close(self) -> None:
+        for entry in (*self._live.values(), *self._detached):
+            if entry.fd >= 0:
+                os.close(entry.fd)
+                entry.fd = -1
+        self._live.clear()
+        self._detached.clear()
+
+
+def _stray(entry: Entry) -> Entry:
+    """An entry of its own for one who cannot wait."""
+    entry.detached = True
+    entry.users = 1
+    return entry

@@ -1,0 +1,67 @@
+"""Copies what is about to leave a tier for want of room, and was used there, to a slower tier
+before that. Owned by the loop.
+
+Whoever needs room does not wait for a slow tier: copies that take longer than a moment go on by
+themselves, without the lock of evictions, and what they copied leaves afterwards. What else has to
+go meanwhile goes without being copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from worker.runtime.pace import Pace
+from worker.tier.disk import Parts
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 0.4  # of whoever needs room
+COPY_LIMIT_S: Final = 60.0  # for one batch
+
+Then = Callable[[Mapping[bytes, int]], Coroutine[Any, Any, None]]
+
+
+class Demotion:
+    """One batch at a time. `copying`: the contents of a batch that takes long, and when each was
+    last used before it; they are not to be evicted yet."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pace = Pace()
+        self.copying: dict[bytes, int] = {}
+
+    async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
+        """Copies those of `keys` that were used. Returns when that is done, or after `WAIT_S`: then
+        the rest goes on, and `then(copying)` is run once it has ended. Cancelled: as after
+        `WAIT_S`."""
+        parts, order = self._parts, self._parts.order
+        used = {key: order.last_use_s(key) for key in keys if key in order and order.was_used(key)}
+        if parts.offer_below is None or not used or self.copying:
+            return
+        batch = parts.tasks.start(self._copy(parts.offer_below([*used], short_bytes)))
+        self.copying = used
+        try:
+            await asyncio.wait([batch], timeout=WAIT_S)
+        finally:
+            if batch.done():
+                self.copying = {}
+                self._pace.over()
+            else:
+                parts.tasks.start(self._end(batch, then))
+        if self.copying and self._pace.is_due(parts.clocks.monotonic()):
+            log.warning(
+                "the next tier is slow: files that make room leave without a copy there meanwhile"
+            )
+
+    async def _copy(self, offer: Awaitable[None]) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self._parts.within(offer, COPY_LIMIT_S)
+
+    async def _end(self, batch: asyncio.Task[None], then: Then) -> None:
+        await asyncio.wait([batch])
+        copied, self.copying = self.copying, {}
+        await then(copied)

@@ -1,0 +1,381 @@
+"""What the parts of one worker share: the tier, its ledger, threads, counters, clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import errno
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from cachefs.core.errors import Interrupted
+from cachefs.core.histogram import Histogram
+from cachefs.core.model import NamespaceId
+from cachefs.core.services import MetadataService
+from cachefs.core.units import format_size
+from worker.fill.small.reads import SmallReads
+from worker.fill.source import Source
+from worker.runtime.memory import MemoryBudget
+from worker.runtime.threads import Threads, Wake
+from worker.stats.arrivals import Arrivals
+from worker.stats.by_path import PathTally
+from worker.stats.slowest import Slowest
+from worker.store.directory import Tier
+from worker.store.filesystem import reopen
+from worker.store.holds import Hold
+from worker.store.writer import Writer
+from worker.tier.config import Clocks, WorkerConfig
+from worker.tier.eviction_order import EvictionOrder
+from worker.tier.health import Health
+from worker.tier.ledger import Ledger
+from worker.tier.quotas import Charges, Quotas
+from worker.tier.rules import Rules
+
+log = logging.getLogger(__name__)
+
+TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
+
+T = TypeVar("T")
+IsOwned = Callable[[bytes, int, int], bool]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Figures in bytes where the name says so, else events."""
+
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    origin_requests: int = 0
+    origin_bytes: int = 0
+    peer_bytes: int = 0  # from other workers
+    tier_bytes: int = 0  # from other tiers of this one
+    refused: int = 0
+    evicted_files: collections.Counter[str] = field(default_factory=collections.Counter)
+    evicted_bytes: int = 0
+    freed_files: int = 0
+    verified: int = 0
+    bad_pages: int = 0
+    scrubbed_bytes: int = 0
+    fills_in_flight: int = 0
+    scratch_fills: int = 0  # that wrote to the scratch area
+    fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
+    errors: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+def _ignore(result: Any) -> None:
+    pass
+
+
+def _ignore_all(*what: Any) -> None:
+    pass
+
+
+def _close_each(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _reopen_and_close(fd: int) -> int:
+    try:
+        return reopen(fd)
+    finally:
+        os.close(fd)
+
+
+class Tasks:
+    """The tasks of one worker: each is owned here until it ends."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a task of the worker failed", "exception": task.exception()}
+            )
+
+    async def close(self) -> None:
+        """Cancels all and waits for their ends."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Signal:
+    """Wakes everybody who waits for a change. Waits are bounded."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns after a change or the time-out, whichever is first."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            self._waiters.discard(waiter)
+
+
+def _new_tally() -> PathTally:
+    return PathTally(random.randrange)
+
+
+def _new_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def no_answer() -> OSError:
+    """What whoever waits for a disk that hangs gets."""
+    return OSError(errno.ETIMEDOUT, "the disk does not answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the workers of one process, one for each tier, have in common. `is_owned(key, size, n)`:
+    does this node own a block of the content of that key (36 bytes) and size, which so many own?
+    None: all of them. `came(key, size, n)`: something of such a content that has several owners is
+    recorded; `owners_changed()`: it was heard that contents have more owners than before."""
+
+    memory: MemoryBudget
+    is_owned: IsOwned | None = None
+    quotas: Quotas = field(default_factory=Quotas)
+    came: Callable[[bytes, int, int], None] = _ignore_all
+    owners_changed: Callable[[], None] = _ignore_all
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+
+@dataclass(slots=True)
+class Parts:
+    """`epoch` is the sync epoch in which records are written now. `order_known`: `order` has every
+    content with a record."""
+
+    config: WorkerConfig
+    clocks: Clocks
+    tier: Tier
+    writer: Writer
+    ledger: Ledger
+    order: EvictionOrder
+    wake: Wake
+    fetchers: Threads  # bring what this node owns, and serves: they wait for no peer's fills
+    askers: Threads  # bring what peers own
+    loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
+    small: SmallReads
+    disk: Threads
+    closers: Threads  # close files in memory: behind no disk and no source
+    metadata: Callable[[NamespaceId], MetadataService]
+    source: Source
+    memory: MemoryBudget
+    epoch: int
+    is_owned: IsOwned | None = None
+    order_known: bool = False
+    # Copies some of these contents, which are about to leave for want of so many bytes, to a slower
+    # tier. None: there is none.
+    offer_below: Callable[[Sequence[bytes], int], Awaitable[None]] | None = None
+    outside: set[Hashable] = field(default_factory=set)  # calls to the disk by other tiers' threads
+    counted_metadata_bytes: int = 0  # of the memory budget, for this tier
+    counted_tier_bytes: int = 0
+    health: Health = field(default_factory=Health)
+    counters: Counters = field(default_factory=Counters)
+    paths: PathTally = field(default_factory=_new_tally)
+    slowest: Slowest = field(default_factory=Slowest)
+    tasks: Tasks = field(default_factory=Tasks)
+    room_changed: Signal = field(default_factory=Signal)
+    closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
+    came: Callable[[bytes, int, int], None] = _ignore_all
+    owners_changed: Callable[[], None] = _ignore_all
+    touch: Callable[[bytes], None] = _ignore  # a content was used, by another node
+    read: Callable[[bytes], None] = _ignore  # it was used by a reader
+    filled: Callable[[bytes], None] = _ignore  # something of a content came
+    charges: Charges = field(default_factory=lambda: Charges(Quotas()))
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    rules: Rules = field(default_factory=Rules)
+    left: asyncio.Future[None] = field(default_factory=_new_future)  # done while out of service
+
+    def wall_s(self) -> int:
+        return int(self.clocks.wall())
+
+    def owns(self, key: bytes, size_bytes: int) -> bool:
+        """Does this node own a block of it?"""
+        return self.is_owned is None or self.is_owned(key, size_bytes, self.rules.replicas(key))
+
+    def set_aside(self, key: bytes, hold: Hold) -> None:
+        """A content is not named for eviction while it is held."""
+        deadline_s = hold.deadline_s(self.clocks.wall(), self.clocks.monotonic())
+        if deadline_s:
+            self.order.hold(key, deadline_s, though_read=hold.though_read)
+
+    # ---- the tier's disk ----
+
+    def leave_tier(self, cause: str) -> None:
+        """The disk hangs, or the like: who waits for it by `ask_disk` or `unless_left` waits no
+        longer."""
+        self.health.left(cause)
+        self.left.set_result(None)
+
+    def return_to_tier(self) -> None:
+        """It answers again."""
+        self.health.returned()
+        self.left = _new_future()
+
+    async def unless_left(
+        self, work: asyncio.Future[T], limit_s: float | None = TIER_WAIT_S
+    ) -> asyncio.Future[T] | None:
+        """`work` once it is done; None as soon as the tier is out of service, or after `limit_s`.
+        The work goes on, then and when the caller is cancelled."""
+        ends: list[asyncio.Future[Any]] = [work, self.left]
+        await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return work if work.done() else None
+
+    async def ask_disk(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        discard: Callable[[T], None] = _ignore,
+        limit_s: float | None = TIER_WAIT_S,
+    ) -> T:
+        """A call to the tier's disk, in a thread; a result that nobody waits for any more goes to
+        `discard`. Raises OSError, `no_answer` when the disk hangs."""
+        if not self.health.in_service:
+            raise no_answer()
+        call = self.disk.run(function, *args, discard=discard)
+        try:
+            done = await self.unless_left(call, limit_s)
+        except asyncio.CancelledError:
+            if not call.cancel() and call.exception() is None:
+                discard(call.result())
+            raise
+        if done is None:
+            call.cancel()
+            raise no_answer()
+        return done.result()
+
+    async def reopen(self, fd: int, *, in_memory: bool = False) -> int:
+        """A read-only descriptor of the same file, see `filesystem.reopen`. `fd` may be closed
+        meanwhile. Raises OSError."""
+        if in_memory or self.tier.reopens_at_once:
+            return reopen(fd)
+        if not self.health.in_service:
+            raise no_answer()  # before there is a descriptor that nobody would close
+        return await self.ask_disk(_reopen_and_close, os.dup(fd), discard=os.close)
+
+    def close_later(self, fd: int) -> None:
+        """Closes a descriptor of a file of the tier, without waiting for it."""
+        if not self.closing:
+            asyncio.get_running_loop().call_soon(self._close_all)
+        self.closing.append(fd)
+
+    def close_memory(self, fd: int) -> None:
+        """Closes the last descriptor of a file in memory, in a thread that does nothing else."""
+
+        def done(_: object, error: BaseException | None) -> None:
+            if isinstance(error, Interrupted):  # the threads have ended
+                os.close(fd)
+
+        self.closers.submit(os.close, fd, done=done)
+
+    def _close_all(self) -> None:
+        fds, self.closing = self.closing, []
+
+        def done(_: object, error: BaseException | None) -> None:
+            if isinstance(error, Interrupted):  # the threads have ended
+                _close_each(fds)
+
+        self.disk.submit(_close_each, fds, done=done)
+
+    def close_named(self, fd: int) -> None:
+        """Closes the last descriptor, perhaps, of a file of the tier that has a name. In memory
+        that waits for nobody, and takes less time than to tell a thread."""
+        if self.tier.in_memory:
+            os.close(fd)
+        else:
+            self.close_later(fd)
+
+    def close(self, fd: int) -> None:
+        """Closes a descriptor that is not the last one of its file, at once where that waits for
+        nobody."""
+        if self.tier.reopens_at_once:
+            os.close(fd)
+        else:
+            self.close_later(fd)
+
+    # ---- waits ----
+
+    @staticmethod
+    async def within(work: Awaitable[Any], seconds: float) -> Any:
+        """The result, or TimeoutError."""
+        async with asyncio.timeout(seconds):
+            return await work
+
+
+def make_parts(
+    config: WorkerConfig,
+    clocks: Clocks,
+    tier: Tier,
+    disk: Threads,
+    wake: Wake,
+    metadata: Callable[[NamespaceId], MetadataService],
+    source: Source,
+    shared: Shared,
+) -> Parts:
+    """Those of a worker that begins, over a tier that is its own."""
+    ledger = Ledger(_limit_bytes(config, tier, shared.memory))
+    ledger.cached_bytes = tier.cached_at_start_bytes
+    fetchers = Threads("fetch", config.fetch_threads, wake)
+    return Parts(
+        config=config,
+        clocks=clocks,
+        tier=tier,
+        writer=Writer(tier.index),
+        ledger=ledger,
+        order=config.order(owned_last=shared.is_owned is not None),
+        wake=wake,
+        fetchers=fetchers,
+        askers=Threads("ask", config.ask_threads, wake),
+        loaders=Threads("load", config.load_threads, wake),
+        small=SmallReads(source, fetchers, None if tier.in_memory else disk),
+        disk=disk,
+        closers=Threads("close", 1, wake),
+        metadata=metadata,
+        source=source,
+        memory=shared.memory,
+        epoch=tier.header.epoch,
+        is_owned=shared.is_owned,
+        came=shared.came,
+        owners_changed=shared.owners_changed,
+        charges=Charges(shared.quotas),
+        arrivals=shared.arrivals,
+    )
+
+
+def _limit_bytes(config: WorkerConfig, tier: Tier, memory: MemoryBudget) -> int:
+    """Of the cache; one that is in memory keeps to the memory's limit, too."""
+    if not tier.in_memory:
+        return config.limit_bytes
+    limit_bytes = memory.take_tier(config.limit_bytes)
+    if limit_bytes < config.limit_bytes:
+        log.info(
+            "the cache is memory: it is limited to %s, as the memory limit is %s",
+            format_size(limit_bytes),
+            format_size(memory.limit_bytes),
+        )
+    return limit_bytes

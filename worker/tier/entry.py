@@ -1,0 +1,139 @@
+"""A live content: one that is open, being filled, or waits for its commit. Owned by the loop.
+
+Entries live in the catalog while anybody uses them (`users`) or something of theirs is not yet
+committed (`uncommitted`). A detached entry is no longer in the catalog: its file was dropped, the
+handles that are open read on from the unlinked file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from cachefs.core.errors import CacheFSError
+from cachefs.core.model import SMALL_FILE_BYTES, Origin
+from cachefs.core.pages import PageMap, page_count
+from worker.cache.readahead import ReadAhead
+from worker.store.directory import Tier
+from worker.store.holds import Hold
+
+
+class Entry:
+    """`fd` is the cache file, opened for reading and writing, -1 while there is none. Pages in
+    `inflight` are being brought; their future is done when the page is in the cache file or in a
+    segment, or fails with the typed error; it may also be done without either: look again."""
+
+    __slots__ = (
+        "ahead", "allocated_bytes", "asked_in", "busy_pieces", "committing", "completing",
+        "creation", "detached", "failed", "fd", "hold", "hold_when_whole", "inflight",
+        "inflight_bits", "key", "looking", "measured_bytes", "name", "on_commit", "origin",
+        "page_count", "pages", "published", "recorded", "size", "uncommitted", "unrecorded",
+        "users",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin, key: bytes, bits: int = 0) -> None:
+        self.origin = origin  # of this content: its policies may change, its size does not
+        self.size = origin.size
+        self.page_count = page_count(origin.size)
+        self.key = key
+        self.name = key.hex()
+        self.pages = PageMap(origin.size, bits)
+        self.fd = -1
+        self.allocated_bytes = 0  # as counted
+        self.measured_bytes = -1  # as the disk said last, where it is asked in threads only
+        self.published = False
+        self.recorded = False  # an index record exists or is on its way
+        self.unrecorded: dict[int, int | None] = {}  # page -> checksum, not yet submitted
+        self.committing: dict[int, int | None] = {}  # the same, submitted and not yet committed
+        self.uncommitted = 0  # submissions to the index that are not committed
+        self.on_commit: list[Callable[[], None]] = []  # see `committed`
+        self.hold: Hold | None = None  # as recorded
+        self.hold_when_whole: Hold | None = None  # it is to be held once it is complete
+        self.inflight: dict[int, asyncio.Future[None]] = {}
+        self.inflight_bits = 0
+        self.asked_in: dict[int, int] = {}  # page for which peers may be waited -> since epoch
+        self.busy_pieces = 0
+        self.ahead = (0, 0)  # pages [first, end) that read-ahead wants, started a few at a time
+        self.users = 0
+        self.looking: asyncio.Task[None] | None = None  # until it is known what is cached
+        self.completing = False
+        self.detached = False
+        self.failed: CacheFSError | None = None
+        self.creation = threading.Lock()  # of the file in a thread, against detaching in the loop
+
+    @property
+    def small(self) -> bool:
+        return self.size <= SMALL_FILE_BYTES
+
+    @property
+    def complete(self) -> bool:
+        return self.pages.complete and self.fd >= 0
+
+    def claim(
+        self, first: int, end: int, loop: asyncio.AbstractEventLoop, epoch: int | None = None
+    ) -> None:
+        """Marks pages as being brought; none is claimed already. `epoch`: perhaps by peers, by the
+        view of that epoch or a later one."""
+        for page in range(first, end):
+            assert page not in self.inflight, f"page {page} is claimed twice"
+            self.inflight[page] = loop.create_future()
+        self.inflight_bits |= (1 << end) - (1 << first)
+        if epoch is not None:
+            self.asked_in.update(dict.fromkeys(range(first, end), epoch))
+
+    def settle(self, page: int, error: CacheFSError | None = None) -> None:
+        """Ends a claim; only who made it may, once."""
+        future = self.inflight.pop(page)
+        self.inflight_bits &= ~(1 << page)
+        self.asked_in.pop(page, None)
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # nobody may be waiting: that is no mistake
+
+    def committed(self) -> None:
+        """Nothing of it waits for a commit, or nobody is to wait any more."""
+        waiting, self.on_commit = self.on_commit, []
+        for call in waiting:
+            call()
+
+    def next_commit(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Done at the next `committed`."""
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.on_commit.append(wake)
+        return waiter
+
+    def make_file(self, tier: Tier) -> None:
+        """The cache file, unless there is one; in a thread, or where that does not block. Raises
+        OSError."""
+        if self.fd >= 0:
+            return
+        with self.creation:
+            if self.fd < 0 and self.detached:
+                self.fd = tier.scratch_file(self.size)
+            elif self.fd < 0:
+                self.fd = tier.create(self.name, self.size)
+
+
+class Handle:
+    """An open of a client. `entry` is None where the client got a descriptor of the whole file.
+    `has_file`: the client has a descriptor of the (partial) cache file. `past_tier`: it could not
+    read from the tier's disk, and is given nothing of it any more. `takes_bytes`: it understands
+    answers with the bytes themselves."""
+
+    __slots__ = ("entry", "has_file", "past_tier", "readahead", "size", "takes_bytes")
+
+    def __init__(self, size: int, entry: Entry | None = None, *, has_file: bool = False) -> None:
+        self.size = size
+        self.entry = entry
+        self.has_file = has_file
+        self.past_tier = False
+        self.takes_bytes = False
+        self.readahead = ReadAhead()

@@ -1,0 +1,89 @@
+"""What a worker does when bytes that it wrote to the tier's disk are lost: a sync has failed. Owned
+by the loop.
+
+The kernel takes pages that it could not write for written. They may be right in the page cache now
+and zeros later. So everything that was recorded since the last good sync is withdrawn: the tier
+leaves service, what is open there is dropped, the records are distrusted and their files
+unpublished, and the tier comes back. A distrusted file is compared with its checksums, as the disk
+has it, at its next open.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from worker.store.index import IndexLost
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
+from worker.tier.probe import TierWatch
+
+log = logging.getLogger(__name__)
+
+
+class LostWrites:
+    """`withdraw` after each sync that failed; `try_again` now and then."""
+
+    def __init__(self, parts: Parts, catalog: Catalog, watch: TierWatch) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._watch = watch
+
+    async def withdraw(self, error: OSError, *, index_failed: bool) -> None:
+        """Withdraws what was recorded since the last good sync, which the header distrusts already.
+        `index_failed`: a commit has failed since then, so the index may be wrong as well."""
+        parts = self._parts
+        log.error(
+            "the cache disk lost bytes that were written to it (%s): files that were cached since "
+            "the last sync are withdrawn, and verified when they are opened; the cache takes "
+            "nothing new before a trial write succeeds; see to the disk",
+            error.strerror or error,
+        )
+        parts.health.lost_writes(parts.clocks.monotonic())
+        self._watch.withdraw()
+        await self._drop_live()
+        try:
+            if index_failed or isinstance(error, IndexLost):
+                raise error
+            await parts.disk.run(parts.tier.distrust)
+        except OSError as err:
+            return await self._abandon(err)
+        parts.epoch = parts.tier.header.epoch
+        self._watch.restore()
+
+    async def _drop_live(self) -> None:
+        try:
+            await self._catalog.forsake()
+        except OSError as err:  # their records are distrusted with the others
+            log.warning("files that were open are not removed: %s", err.strerror or err)
+
+    async def _abandon(self, error: OSError) -> None:
+        """The index, or the header, cannot be relied on."""
+        parts = self._parts
+        parts.health.lost = True
+        log.error(
+            "the cache's index may be wrong (%s): the cache is out of service, reads go past it; "
+            "it starts empty once the worker is started again",
+            error.strerror or error,
+        )
+        try:
+            await parts.disk.run(parts.tier.abandon)
+        except OSError as err:
+            log.error(
+                "the index cannot be set aside: %s; delete the cache directory %s before the "
+                "worker is started again",
+                err.strerror or err,
+                parts.config.cache_dir,
+            )
+
+    async def try_again(self) -> None:
+        """Tries whether the disk takes writes again, when that is due."""
+        parts = self._parts
+        if not parts.health.trial_due(parts.clocks.monotonic()):
+            return
+        try:
+            await parts.disk.run(parts.tier.try_to_write)
+        except OSError as err:
+            log.info("the cache disk does not take a trial write: %s", err.strerror or err)
+            return parts.health.tried(parts.clocks.monotonic(), reached_disk=False)
+        log.info("the cache disk takes a trial write: the cache takes files again")
+        parts.health.tried(parts.clocks.monotonic(), reached_disk=True)

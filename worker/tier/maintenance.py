@@ -1,0 +1,295 @@
+"""What a worker does beside its requests: learns the eviction order after a start, sweeps what has
+no record, forces data to the disk, keeps last uses. Owned by the loop; the disk is read by threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final
+
+from worker.cache.sampling import Sampling
+from worker.cache.status import count_memory
+from worker.store import filesystem
+from worker.store.changes import DropFile, HoldFile, TouchFile
+from worker.store.directory import Tier
+from worker.store.holds import Hold
+from worker.store.index import Change, WritesLost
+from worker.store.records import HELD_READ, FileRecord
+from worker.store.writer import Writer
+from worker.tier.admission import Space
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
+from worker.tier.lost_writes import LostWrites
+from worker.tier.unlinked import Leftovers
+
+log = logging.getLogger(__name__)
+
+SCAN_FILES: Final = 20_000  # of one call of a thread
+LOAD_FILES: Final = 2_000  # into the order in one step of the loop
+TICK_S: Final = 1.0
+RETRY_S: Final = 5.0
+MOST_TOUCHED: Final = 100_000  # last uses kept between two writes; more are forgotten
+TOUCHES_PER_WRITE: Final = 2_000
+
+
+class Housekeeping:
+    """`run` is the one task; its steps can be called alone."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        catalog: Catalog,
+        space: Space,
+        leftovers: Leftovers,
+        lost_writes: LostWrites,
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._leftovers = leftovers
+        self._lost_writes = lost_writes
+        self._sampling = Sampling(parts)
+        self._touched: dict[bytes, int] = {}
+        self._released: list[bytes] = []  # held until they were read, and read by now
+        self._commits_at_sync = -1 if parts.tier.has_unsynced else 0
+        self._failed_commits_at_sync = 0
+        self._scratch_fills_at_sync = 0
+        self._synced_at_s = parts.clocks.monotonic()
+
+    def read(self, key: bytes) -> None:
+        """A cached file is used now, by a reader: that is what it was held for."""
+        order = self._parts.order
+        if order.held_count:
+            until_s, though_read = order.held(key)
+            if until_s and not though_read:
+                self._release(key)
+        self.touch(key)
+
+    def _release(self, key: bytes) -> None:
+        self._parts.order.release(key, self._parts.wall_s())
+        entry = self._catalog.live(key)
+        if entry is not None:
+            entry.hold = None
+        self._released.append(key)
+        if len(self._released) >= TOUCHES_PER_WRITE:
+            self.write_released()
+
+    def write_released(self) -> None:
+        """Submits whose holds were ended since the last time."""
+        released, self._released = self._released, []
+        order = self._parts.order  # which knows better of what is held again by now
+        changes = [HoldFile(key, 0) for key in released if not order.held(key)[0]]
+        if changes:
+            self._parts.writer.submit(changes, _ignore)
+
+    def touch(self, key: bytes) -> None:
+        """A cached file was used now."""
+        now_s = self._parts.wall_s()
+        self._parts.order.hit(key, now_s)
+        if len(self._touched) < MOST_TOUCHED:
+            self._touched[key] = now_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._until_done(self.load_order)
+        await self._until_done(self.sweep)
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self.tick()
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """A disk that fails may be well again later: evictions need the order."""
+        while True:
+            try:
+                return await step()
+            except OSError as err:
+                self._catalog.disk_fault(err)
+            await asyncio.sleep(RETRY_S)
+
+    async def tick(self) -> None:
+        """What is due now."""
+        self._leftovers.check()
+        await self._space.shrink()
+        count_memory(self._parts, self._catalog)
+        self.write_released()
+        now = self._parts.clocks.monotonic()
+        self._sampling.tick(now)
+        failed = self._parts.writer.failed_commits != self._failed_commits_at_sync
+        if failed or now - self._synced_at_s >= self._parts.config.sync_interval_s:
+            self._synced_at_s = now
+            self.write_touches()
+            await self.sync()
+        await self._lost_writes.try_again()
+        await self.measure_overhead()
+
+    async def measure_overhead(self) -> None:
+        try:
+            overhead = await self._parts.disk.run(self._parts.tier.overhead_bytes)
+        except OSError as err:
+            return self._catalog.disk_fault(err)
+        self._parts.ledger.overhead_bytes = overhead
+
+    # ---- start ----
+
+    async def load_order(self) -> None:
+        """The eviction order of what an earlier process left; evictions wait for it. The trash goes
+        first: links in it would keep the bytes of evicted files."""
+        parts = self._parts
+        await parts.disk.run(parts.tier.empty_trash)
+        found: list[tuple[int, bytes]] = []
+        held: dict[bytes, Hold] = {}
+        async for batch in self.records():
+            found += [(record.last_use_s, key) for key, record in batch]
+            held.update(
+                (key, Hold(record.held_until_s, bool(record.flags & HELD_READ)))
+                for key, record in batch
+                if record.held_until_s
+            )
+        await parts.disk.run(found.sort)
+        while found:
+            for _ in range(min(LOAD_FILES, len(found))):
+                last_use_s, key = found.pop()
+                parts.order.insert_oldest(key, last_use_s)
+                if (hold := held.pop(key, None)) is not None:
+                    parts.set_aside(key, hold)
+            await asyncio.sleep(0)
+        await self.ask_owners()
+        parts.order_known = True
+        self._space.order_loaded.set()
+
+    async def records(self) -> AsyncIterator[list[tuple[bytes, FileRecord]]]:
+        """Of everything that is cached, in batches. Raises OSError."""
+        index, after = self._parts.tier.index, b""
+        while True:
+            batch = await self._parts.disk.run(index.scan, after, SCAN_FILES)
+            yield batch
+            if len(batch) < SCAN_FILES:
+                return
+            after = batch[-1][0]
+
+    async def ask_owners(self) -> None:
+        """What this node owns may have changed: what it does not own goes first from now on."""
+        parts = self._parts
+        if parts.is_owned is None:
+            return
+        async for batch in self.records():
+            for start in range(0, len(batch), LOAD_FILES):
+                for key, record in batch[start : start + LOAD_FILES]:
+                    parts.order.set_owned(key, owned=parts.owns(key, record.size))
+                await asyncio.sleep(0)
+
+    async def sweep(self) -> None:
+        """Removes cache files without a record, corrects the accounts of partial files."""
+        parts = self._parts
+        for fan in await parts.disk.run(parts.tier.fans):
+            names = await parts.disk.run(parts.tier.names, fan)
+            for start in range(0, len(names), SCAN_FILES):
+                await self._sweep_some(names[start : start + SCAN_FILES])
+
+    async def _sweep_some(self, names: Sequence[str]) -> None:
+        parts = self._parts
+        doubtful = await parts.disk.run(_without_record, parts.tier, names)
+        keys = [bytes.fromhex(name) for name in doubtful]
+        keys = [key for key in keys if not self._catalog.is_live(key)]
+        if not keys:
+            return
+        with self._catalog.removing(keys):
+            grown = await parts.disk.run(_settle, parts.tier, parts.writer, keys)
+        parts.ledger.cached_bytes += grown
+
+    # ---- now and then ----
+
+    def write_touches(self) -> None:
+        """Submits the last uses since the last time."""
+        touched, self._touched = self._touched, {}
+        changes: list[Change] = [TouchFile(key, use_s) for key, use_s in touched.items()]
+        for start in range(0, len(changes), TOUCHES_PER_WRITE):
+            self._parts.writer.submit(changes[start : start + TOUCHES_PER_WRITE], _ignore)
+
+    async def sync(self) -> None:
+        """Forces everything recorded so far to the disk, and says so in the header: it needs no
+        verification after a crash of the machine. Also what the scratch area has is forced to the
+        disk, as nothing else tells of bytes that are lost there."""
+        parts = self._parts
+        commits = parts.writer.commits, parts.writer.failed_commits
+        fills, fills_before = parts.counters.scratch_fills, self._scratch_fills_at_sync
+        nothing_recorded = commits == (self._commits_at_sync, self._failed_commits_at_sync)
+        if parts.health.lost or (nothing_recorded and fills == fills_before):
+            return
+        self._scratch_fills_at_sync = fills
+        epoch = parts.tier.header.epoch
+        parts.epoch = epoch + 1  # see `records.next_start` and `records.failed`
+        await self._commit_queued()
+        failed = parts.writer.failed_commits != self._failed_commits_at_sync
+        self._commits_at_sync, self._failed_commits_at_sync = (
+            commits[0],
+            parts.writer.failed_commits,
+        )
+        try:
+            await parts.disk.run(parts.tier.sync, epoch)
+        except WritesLost as err:
+            self._catalog.disk_fault(err)
+            await self._lost_writes.withdraw(err, index_failed=failed)
+        except OSError as err:  # the header, on a full disk: it is written by the next sync
+            self._catalog.disk_fault(err)
+            self._commits_at_sync = -1
+        else:
+            parts.health.synced()
+
+    async def _commit_queued(self) -> None:
+        """Waits until the records that are queued are committed. A commit that a full disk refuses
+        loses nothing: its files are not recorded."""
+        try:
+            await self._parts.disk.run(self._parts.writer.write, [])
+        except OSError as err:
+            self._catalog.disk_fault(err)
+
+
+def _ignore(error: OSError | None) -> None:
+    """Lost last uses cost nothing but a worse eviction order."""
+
+
+def _without_record(tier: Tier, names: Sequence[str]) -> list[str]:
+    """Files without a record, and partial ones whose accounts are wrong (a crash in a fill)."""
+    return [name for name in names if _is_doubtful(tier, name)]
+
+
+def _is_doubtful(tier: Tier, name: str) -> bool:
+    record = tier.index.get(bytes.fromhex(name))
+    return record is None or (not record.complete and _real_bytes(tier, name, record) >= 0)
+
+
+def _real_bytes(tier: Tier, name: str, record: FileRecord) -> int:
+    """What the file takes, -1 when that is what the record says."""
+    try:
+        fd = tier.open_file(name, os.O_RDONLY)
+    except BlockingIOError:  # it is on its way out
+        return -1
+    if fd is None:
+        return -1
+    try:
+        real = filesystem.allocated_bytes(fd)
+    finally:
+        os.close(fd)
+    return real if real != record.allocated_bytes else -1
+
+
+def _settle(tier: Tier, writer: Writer, keys: Sequence[bytes]) -> int:
+    """Unlinks files without a record, corrects the records of others; by how much the accounted
+    bytes grew. Nobody opens one of these meanwhile."""
+    grown = 0
+    changes: list[Change] = []
+    for key in keys:
+        record = tier.index.get(key)
+        if record is None:
+            tier.unpublish(key.hex())
+            tier.unlink(key.hex())
+            changes.append(DropFile(key))
+        elif (real := _real_bytes(tier, key.hex(), record)) >= 0:
+            changes.append(TouchFile(key, 0, real))
+            grown += real - record.allocated_bytes
+    writer.write(changes)
+    return grown

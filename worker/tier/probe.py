@@ -1,0 +1,136 @@
+"""Watches the tier's disk: takes the tier out of service while the disk does not answer, and back.
+Owned by the loop; the disk is touched by one thread of its own, which may hang with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from worker.fill.fill import Filler
+from worker.fill.segments import Segments
+from worker.runtime.pace import Pace
+from worker.runtime.threads import Threads
+from worker.tier.disk import Parts
+from worker.tier.health import Act, Watch, is_full
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+HANGS: Final = "the disk does not answer"
+BROKEN: Final = "the index cannot be written"
+LOST: Final = "bytes that were written to the disk are lost"
+
+
+class TierWatch:
+    """`on_change(in_service)` is told after a change. `run` is the one task."""
+
+    def __init__(self, parts: Parts, filler: Filler, segments: Segments) -> None:
+        self._parts = parts
+        self._filler = filler
+        self._segments = segments
+        self._watch = Watch()
+        self._broken = parts.health.broken
+        self._prober = Threads("probe", 1, parts.wake)
+        self._soon = asyncio.Event()
+        self._pace = Pace()  # of what is logged about probes that fail
+        self.on_change: Callable[[bool], None] = lambda in_service: None
+
+    def suspect(self) -> None:
+        """A client cannot read from the disk."""
+        self._watch.suspect()
+        self._soon.set()
+
+    def withdraw(self) -> None:
+        """Takes the tier out of service, and tells clients that what they have of it is doubtful,
+        until `restore`."""
+        if self._watch.hold():
+            self._leave("sync", LOST)
+        else:
+            self._parts.counters.errors["sync"] += 1
+            self.on_change(False)
+
+    def restore(self) -> None:
+        """Brings the tier back with the next probe that succeeds."""
+        self._watch.let_go()
+        self._soon.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            self.look()
+
+    def look(self) -> None:
+        """One look at what is under way."""
+        parts = self._parts
+        parts.small.look()
+        self._filler.give_up_stalled()
+        self._segments.drop_idle()
+        commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
+        writes = self._filler.disk_writes()
+        now = parts.clocks.monotonic()
+        if parts.health.broken != self._broken:
+            self._broken = parts.health.broken
+            self._watch.suspect()
+        calls = [*parts.disk.calls(), *parts.outside, *commits]
+        broken = parts.writer.broken is not None or parts.health.lost
+        match self._watch.look(calls, writes, now, for_good=broken):
+            case Act.PROBE:
+                self._prober.submit(parts.tier.probe, done=self._probed)
+            case Act.LEAVE if broken:
+                log.error(
+                    "the cache's index cannot be written: the cache is out of service, reads go "
+                    "past it; it is used again once the worker is started again"
+                )
+                self._leave("index", BROKEN)
+            case Act.LEAVE:
+                log.error(
+                    "the cache disk does not answer: the cache is out of service, reads go past "
+                    "it; it is used again once it answers"
+                )
+                self._leave()
+            case Act.RETURN:
+                self._return()
+
+    def _probed(self, right: object, error: BaseException | None) -> None:
+        now = self._parts.clocks.monotonic()
+        answered = error is None and right is True
+        if isinstance(error, OSError):
+            answered = is_full(error)  # it answers, though it takes nothing
+            if self._pace.is_due(now):  # a probe a second comes back so while the disk is away
+                log.warning("the cache disk answers a probe with %s", error.strerror or error)
+        if error is None:
+            self._pace.over()
+        self._watch.probed(now, answered=answered)
+        self._soon.set()
+
+    def _leave(self, kind: str = "hang", cause: str = HANGS) -> None:
+        parts = self._parts
+        parts.counters.errors[kind] += 1
+        parts.leave_tier(cause)
+        stuck = self._filler.leave_tier()
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
+            threads.count_out(stuck)
+        self._segments.leave_tier()
+        parts.room_changed.notify()
+        self.on_change(False)
+
+    def _return(self) -> None:
+        log.info("the cache disk answers again")
+        self._parts.return_to_tier()
+        parts = self._parts
+        for threads in (parts.fetchers, parts.askers, parts.loaders):
+            threads.count_out(0)
+        self.on_change(True)
+
+    def close(self, wait_s: float) -> bool:
+        """False when a probe is still under way after `wait_s`. Blocks."""
+        return self._prober.close(wait_s)

@@ -1,0 +1,115 @@
+"""The scrubber: reads complete files slowly, compares every page with its recorded checksum, and
+drops a file with a wrong page, so that whoever opens it next gets it fetched again.
+
+It reads past the page cache where the file system can, and holds a file open for one page at a
+time: an eviction must not find it busy. Owned by the loop; the disk is read by the tier's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Final
+
+from cachefs.core.pages import range_bytes
+from cachefs.core.tiers import SCRUB_BYTES_PER_S
+from worker.store import on_disk
+from worker.store.directory import Tier
+from worker.store.records import FileRecord
+from worker.tier.tier import Inside
+
+log = logging.getLogger(__name__)
+
+BATCH_FILES: Final = 64
+PASS_S: Final = 24 * 3600.0  # from the beginning of one pass to that of the next, at least
+FIRST_S: Final = 60.0  # after the start, which has other things to do
+IDLE_S: Final = 5.0  # while there is nothing to do, or the tier is out of service
+READ_LIMIT_S: Final = 30.0  # for a page
+
+
+def scrub_rate(asked_bytes_per_s: int, *, in_memory: bool) -> int:
+    """Bytes per second; what was asked for, below 0: nothing in memory, little on disks."""
+    if asked_bytes_per_s >= 0:
+        return asked_bytes_per_s
+    return 0 if in_memory else SCRUB_BYTES_PER_S
+
+
+class Scrubber:
+    """Over one tier, `bytes_per_s` at most. `run` is the one task; its steps can be called
+    alone."""
+
+    def __init__(self, inside: Inside, bytes_per_s: int) -> None:
+        self._parts = inside.parts
+        self._catalog = inside.catalog
+        self._bytes_per_s = bytes_per_s
+        self._after = b""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        clock = self._parts.clocks.monotonic
+        await asyncio.sleep(FIRST_S)
+        while True:
+            since_s = clock()
+            while await self.step():
+                await asyncio.sleep(0)
+            await asyncio.sleep(max(IDLE_S, PASS_S - (clock() - since_s)))
+
+    async def step(self) -> bool:
+        """Some files more; False at the end of a pass."""
+        parts = self._parts
+        if not parts.order_known or not parts.health.in_service:
+            await asyncio.sleep(IDLE_S)
+            return True
+        try:
+            batch = await parts.ask_disk(parts.tier.index.scan, self._after, BATCH_FILES)
+            for key, record in batch:
+                if record.complete and not self._catalog.is_live(key):
+                    await self.check(key, record)
+                self._after = key
+        except OSError as err:
+            self._catalog.disk_fault(err)
+            return True
+        if len(batch) < BATCH_FILES:
+            self._after = b""
+        return bool(self._after)
+
+    async def check(self, key: bytes, record: FileRecord) -> int:
+        """Reads a file; one with wrong pages is dropped. How many those are: it stops at the
+        first. Raises OSError when the index cannot be read, or the disk hangs."""
+        parts = self._parts
+        _, sums = await parts.ask_disk(parts.tier.index.checksums, key, record.size)
+        for page, checksum in sums.items():
+            length = range_bytes(record.size, page, page + 1)
+            call = (_is_right, parts.tier, key.hex(), page, length, checksum)
+            right = await parts.ask_disk(*call, limit_s=READ_LIMIT_S)
+            if right is None:
+                return 0  # it has gone meanwhile
+            parts.counters.scrubbed_bytes += length
+            if not right:
+                await self._drop(key, page)
+                return 1
+            await asyncio.sleep(length / self._bytes_per_s)
+        return 0
+
+    async def _drop(self, key: bytes, page: int) -> None:
+        log.warning("%s: page %d is damaged; dropped, to be fetched again", key.hex(), page)
+        self._parts.counters.bad_pages += 1
+        await self._catalog.drop([key])
+
+
+def _is_right(tier: Tier, name: str, page: int, length: int, checksum: int) -> bool | None:
+    """None for a file that is no more, or on its way out. A page that cannot be read is wrong."""
+    try:
+        fd = tier.open_file(name, os.O_RDONLY)
+    except BlockingIOError:
+        return None
+    if fd is None:
+        return None
+    try:
+        return on_disk.is_right(fd, page, length, checksum)
+    except OSError as err:
+        log.warning("%s: page %d cannot be read: %s", name, page, err.strerror)
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,70 @@
+"""Files that were unlinked while somebody had them open: accounted until the kernel says that
+nobody has them. Owned by the loop; each keeps one descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from worker.store.filesystem import is_unused
+from worker.tier.disk import Parts
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Leftover:
+    fd: int
+    allocated_bytes: int
+    pause_s: float
+    due_s: float
+
+
+class Leftovers:
+    """As many as there are open files of clients that were dropped."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._items: list[_Leftover] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, fd: int, allocated_bytes: int) -> None:
+        """Takes over a descriptor of an unlinked file that is accounted as unlinked already."""
+        due_s = self._parts.clocks.monotonic()
+        self._items.append(_Leftover(fd, allocated_bytes, FIRST_PAUSE_S, due_s))
+        self.check()
+
+    def check(self, *, urgent: bool = False) -> None:
+        """Lets go of what nobody has any more; asks about each with growing pauses, or about all
+        when it is urgent."""
+        now = self._parts.clocks.monotonic()
+        kept = []
+        for item in self._items:
+            if item.due_s > now and not urgent:
+                kept.append(item)
+            elif is_unused(item.fd):
+                self._let_go(item)
+            else:
+                item.due_s = now + item.pause_s
+                item.pause_s = min(2 * item.pause_s, LONGEST_PAUSE_S)
+                kept.append(item)
+        self._items = kept
+
+    def _let_go(self, item: _Leftover) -> None:
+        done = self._parts.disk.run(os.close, item.fd)  # freeing a large file takes time
+
+        def account(_: object) -> None:
+            self._parts.ledger.unlinked_bytes -= item.allocated_bytes
+            self._parts.room_changed.notify()
+
+        done.add_done_callback(account)
+
+    def close(self) -> None:
+        for item in self._items:
+            os.close(item.fd)
+        self._items.clear()

@@ -1,1 +1,0 @@
-"""Several tiers as one cache: see `worker.tiers.tiers`."""
