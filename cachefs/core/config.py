@@ -8,7 +8,7 @@ name of its source, for `cachefs config --source` and for errors. The settings t
 from __future__ import annotations
 
 import difflib
-import os.path
+import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -125,14 +125,14 @@ def config_paths(given: str | None, environ: Mapping[str, str], home_dir: str) -
     named = given or environ.get(CONFIG_ENV)
     if named:
         return [named]
-    config_home = environ.get("XDG_CONFIG_HOME") or os.path.join(home_dir, ".config")
-    return [SYSTEM_FILE, os.path.join(config_home, "cachefs", "cachefs.toml")]
+    config_home = environ.get("XDG_CONFIG_HOME") or posixpath.join(home_dir, ".config")
+    return [SYSTEM_FILE, posixpath.join(config_home, "cachefs", "cachefs.toml")]
 
 
 def state_home(config: Config, environ: Mapping[str, str], home_dir: str) -> str:
     """The state home: the setting, or below the user's cache home."""
-    cache_home = environ.get("XDG_CACHE_HOME") or os.path.join(home_dir, ".cache")
-    return config.text("home") or os.path.join(cache_home, "cachefs")
+    cache_home = environ.get("XDG_CACHE_HOME") or posixpath.join(home_dir, ".cache")
+    return config.text("home") or posixpath.join(cache_home, "cachefs")
 
 
 def find_setting(name: str, where: str) -> Setting:
@@ -214,7 +214,7 @@ def _path(setting: Setting, raw: Any) -> str:
     text = _text(setting, raw)
     if text and not text.startswith("/"):
         raise BadConfig(f"{text!r} is not an absolute path", remedy="start it with '/'")
-    return os.path.normpath(text) if text else ""
+    return posixpath.normpath(text) if text else ""
 
 
 def _url(setting: Setting, raw: Any) -> str:

@@ -12,6 +12,8 @@ import msgspec
 
 from cachefs.core.jobs import JobSpec
 from cachefs.core.messages import (
+    Attach,
+    Attached,
     Found,
     Invalidate,
     JobFailures,
@@ -144,3 +146,11 @@ class SyncService(Protocol):
     async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply: ...
 
     async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply: ...
+
+
+class Sources(Protocol):
+    """Who knows the namespaces: the embedded server, or a node's connection to its masters."""
+
+    async def attach(self, body: Attach) -> Attached: ...
+    def service(self, namespace: NamespaceId) -> MetadataService: ...
+    def status(self) -> list[dict[str, Any]]: ...

@@ -10,7 +10,7 @@ disks and none in memory. The first tier is the fastest.
 
 from __future__ import annotations
 
-import os.path
+import posixpath
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,13 +51,13 @@ def parse_tier(text: str) -> TierSpec:
         path, _, last = path.rpartition(":")
     if kind not in KINDS or not path or not last:
         raise BadConfig(f"bad tier {text!r}", remedy=_REMEDY)
-    if not os.path.isabs(path):
+    if not posixpath.isabs(path):
         raise BadConfig(f"the directory of tier {text!r} is not absolute", remedy=_REMEDY)
     limit_bytes = parse_size(last)
     if limit_bytes <= 0:
         raise BadConfig(f"tier {text!r} has no room", remedy=_REMEDY)
     scrub = SCRUB_BYTES_PER_S if kind == DISK else 0
-    spec = TierSpec(kind, os.path.normpath(path), limit_bytes, scrub_bytes_per_s=scrub)
+    spec = TierSpec(kind, posixpath.normpath(path), limit_bytes, scrub_bytes_per_s=scrub)
     return _with_options(spec, options, text)
 
 
@@ -71,7 +71,7 @@ def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
     paths = [spec.path for spec in specs]
     for number, path in enumerate(paths):
         for other in paths[number + 1 :]:
-            if os.path.commonpath((path, other)) in (path, other):
+            if posixpath.commonpath((path, other)) in (path, other):
                 raise BadConfig(f"two tiers share a directory: {path} and {other}", path=other)
     return specs
 

@@ -73,9 +73,10 @@ from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource, in_loop
 from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
+from worker.runtime.tasks import Tasks
 from worker.server.server import NodeServer
 from worker.tier.config import WorkerConfig
-from worker.tier.disk import Shared, Tasks
+from worker.tier.disk import Shared
 from worker.tier.quotas import Quotas
 
 log = logging.getLogger("cachefs.node")

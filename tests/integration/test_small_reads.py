@@ -120,7 +120,7 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
 async def read(worker: Worker, ino: int) -> bytes:
     """All of a file; a process that is being started is ready then."""
     data = await rig_module.read(worker, ino)
-    small = worker._parts.small
+    small = worker._supply.small
     await until(lambda: not small._is_launching)
     await until(lambda: small._engine._run is None or small._engine.is_ready)
     return data
@@ -135,7 +135,7 @@ async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
 
 
 async def learnt_process(worker: Worker) -> None:
-    await until(lambda: worker._parts.small._engine.is_ready)
+    await until(lambda: worker._supply.small._engine.is_ready)
 
 
 @contextlib.asynccontextmanager
@@ -440,8 +440,8 @@ def test_the_process_is_killed_among_many_readers(place: Path, origin: SmallOrig
             for number in range(1, kills + 1):
                 await until(lambda: len(origin.served) > number * 30)  # noqa: B023
                 os.kill(process_of(worker), signal.SIGKILL)
-                await until(lambda: worker._parts.small._engine._run is None)
-                worker._parts.small._engine._again_s = 0.0
+                await until(lambda: worker._supply.small._engine._run is None)
+                worker._supply.small._engine._again_s = 0.0
                 origin.connector.turns._failures = 0
 
         async with rig.worker() as worker:
@@ -613,7 +613,7 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
 
 
 def process_of(worker: Worker) -> int:
-    run = worker._parts.small._engine._run
+    run = worker._supply.small._engine._run
     assert run is not None
     assert isinstance(run.child, subprocess.Popen)
     return run.child.pid
@@ -710,7 +710,7 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, wh
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             if when == "as they are written":
                 await until(lambda: not is_running(process))
-                worker._parts.small._engine._again_s = 0.0
+                worker._supply.small._engine._again_s = 0.0
                 assert await read(worker, 10) == rig.data[10]
                 await learnt_process(worker)
             assert await read(worker, 11) == rig.data[11]

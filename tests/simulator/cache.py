@@ -10,7 +10,7 @@ from functools import partial
 
 from tests.simulator.origin import BAD, File, Origin, Page
 from worker.cache.tier_choice import Moved, Promote, Promotions, Room, Used, place
-from worker.migration.events import Holding
+from worker.store.holdings import Holding
 from worker.tier.admission_rule import Verdict, judge
 from worker.tier.eviction_order import NEVER_S, eviction_order
 from worker.tier.ledger import Ledger, allocation

@@ -28,10 +28,11 @@ from worker.cache.tiers_loads import TiersLoading
 from worker.cache.tiers_peer_reads import TiersServing
 from worker.cache.tiers_status import combined
 from worker.fill.source import ConnectorFor, OriginSource, Source
+from worker.runtime.clocks import Clocks
 from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
 from worker.tier.catalog import FreedCounts
-from worker.tier.config import Clocks, WorkerConfig
+from worker.tier.config import WorkerConfig
 from worker.tier.disk import Shared
 
 

@@ -13,14 +13,14 @@ from typing import Final
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import Ensured
 from cachefs.core.pages import ByteRange
+from worker.cache.handles import Handle
 from worker.fill.fetch import Part, Piece
 from worker.fill.fill import Filler
 from worker.fill.segment import Segment
 from worker.fill.segments import Segments
 from worker.fill.shares import part_of
 from worker.fill.source import Purpose
-from worker.tier.disk import Parts
-from worker.tier.entry import Entry, Handle
+from worker.tier.entry import Entry
 
 ATTEMPTS: Final = 8  # of one read: each ends with bytes, an error, or lost room
 AT_ONCE: Final = 0  # of `Ensured.keep`: the client closes a part when it was read
@@ -29,8 +29,7 @@ AT_ONCE: Final = 0  # of `Ensured.keep`: the client closes a part when it was re
 class Crowd:
     """See the module."""
 
-    def __init__(self, parts: Parts, segments: Segments, filler: Filler) -> None:
-        self._parts = parts
+    def __init__(self, segments: Segments, filler: Filler) -> None:
         self._segments = segments
         self._filler = filler
 
@@ -58,7 +57,7 @@ class Crowd:
 
     def _new(self, entry: Entry, span: ByteRange) -> Part:
         part = Part(entry, span, asyncio.get_running_loop().create_future())
-        if self._parts.source.waits_for_peers(entry.origin, part.offset) is None:
+        if self._filler.waits_for_peers(part) is None:
             part.purpose = Purpose.SERVE  # as of a page, see `Filler.claim`
         part.ended = self._ended
         return part

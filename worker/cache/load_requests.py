@@ -15,6 +15,7 @@ from cachefs.core.pages import BLOCK_PAGES, PageRange, page_count
 from cachefs.core.placement import BLOCK_BYTES
 from worker.store.holds import Hold
 
+PIECES: Final = 4  # of one block at once
 MISSING: Final = "missing"
 
 Gate = Callable[[int], Awaitable[None]]  # before a request for so many bytes

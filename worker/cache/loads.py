@@ -17,14 +17,13 @@ from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.pages import PageRange, range_bytes, split
 from connectors.fetch.request import AT_ONCE
-from worker.cache.load_requests import Load, Loaded, Missing, Outlook
+from worker.cache.load_requests import PIECES, Load, Loaded, Missing, Outlook
 from worker.cache.shortage import room
 from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES
-from worker.loads.schedule import PIECES
 from worker.tier.disk import no_answer
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
@@ -95,7 +94,7 @@ class TierLoading:
     def places_ahead(self) -> int:
         """See `LoadingCache`."""
         parts = self._parts
-        most = AT_ONCE if parts.small.serves else parts.config.fetch_threads
+        most = AT_ONCE if self._filler.serves_small else parts.config.fetch_threads
         return most - FREE_PLACES - parts.counters.fills_in_flight
 
     def _came_ahead(

@@ -24,9 +24,8 @@ from worker.fill.segment import Segment
 from worker.fill.segments import Segments
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES, verify
-from worker.migration.events import Holding
 from worker.store.directory import Tier
-from worker.store.holdings import read_holdings
+from worker.store.holdings import Holding, read_holdings
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts, no_answer
 from worker.tier.entry import Entry

@@ -11,6 +11,7 @@ from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
 from worker.cache.crowd import Crowd
+from worker.cache.handles import Handle
 from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
 from worker.fill.fill import Filler
 from worker.fill.segments import Segments
@@ -20,7 +21,7 @@ from worker.store.filesystem import reopen
 from worker.tier.admission import Space
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts, no_answer
-from worker.tier.entry import Entry, Handle
+from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
 from worker.tier.over_quota import OverQuota
 
@@ -43,7 +44,7 @@ class Provider:
         self._space = space
         self._segments = segments
         self._filler = filler
-        self._crowd = Crowd(parts, segments, filler)
+        self._crowd = Crowd(segments, filler)
         filler.on_piece_end = self._bring_ahead
 
     # ---- reads ----

@@ -15,22 +15,16 @@ LOOK_S: Final = 4.0  # for the answers; what is not known by then counts as othe
 
 
 class Sampling:
-    """Of one worker; `tick` is called every second or so."""
+    """Of one worker. `run` is the one task."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._next_s = parts.clocks.monotonic() + PERIOD_S
-        self._looking: asyncio.Task[None] | None = None
 
-    def tick(self, now: float) -> None:
-        """Starts a look-up when one is due and none runs."""
-        if now < self._next_s or (self._looking is not None and not self._looking.done()):
-            return
-        self._next_s = now + PERIOD_S
-        period = self._parts.paths.take()
-        if not period.sample:
-            return self._parts.paths.settle(period, [])
-        self._looking = self._parts.tasks.start(self._look(period))
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self._look(self._parts.paths.take())
 
     async def _look(self, period: Period) -> None:
         origins = await asyncio.gather(*(self._origin(name) for name in period.sample))

@@ -8,9 +8,10 @@ from typing import Any, Final
 from cachefs.core.policies import shown
 from cachefs.core.units import format_size
 from worker.fill.segments import Segments
-from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES, PROCESS_BYTES
+from worker.runtime.memory import PROCESS_BYTES
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
+from worker.tier.maintenance import count_memory
 from worker.tier.unlinked import Leftovers
 
 TOLD: Final = (
@@ -77,16 +78,6 @@ def memory_parts(parts: Parts, catalog: Catalog) -> dict[str, Any]:
         "process_bytes": PROCESS_BYTES,
         **memory.parts(),
     }
-
-
-def count_memory(parts: Parts, catalog: Catalog) -> None:
-    """Tells the budget what is known by counting."""
-    memory, ledger = parts.memory, parts.ledger
-    metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
-    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0
-    memory.metadata_bytes += metadata_bytes - parts.counted_metadata_bytes
-    memory.tiers_bytes += tier_bytes - parts.counted_tier_bytes
-    parts.counted_metadata_bytes, parts.counted_tier_bytes = metadata_bytes, tier_bytes
 
 
 def _tier(

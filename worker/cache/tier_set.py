@@ -26,9 +26,11 @@ from worker.cache.tier_source import TierSource
 from worker.cache.tiers_status import Row, counted
 from worker.cache.worker import Worker
 from worker.fill.source import ConnectorFor, Source
+from worker.runtime.clocks import Clocks
+from worker.runtime.tasks import Tasks
 from worker.runtime.threads import Threads, Wake
-from worker.tier.config import Clocks, WorkerConfig
-from worker.tier.disk import Parts, Shared, Tasks
+from worker.tier.config import WorkerConfig
+from worker.tier.disk import Parts, Shared
 from worker.tier.guarded_reads import DiskReader
 
 log = logging.getLogger(__name__)

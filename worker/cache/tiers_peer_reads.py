@@ -10,8 +10,7 @@ from worker.cache.peer_reads import Pages, with_replicas
 from worker.cache.promotion import Moves
 from worker.cache.running import Running
 from worker.cache.tier_set import Keeper
-from worker.migration.events import Holding
-from worker.store.holdings import merge_holdings, read_holdings
+from worker.store.holdings import Holding, merge_holdings, read_holdings
 
 
 class TiersServing:

@@ -18,26 +18,29 @@ from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from worker.cache.grants import FetchResult, Grant, TierView
+from worker.cache.handles import Handle
 from worker.cache.loads import TierLoading
 from worker.cache.peer_reads import Serving
 from worker.cache.policies import Expirer
 from worker.cache.reads import GRANT_BYTES, Provider
+from worker.cache.sampling import Sampling
 from worker.cache.small_open import Opening, check_nonce
 from worker.cache.status import status
 from worker.fill.fill import Filler
 from worker.fill.listeners import Listeners
 from worker.fill.segments import Segments
 from worker.fill.source import ConnectorFor, OriginSource, Source
-from worker.fill.transfer import DiskFault
+from worker.fill.supply import Supply, make_supply
+from worker.fill.transfer import DiskFault, make_cache_file
+from worker.runtime.clocks import Clocks
 from worker.runtime.machine import allow_many_descriptors, available_memory
 from worker.runtime.memory import MemoryBudget, budget
 from worker.runtime.threads import Threads, Wake
-from worker.store.directory import Tier
 from worker.tier.admission import Space
 from worker.tier.catalog import Catalog, FreedCounts
-from worker.tier.config import Clocks, WorkerConfig
-from worker.tier.disk import Parts, Shared, make_parts
-from worker.tier.entry import Entry, Handle
+from worker.tier.config import WorkerConfig
+from worker.tier.disk import Parts, Shared, make_parts, take_tier
+from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
 from worker.tier.lost_writes import LostWrites
 from worker.tier.maintenance import Housekeeping
@@ -53,21 +56,21 @@ log = logging.getLogger(__name__)
 CLOSE_WAIT_S: Final = 7.0  # for threads in a request: one that reads another tier gives up after 5
 HANGING_WAIT_S: Final = 0.5  # the same, while the disk hangs
 CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
-START_LIMIT_S: Final = 20.0
 
 
 class Worker:
     """See the module. Made by `start`, ended by `close`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, supply: Supply) -> None:
         self._parts = parts
+        self._supply = supply
         self._leftovers = Leftovers(parts)
         self._catalog = Catalog(parts, self._leftovers)
         self._space = Space(parts, self._catalog, self._leftovers)
         self._segments = Segments(parts)
-        self._filler = Filler(parts, self._catalog, self._space, self._segments)
+        self._filler = Filler(parts, supply, self._catalog, self._space, self._segments)
         self._provider = Provider(parts, self._catalog, self._space, self._segments, self._filler)
-        self._watch = TierWatch(parts, self._filler, self._segments)
+        self._watch = TierWatch(parts, self._filler)
         self._watch.on_change = self._tier_changed
         lost_writes = LostWrites(parts, self._catalog, self._watch)
         self.housekeeping = Housekeeping(
@@ -107,11 +110,11 @@ class Worker:
         allow_many_descriptors()
         wake = Wake(asyncio.get_running_loop())
         disk = Threads("disk", config.disk_threads, wake)
-        tier = await _take(disk, config.cache_dir)
-        source = source or OriginSource(connector_for)
-        worker = cls(
-            make_parts(config, clocks or Clocks(), tier, disk, wake, metadata, source, shared)
-        )
+        tier = await take_tier(disk, config.cache_dir)
+        parts = make_parts(config, clocks or Clocks(), tier, disk, wake, metadata, shared)
+        makers = None if tier.in_memory else disk
+        supply = make_supply(config, source or OriginSource(connector_for), wake, makers)
+        worker = cls(parts, supply)
         await worker.housekeeping.measure_overhead()
         worker._begin()
         return worker
@@ -119,8 +122,9 @@ class Worker:
     def _begin(self) -> None:
         """What goes on until the end."""
         parts = self._parts
-        for work in (self._watch.run(), self.housekeeping.run(), self.expirer.run()):
-            parts.tasks.start(work)
+        sampling = Sampling(parts)
+        for owner in (self._watch, self.housekeeping, self.expirer, sampling):
+            parts.tasks.start(owner.run())
         rate = scrub_rate(parts.config.scrub_bytes_per_s, in_memory=parts.tier.in_memory)
         if rate:
             parts.tasks.start(Scrubber(self.inside, rate).run())
@@ -274,7 +278,7 @@ class Worker:
         ):
             return
         entry.users += 1  # for the thread, which goes on when we are cancelled
-        making = self._parts.disk.run(self._filler.make_file, entry)
+        making = self._parts.disk.run(make_cache_file, entry, self._parts.tier)
 
         def made(future: asyncio.Future[None]) -> None:
             fault = future.exception() if not future.cancelled() else None
@@ -467,9 +471,8 @@ class Worker:
         answers = parts.health.in_service
         wait_s = CLOSE_WAIT_S if answers else HANGING_WAIT_S
         until_s = time.monotonic() + wait_s  # all of them end at the same time
-        ended = parts.small.close(wait_s)  # before the threads that it leaves things to
-        for threads in (parts.fetchers, parts.askers, parts.loaders, parts.closers):
-            ended &= threads.close(until_s - time.monotonic())
+        ended = self._supply.close(wait_s)
+        ended &= parts.closers.close(until_s - time.monotonic())
         ended &= parts.disk.close(wait_s)  # before the writer: calls wait there for their commits
         committed = parts.writer.close(None if answers else wait_s)
         ended &= self._watch.close(wait_s)
@@ -480,20 +483,3 @@ class Worker:
         if committed:
             parts.tier.close(in_use=not ended)
         return ended and committed
-
-
-async def _take(disk: Threads, path: str) -> Tier:
-    """The tier, without waiting for ever for a disk that hangs."""
-    taking = disk.run(Tier.take, path, discard=Tier.close)
-    try:
-        async with asyncio.timeout(START_LIMIT_S):
-            return await taking
-    except TimeoutError as err:
-        raise Unavailable(
-            f"the disk of the cache directory has not answered for {START_LIMIT_S:g} s",
-            remedy="see to that disk, or give another --cache-dir",
-            path=path,
-        ) from err
-    finally:
-        if not taking.done() or taking.cancelled() or taking.exception() is not None:
-            disk.close(0.0)

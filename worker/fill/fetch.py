@@ -81,6 +81,11 @@ class Piece:
         entry = self.entry
         return not self.past and entry.failed is None and not entry.detached
 
+    def settle_all(self, error: CacheFSError | None = None) -> None:
+        """Ends the waits for all pages that have not come."""
+        for page in [*self.unsettled]:
+            self.settle(page, error)
+
     def settle(self, page: int, error: CacheFSError | None = None) -> None:
         """Tells who waits for the page. The first word counts."""
         if page in self.unsettled:

@@ -27,8 +27,9 @@ from worker.fill.small.reads import Small
 from worker.fill.small.wire import Got
 from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import SourceStuck, Stalls
-from worker.fill.transfer import DiskFault, Transfer, of_source
-from worker.runtime.threads import Behind, Done, Threads
+from worker.fill.supply import Supply
+from worker.fill.transfer import DiskFault, Transfer, make_cache_file, of_source
+from worker.runtime.threads import Done
 from worker.store.filesystem import allocated_bytes
 from worker.tier.admission import Space
 from worker.tier.catalog import Catalog
@@ -41,25 +42,31 @@ log = logging.getLogger(__name__)
 WHOLE_WAIT_S: Final = 0.25  # for room for a whole small file; then it is read in pieces
 BACKGROUND_SHARE: Final = 0.75  # of the threads: the rest is for what somebody waits for
 
-OnBytes = Callable[[Entry, int], None]
-
 
 class Filler:
     """`claim` starts a piece; `background_room`: may one start that nobody waits for?"""
 
-    def __init__(self, parts: Parts, catalog: Catalog, space: Space, segments: Segments) -> None:
+    def __init__(
+        self, parts: Parts, supply: Supply, catalog: Catalog, space: Space, segments: Segments
+    ) -> None:
         self._parts = parts
+        self._supply = supply
         self._catalog = catalog
         self._space = space
         self._segments = segments
         self._loop = asyncio.get_running_loop()
         self._background = 0
         self._pieces: set[Piece] = set()
-        self._stalls = Stalls(parts)
+        self._stalls = Stalls(parts, supply)
         self._running = self._stalls.running
         self._aborted = False
-        self.on_bytes: OnBytes = lambda entry, size: None
+        self.on_bytes: Callable[[Entry, int], None] = lambda entry, size: None
         self.on_piece_end: Callable[[Entry], None] = lambda entry: None
+
+    @property
+    def serves_small(self) -> bool:
+        """Returns whether whole small files came by the process for them of late."""
+        return self._supply.small.serves
 
     @property
     def background_room(self) -> bool:
@@ -87,12 +94,16 @@ class Filler:
         piece.room_bytes, piece.past = room_bytes, past
         epoch = None
         if purpose is Purpose.READ:
-            epoch = self._parts.source.waits_for_peers(entry.origin, piece.offset)
+            epoch = self.waits_for_peers(piece)
             purpose = Purpose.SERVE if epoch is None else purpose
         piece.purpose = purpose
         piece.ended = ended
         entry.claim(first, end, self._loop, epoch)
         self.start(piece)
+
+    def waits_for_peers(self, piece: Piece) -> int | None:
+        """See `Source.waits_for_peers`."""
+        return self._supply.source.waits_for_peers(piece.entry.origin, piece.offset)
 
     def start(self, piece: Piece) -> None:
         """Starts to bring a piece whose pages are claimed, or a part."""
@@ -114,7 +125,7 @@ class Filler:
         self._stalls.began(transfer, piece)
         done = functools.partial(self._begun, piece, transfer)
         if not self._starts_small(piece, transfer, done):
-            self._threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
+            self._supply.threads(piece).submit(self._run_into_cache, piece, transfer, done=done)
         return True
 
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
@@ -127,16 +138,8 @@ class Filler:
             transfer.came(got.came_bytes, got.checksum, got.errno)
 
         check, run = transfer.raise_if_aborted, self._run_into_cache
-        otherwise = lambda *_: self._threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
-        return self._parts.small.start(Small(entry.origin, make, check, came, done, otherwise))
-
-    def _threads(self, piece: Piece) -> Threads | Behind:
-        parts = self._parts
-        if piece.purpose is Purpose.READ:
-            return parts.askers
-        is_large = piece.end - piece.first > 1
-        threads = parts.loaders if is_large and parts.loaders.has_room else parts.fetchers
-        return threads.behind if piece.is_for_nobody else threads
+        otherwise = lambda *_: self._supply.threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
+        return self._supply.small.start(Small(entry.origin, make, check, came, done, otherwise))
 
     def _begun(
         self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
@@ -150,7 +153,7 @@ class Filler:
             self._finish_cached(piece)
             self._end(piece, None)
             if piece.is_small and transfer.origin_bytes:
-                self._parts.small.learn(piece.entry.origin)
+                self._supply.small.learn(piece.entry.origin)
 
     async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
         if self._aborted:
@@ -178,8 +181,7 @@ class Filler:
     def _end(self, piece: Piece, error: CacheFSError | None) -> None:
         entry = piece.entry
         self._pieces.discard(piece)
-        for page in [*piece.unsettled]:
-            piece.settle(page, error)
+        piece.settle_all(error)
         self._uncount(piece)
         if error is None:
             self._count_time(piece)
@@ -214,19 +216,24 @@ class Filler:
             return True
         return self._segments.find(entry.key, page) is not None
 
-    def leave_tier(self) -> int:
+    def leave_tier(self) -> None:
         """The disk hangs. Who waits for a piece on its way there looks again, and asks for another
-        past the disk. Returns how many threads are stuck at it."""
-        stuck = sum(transfer.at_disk & 1 for transfer in self._running)
+        past the disk."""
         for piece in self._pieces:
             if not piece.past:
-                for page in [*piece.unsettled]:
-                    piece.settle(page)
-        self._parts.small.leave_tier()
-        for transfer, piece in self._running.items():
-            if not piece.past:
-                transfer.abort()
-        return stuck
+                piece.settle_all()
+        self._stalls.leave_tier()
+        self._segments.leave_tier()
+
+    def return_to_tier(self) -> None:
+        """The disk answers again."""
+        self._supply.count_out(0)
+
+    def look(self) -> None:
+        """Gives up, now and then, what brings nothing and what nobody uses any more."""
+        self._supply.small.look()
+        self.give_up_stalled()
+        self._segments.drop_idle()
 
     def give_up_stalled(self, now: float | None = None) -> None:
         """See `worker.fill.stalls`. The pieces give back what fills share, but room that is
@@ -241,9 +248,7 @@ class Filler:
 
     def disk_writes(self) -> list[Hashable]:
         """The writes to the disk that are under way, each by a name that no other has."""
-        running = [*self._running]
-        mine = [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
-        return [*mine, *self._parts.small.at_disk()]
+        return self._stalls.disk_writes()
 
     async def _into_cache_or_segments(self, piece: Piece, begun: Begun | None) -> None:
         entry, first = piece.entry, piece.first
@@ -308,7 +313,7 @@ class Filler:
         """The file that a transfer may write to: its descriptor. Raises also Interrupted."""
         transfer.raise_if_aborted()
         transfer.at_disk += 1
-        self.make_file(entry)
+        make_cache_file(entry, self._parts.tier)
         transfer.at_disk += 1
         return entry.fd
 
@@ -318,20 +323,13 @@ class Filler:
         self._stalls.check(entry.origin)  # requests may have begun to hang meanwhile
         self._make_file(entry, transfer)
         try:
-            transfer.run(self._parts.source, entry.fd, piece.purpose)
+            transfer.run(self._supply.source, entry.fd, piece.purpose)
         finally:
             # A call of the loop that releases the GIL waits for a thread to give it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
                 transfer.at_disk += 1
                 entry.measured_bytes = allocated_bytes(entry.fd)
                 transfer.at_disk += 1
-
-    def make_file(self, entry: Entry) -> None:
-        """In a thread: the cache file, unless there is one. Raises DiskFault."""
-        try:
-            entry.make_file(self._parts.tier)
-        except OSError as err:
-            raise DiskFault(err) from err
 
     def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
         self._have_page(piece, page, checksum)  # recorded with the others of its piece
@@ -416,7 +414,7 @@ class Filler:
             transfer.at_disk += 1
             make_file(segment, self._parts.tier)
             transfer.at_disk += 1
-            transfer.run(self._parts.source, segment.fd, piece.purpose)
+            transfer.run(self._supply.source, segment.fd, piece.purpose)
 
         await self._transfer_all(
             piece,
@@ -481,7 +479,7 @@ class Filler:
         """One request. Its error is returned when it is the source's."""
         self._stalls.began(transfer, piece)
         try:
-            await self._threads(piece).run(run, transfer)
+            await self._supply.threads(piece).run(run, transfer)
         except CacheFSError as err:
             return of_source(err)
         finally:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import collections
 import logging
 import time
+from collections.abc import Hashable
 from typing import Final
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
 from connectors.until import LEAST_BYTES_PER_S
 from worker.fill.fetch import Piece, path_of
+from worker.fill.supply import Supply
 from worker.fill.transfer import Transfer
 from worker.runtime.memory import buffer_bytes
 from worker.stats.by_path import url_of
@@ -45,8 +47,9 @@ class SourceStuck(Unreachable):
 class Stalls:
     """The transfers under way. The loop's alone, but for `check`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, supply: Supply) -> None:
         self._parts = parts
+        self._supply = supply
         self.running: dict[Transfer, Piece] = {}
         self._cut: dict[Transfer, Key] = {}
         self._stuck: collections.Counter[Key] = collections.Counter()
@@ -82,8 +85,7 @@ class Stalls:
     def _cut_one(self, transfer: Transfer, piece: Piece) -> None:
         error = Unreachable("the origin sends nothing, or too slowly", path=path_of(piece.entry))
         transfer.cut(error)
-        for page in [*piece.unsettled]:
-            piece.settle(page, error)
+        piece.settle_all(error)
         key = self._cut[transfer] = _key(piece.entry.origin)
         self._stuck[key] += 1
         if self._stuck[key] == MOST_STUCK:
@@ -93,6 +95,22 @@ class Stalls:
                 url_of(piece.entry.origin),
             )
         self._count_out()
+
+    def disk_writes(self) -> list[Hashable]:
+        """Returns the writes to the disk that are under way, each by a name that no other has."""
+        running = [*self.running]
+        mine = [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
+        return [*mine, *self._supply.small.at_disk()]
+
+    def leave_tier(self) -> None:
+        """The disk hangs: ends what is on its way there. Threads that are stuck at it do not
+        count."""
+        stuck = sum(transfer.at_disk & 1 for transfer in self.running)
+        self._supply.small.leave_tier()
+        for transfer, piece in self.running.items():
+            if not piece.past:
+                transfer.abort()
+        self._supply.count_out(stuck)
 
     def ended(self, transfer: Transfer) -> None:
         """The thread of a transfer returned: counts what it brought."""
@@ -122,9 +140,7 @@ class Stalls:
             self._parts.memory.buffers_bytes += size_bytes
 
     def _count_out(self) -> None:
-        parts = self._parts
-        for threads in (parts.fetchers, parts.askers, parts.loaders):
-            threads.count_out(len(self._cut), cause="origin")
+        self._supply.count_out(len(self._cut), cause="origin")
 
 
 def _key(origin: Origin) -> Key:

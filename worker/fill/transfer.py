@@ -21,6 +21,8 @@ from cachefs.core.pages import ByteRange, range_bytes
 from connectors.until import NEVER_S, bounded
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
+from worker.store.directory import Tier
+from worker.tier.entry import Entry
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
 
@@ -33,6 +35,14 @@ class DiskFault(CacheFSError):
     def __init__(self, error: OSError) -> None:
         super().__init__(f"the cache disk failed: {error.strerror or error}")
         self.error = error
+
+
+def make_cache_file(entry: Entry, tier: Tier) -> None:
+    """Makes the cache file, unless there is one; in a thread. Raises DiskFault."""
+    try:
+        entry.make_file(tier)
+    except OSError as err:
+        raise DiskFault(err) from err
 
 
 class Transfer:

@@ -31,10 +31,10 @@ from worker.loads.schedule import (
     Unanswered,
     is_large,
 )
+from worker.runtime.clocks import Clocks
+from worker.runtime.tasks import Tasks
 from worker.store.holds import Hold
 from worker.tier.admission import NoRoom
-from worker.tier.config import Clocks
-from worker.tier.disk import Tasks
 from worker.tier.over_quota import OverQuota
 
 log = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from cachefs.core.cluster import Work, Worked
 from cachefs.core.jobs import FileFailure, Outcome, Room, Task, TaskFile, TaskKind
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
+from worker.cache.load_requests import PIECES
 from worker.runtime.rate import TokenBucket
 
 REQUESTS: Final = 96  # to origins at once, for a page or less
 PAGES_COST: Final = 3  # of a request for more than a page, in requests for less
-PIECES: Final = 4  # of one block at once
 LARGE_BYTES: Final = 8 * PAGE_BYTES  # of a block that takes several requests
 LEAST_BYTES: Final = 64 << 10  # a smaller file counts as so much in hand
 MOST_BYTES: Final = 4 << 30  # in hand: large blocks for all requests, and as many again

@@ -12,6 +12,7 @@ from cachefs.core.cluster import Offer
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES, Member, View
+from worker.store.holdings import Holding
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 BLOCK_MASK: Final = (1 << BLOCK_PAGES) - 1
@@ -42,16 +43,6 @@ class ViewCame:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """A content of which something is cached here. `replicas`: how many own each of its blocks."""
-
-    key: bytes
-    size_bytes: int
-    bits: int
-    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from worker.migration.events import (
     Event,
     Filled,
     HaveCame,
-    Holding,
     LookAt,
     LookedAt,
     OfferAnswered,
@@ -52,7 +51,8 @@ from worker.migration.events import (
     Tick,
     ViewCame,
 )
-from worker.tier.disk import Tasks
+from worker.runtime.tasks import Tasks
+from worker.store.holdings import Holding
 
 log = logging.getLogger(__name__)
 

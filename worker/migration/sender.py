@@ -31,7 +31,6 @@ from worker.migration.events import (
     Block,
     Filled,
     HaveCame,
-    Holding,
     OfferAnswered,
     Outdated,
     Scan,
@@ -41,6 +40,7 @@ from worker.migration.events import (
     pages_of,
 )
 from worker.runtime.rate import TokenBucket
+from worker.store.holdings import Holding
 
 SCAN_CONTENTS: Final = 256  # of one look into the index
 WINDOW_BLOCKS: Final = 4096  # being handed over at a time; the rest waits in the index

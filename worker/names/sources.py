@@ -1,4 +1,4 @@
-"""The sources of a node in a cluster: `worker.server.server.Sources` for `cachefs://host:port/path`,
+"""The sources of a node in a cluster: `cachefs.core.services.Sources` for `cachefs://host:port/path`,
 and the connectors of the origins that its files come from.
 """
 
@@ -26,7 +26,7 @@ from worker.names.late_connector import LateConnector
 from worker.names.namespace import RemoteNamespace
 
 if TYPE_CHECKING:
-    from worker.server.server import Sources
+    from cachefs.core.services import Sources
 
 log = logging.getLogger(__name__)
 

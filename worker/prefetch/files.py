@@ -18,7 +18,7 @@ from cachefs.core.model import SMALL_FILE_BYTES, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from worker.cache.load_requests import LoadingCache, Outlook
 from worker.prefetch.sequence import MOST_FILES, FilesAhead, Run
-from worker.tier.disk import Tasks
+from worker.runtime.tasks import Tasks
 
 MOST_COMING_BYTES: Final = 64 << 20  # at a time, and
 FEW: Final = 32  # files at least, where they are large

@@ -15,13 +15,13 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import cachefs
 from cachefs.core import messages as m
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import NamespaceId
-from cachefs.core.services import MetadataService
+from cachefs.core.services import MetadataService, Sources
 from connectors.idle import close_idle
 from worker.prefetch.files import Ahead
 from worker.prefetch.sequence import MOST_FILES
@@ -40,14 +40,6 @@ BACKLOG = 64
 ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
 LOOK_S = 0.25  # between looks for requests and connections that have waited too long
 WARN_EVERY_S = 10.0  # of such requests the log names one in so long
-
-
-class Sources(Protocol):
-    """Who knows the namespaces: the embedded server, or a node's connection to its masters."""
-
-    async def attach(self, body: m.Attach) -> m.Attached: ...
-    def service(self, namespace: NamespaceId) -> MetadataService: ...
-    def status(self) -> list[dict[str, Any]]: ...
 
 
 class NodeServer:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from cachefs.core.pages import page_count
-from worker.migration.events import Holding
 from worker.store.index import Index
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A content of which something is cached here. `replicas`: how many own each of its blocks."""
+
+    key: bytes
+    size_bytes: int
+    bits: int
+    replicas: int = 1
 
 
 def read_holdings(index: Index, after: bytes, limit: int) -> tuple[Holding, ...]:

@@ -1,11 +1,8 @@
-"""What a worker is told at its start, and the clocks that it reads."""
+"""The settings of a worker."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cachefs.core.errors import BadConfig
 from worker.tier.admission_rule import POLICIES
@@ -44,12 +41,3 @@ class WorkerConfig:
             return eviction_order(self.eviction, owned_last=owned_last)
         except ValueError as err:
             raise BadConfig(str(err), remedy="use sieve or lru") from err
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """`monotonic` and `wall` in seconds; `jitter` uniform in [0, 1)."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
-    jitter: Callable[[], float] = field(default=random.random)

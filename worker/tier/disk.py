@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import errno
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from cachefs.core.errors import Interrupted
-from cachefs.core.histogram import Histogram
+from cachefs.core.errors import Interrupted, Unavailable
 from cachefs.core.model import NamespaceId
 from cachefs.core.services import MetadataService
 from cachefs.core.units import format_size
-from worker.fill.small.reads import SmallReads
-from worker.fill.source import Source
+from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
+from worker.runtime.tasks import Signal, Tasks
 from worker.runtime.threads import Threads, Wake
 from worker.stats.arrivals import Arrivals
 from worker.stats.by_path import PathTally
+from worker.stats.counters import Counters
 from worker.stats.slowest import Slowest
 from worker.store.directory import Tier
 from worker.store.filesystem import reopen
 from worker.store.holds import Hold
 from worker.store.writer import Writer
-from worker.tier.config import Clocks, WorkerConfig
+from worker.tier.config import WorkerConfig
 from worker.tier.eviction_order import EvictionOrder
 from worker.tier.health import Health
 from worker.tier.ledger import Ledger
@@ -37,34 +36,11 @@ from worker.tier.rules import Rules
 
 log = logging.getLogger(__name__)
 
+START_LIMIT_S: Final = 20.0
 TIER_WAIT_S: Final = 5.0  # for a short call to the tier's disk
 
 T = TypeVar("T")
 IsOwned = Callable[[bytes, int, int], bool]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the start. Figures in bytes where the name says so, else events."""
-
-    hits: int = 0
-    hit_bytes: int = 0
-    misses: int = 0
-    origin_requests: int = 0
-    origin_bytes: int = 0
-    peer_bytes: int = 0  # from other workers
-    tier_bytes: int = 0  # from other tiers of this one
-    refused: int = 0
-    evicted_files: collections.Counter[str] = field(default_factory=collections.Counter)
-    evicted_bytes: int = 0
-    freed_files: int = 0
-    verified: int = 0
-    bad_pages: int = 0
-    scrubbed_bytes: int = 0
-    fills_in_flight: int = 0
-    scratch_fills: int = 0  # that wrote to the scratch area
-    fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
-    errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
 def _ignore(result: Any) -> None:
@@ -85,55 +61,6 @@ def _reopen_and_close(fd: int) -> int:
         return reopen(fd)
     finally:
         os.close(fd)
-
-
-class Tasks:
-    """The tasks of one worker: each is owned here until it ends."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a task of the worker failed", "exception": task.exception()}
-            )
-
-    async def close(self) -> None:
-        """Cancels all and waits for their ends."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Signal:
-    """Wakes everybody who waits for a change. Waits are bounded."""
-
-    def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    def notify(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Returns after a change or the time-out, whichever is first."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await asyncio.wait([waiter], timeout=timeout_s)
-        finally:
-            self._waiters.discard(waiter)
 
 
 def _new_tally() -> PathTally:
@@ -176,14 +103,9 @@ class Parts:
     ledger: Ledger
     order: EvictionOrder
     wake: Wake
-    fetchers: Threads  # bring what this node owns, and serves: they wait for no peer's fills
-    askers: Threads  # bring what peers own
-    loaders: Threads  # as fetchers, several pages at a time: they move bytes, run little Python
-    small: SmallReads
     disk: Threads
     closers: Threads  # close files in memory: behind no disk and no source
     metadata: Callable[[NamespaceId], MetadataService]
-    source: Source
     memory: MemoryBudget
     epoch: int
     is_owned: IsOwned | None = None
@@ -327,6 +249,23 @@ class Parts:
             return await work
 
 
+async def take_tier(disk: Threads, path: str) -> Tier:
+    """Returns the tier, without waiting for ever for a disk that hangs."""
+    taking = disk.run(Tier.take, path, discard=Tier.close)
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            return await taking
+    except TimeoutError as err:
+        raise Unavailable(
+            f"the disk of the cache directory has not answered for {START_LIMIT_S:g} s",
+            remedy="see to that disk, or give another --cache-dir",
+            path=path,
+        ) from err
+    finally:
+        if not taking.done() or taking.cancelled() or taking.exception() is not None:
+            disk.close(0.0)
+
+
 def make_parts(
     config: WorkerConfig,
     clocks: Clocks,
@@ -334,13 +273,11 @@ def make_parts(
     disk: Threads,
     wake: Wake,
     metadata: Callable[[NamespaceId], MetadataService],
-    source: Source,
     shared: Shared,
 ) -> Parts:
     """Those of a worker that begins, over a tier that is its own."""
     ledger = Ledger(_limit_bytes(config, tier, shared.memory))
     ledger.cached_bytes = tier.cached_at_start_bytes
-    fetchers = Threads("fetch", config.fetch_threads, wake)
     return Parts(
         config=config,
         clocks=clocks,
@@ -349,14 +286,9 @@ def make_parts(
         ledger=ledger,
         order=config.order(owned_last=shared.is_owned is not None),
         wake=wake,
-        fetchers=fetchers,
-        askers=Threads("ask", config.ask_threads, wake),
-        loaders=Threads("load", config.load_threads, wake),
-        small=SmallReads(source, fetchers, None if tier.in_memory else disk),
         disk=disk,
         closers=Threads("close", 1, wake),
         metadata=metadata,
-        source=source,
         memory=shared.memory,
         epoch=tier.header.epoch,
         is_owned=shared.is_owned,

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from cachefs.core.pages import PageMap, page_count
-from worker.cache.readahead import ReadAhead
 from worker.store.directory import Tier
 from worker.store.holds import Hold
 
@@ -120,20 +119,3 @@ class Entry:
                 self.fd = tier.scratch_file(self.size)
             elif self.fd < 0:
                 self.fd = tier.create(self.name, self.size)
-
-
-class Handle:
-    """An open of a client. `entry` is None where the client got a descriptor of the whole file.
-    `has_file`: the client has a descriptor of the (partial) cache file. `past_tier`: it could not
-    read from the tier's disk, and is given nothing of it any more. `takes_bytes`: it understands
-    answers with the bytes themselves."""
-
-    __slots__ = ("entry", "has_file", "past_tier", "readahead", "size", "takes_bytes")
-
-    def __init__(self, size: int, entry: Entry | None = None, *, has_file: bool = False) -> None:
-        self.size = size
-        self.entry = entry
-        self.has_file = has_file
-        self.past_tier = False
-        self.takes_bytes = False
-        self.readahead = ReadAhead()

@@ -10,8 +10,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
-from worker.cache.sampling import Sampling
-from worker.cache.status import count_memory
+from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES
 from worker.store import filesystem
 from worker.store.changes import DropFile, HoldFile, TouchFile
 from worker.store.directory import Tier
@@ -51,7 +50,6 @@ class Housekeeping:
         self._space = space
         self._leftovers = leftovers
         self._lost_writes = lost_writes
-        self._sampling = Sampling(parts)
         self._touched: dict[bytes, int] = {}
         self._released: list[bytes] = []  # held until they were read, and read by now
         self._commits_at_sync = -1 if parts.tier.has_unsynced else 0
@@ -116,7 +114,6 @@ class Housekeeping:
         count_memory(self._parts, self._catalog)
         self.write_released()
         now = self._parts.clocks.monotonic()
-        self._sampling.tick(now)
         failed = self._parts.writer.failed_commits != self._failed_commits_at_sync
         if failed or now - self._synced_at_s >= self._parts.config.sync_interval_s:
             self._synced_at_s = now
@@ -293,3 +290,13 @@ def _settle(tier: Tier, writer: Writer, keys: Sequence[bytes]) -> int:
             grown += real - record.allocated_bytes
     writer.write(changes)
     return grown
+
+
+def count_memory(parts: Parts, catalog: Catalog) -> None:
+    """Tells the budget what is known by counting."""
+    memory, ledger = parts.memory, parts.ledger
+    metadata_bytes = len(parts.order) * KNOWN_BYTES + len(catalog) * LIVE_BYTES
+    tier_bytes = ledger.used_bytes + ledger.reserved_bytes if parts.tier.in_memory else 0
+    memory.metadata_bytes += metadata_bytes - parts.counted_metadata_bytes
+    memory.tiers_bytes += tier_bytes - parts.counted_tier_bytes
+    parts.counted_metadata_bytes, parts.counted_tier_bytes = metadata_bytes, tier_bytes

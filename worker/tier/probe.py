@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol
 
-from worker.fill.fill import Filler
-from worker.fill.segments import Segments
 from worker.runtime.pace import Pace
 from worker.runtime.threads import Threads
 from worker.tier.disk import Parts
@@ -24,13 +22,28 @@ BROKEN: Final = "the index cannot be written"
 LOST: Final = "bytes that were written to the disk are lost"
 
 
+class Transfers(Protocol):
+    """What is on its way to the tier's disk, or past it."""
+
+    def look(self) -> None:
+        """Gives up what brings nothing. Called a few times a second."""
+
+    def disk_writes(self) -> list[Hashable]:
+        """Returns the writes to the disk that are under way, each by a name that no other has."""
+
+    def leave_tier(self) -> None:
+        """The disk does not answer: nothing more is written to it."""
+
+    def return_to_tier(self) -> None:
+        """The disk answers again."""
+
+
 class TierWatch:
     """`on_change(in_service)` is told after a change. `run` is the one task."""
 
-    def __init__(self, parts: Parts, filler: Filler, segments: Segments) -> None:
+    def __init__(self, parts: Parts, transfers: Transfers) -> None:
         self._parts = parts
-        self._filler = filler
-        self._segments = segments
+        self._transfers = transfers
         self._watch = Watch()
         self._broken = parts.health.broken
         self._prober = Threads("probe", 1, parts.wake)
@@ -71,11 +84,9 @@ class TierWatch:
     def look(self) -> None:
         """One look at what is under way."""
         parts = self._parts
-        parts.small.look()
-        self._filler.give_up_stalled()
-        self._segments.drop_idle()
+        self._transfers.look()
         commits = [(parts.writer, step)] if (step := parts.writer.at_disk) & 1 else []
-        writes = self._filler.disk_writes()
+        writes = self._transfers.disk_writes()
         now = parts.clocks.monotonic()
         if parts.health.broken != self._broken:
             self._broken = parts.health.broken
@@ -116,19 +127,14 @@ class TierWatch:
         parts = self._parts
         parts.counters.errors[kind] += 1
         parts.leave_tier(cause)
-        stuck = self._filler.leave_tier()
-        for threads in (parts.fetchers, parts.askers, parts.loaders):
-            threads.count_out(stuck)
-        self._segments.leave_tier()
+        self._transfers.leave_tier()
         parts.room_changed.notify()
         self.on_change(False)
 
     def _return(self) -> None:
         log.info("the cache disk answers again")
         self._parts.return_to_tier()
-        parts = self._parts
-        for threads in (parts.fetchers, parts.askers, parts.loaders):
-            threads.count_out(0)
+        self._transfers.return_to_tier()
         self.on_change(True)
 
     def close(self, wait_s: float) -> bool:

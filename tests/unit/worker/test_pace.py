@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker.rig import MIB, Rig, run
+from worker.runtime.clocks import Clocks
 from worker.runtime.pace import LONGEST_PAUSE_S, Pace
-from worker.tier.config import Clocks
 from worker.tier.health import PROBE_PAUSE_S
 
 DAY_S = 24 * 3600

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from tests.unit.worker.rig import run
-from worker.tier.disk import Parts, Tasks
+from worker.runtime.tasks import Tasks
+from worker.tier.disk import Parts
 
 
 def test_a_cancellation_that_comes_with_the_result_is_no_less_one() -> None:

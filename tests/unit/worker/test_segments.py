@@ -172,7 +172,7 @@ def test_files_in_memory_are_closed_behind_no_fetch(tmp_path: Path) -> None:
     async def script() -> None:
         async with Rig(tmp_path, 64 * MIB).worker(fetch_threads=1) as worker:
             parts, busy = worker.inside.parts, threading.Event()
-            fetch = parts.fetchers.run(busy.wait, 60)
+            fetch = worker._supply.fetchers.run(busy.wait, 60)
             fd = memory_file(MIB)
             parts.close_memory(fd)
             try:

@@ -15,9 +15,8 @@ from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, Placement, View
 from tests.unit.worker.rig import Rig, open_reader
-from worker.migration.events import Holding
 from worker.migration.migration import Migration
-from worker.store.holdings import merge_holdings
+from worker.store.holdings import Holding, merge_holdings
 
 NAMESPACE = NamespaceId(b"n" * 16)
 SIZE = 2 * PAGE_BYTES + 9

@@ -16,8 +16,8 @@ from worker.cache.cache import Tiers
 from worker.cache.running import Running
 from worker.cache.worker import Worker
 from worker.fill.source import OriginSource, Source
+from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
-from worker.tier.config import Clocks
 from worker.tier.disk import Shared
 
 

@@ -1,0 +1,88 @@
+"""What the layout promises: pure modules stay pure, and no package of ours imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("cachefs", "master", "worker", "connectors")
+IMPURE = {
+    "aiohttp", "asyncio", "lmdb", "os", "random", "select", "socket", "subprocess", "threading",
+    "time",
+}  # fmt: skip
+CHAIN = 18  # files, the longest chain of imports inside the worker
+
+
+def modules() -> dict[str, ast.Module]:
+    """Returns the syntax trees of all modules, by their dotted names."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def is_pure(tree: ast.Module) -> bool:
+    docstring = ast.get_docstring(tree) or ""
+    return any(sentence.startswith("Pure") for sentence in docstring.replace("\n", " ").split(". "))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yields what a module imports when it is imported itself, names of functions among it."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case ast.If() | ast.Try() | ast.ClassDef():
+                yield from imported(node)
+
+
+def graph(prefix: str = "") -> dict[str, set[str]]:
+    """Returns which of our modules each of our modules imports."""
+    edges: dict[str, set[str]] = {}
+    for name, tree in MODULES.items():
+        if name.startswith(prefix):
+            found = {n if n in MODULES else n.rpartition(".")[0] for n in imported(tree)}
+            edges[name] = {n for n in found if n in MODULES and n.startswith(prefix)} - {name}
+    return edges
+
+
+@pytest.mark.parametrize("name", sorted(n for n, tree in MODULES.items() if is_pure(tree)))
+def test_a_pure_module_imports_no_clock_and_no_shell(name: str) -> None:
+    found = {module.partition(".")[0] for module in imported(MODULES[name])}
+    assert not found & IMPURE
+
+
+def test_there_are_pure_modules() -> None:
+    assert sum(map(is_pure, MODULES.values())) > 60
+
+
+def test_no_module_is_in_a_circle_of_imports() -> None:
+    graphlib.TopologicalSorter(graph()).prepare()
+
+
+def test_the_longest_chain_of_imports_in_the_worker() -> None:
+    edges, length = graph("worker."), dict[str, int]()
+    before: dict[str, str] = {}
+    for name in graphlib.TopologicalSorter(edges).static_order():
+        below = max(edges.get(name, ()), key=lambda one: length[one], default="")
+        length[name] = 1 + length.get(below, 0)
+        before[name] = below
+    last = max(length, key=lambda one: length[one])
+    chain = [last]
+    while before[chain[-1]]:
+        chain.append(before[chain[-1]])
+    assert len(chain) <= CHAIN, " imports\n".join(chain)

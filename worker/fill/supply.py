@@ -1,0 +1,63 @@
+"""Where the pages of one tier come from: the source, the threads and the process that read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from worker.fill.fetch import Piece
+from worker.fill.small.reads import SmallReads
+from worker.fill.source import Purpose, Source
+from worker.runtime.threads import Behind, Threads, Wake
+from worker.tier.config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """`fetchers` bring what this node owns, and serve: they wait for no peer's fills. `askers`
+    bring what peers own. `loaders` are as fetchers, for several pages at a time: they move bytes
+    and run little Python."""
+
+    source: Source
+    small: SmallReads
+    fetchers: Threads
+    askers: Threads
+    loaders: Threads
+
+    def threads(self, piece: Piece) -> Threads | Behind:
+        """Returns those that bring a piece."""
+        if piece.purpose is Purpose.READ:
+            return self.askers
+        is_large = piece.end - piece.first > 1
+        threads = self.loaders if is_large and self.loaders.has_room else self.fetchers
+        return threads.behind if piece.is_for_nobody else threads
+
+    def _all(self) -> Iterator[Threads]:
+        yield from (self.fetchers, self.askers, self.loaders)
+
+    def count_out(self, stuck: int, *, cause: str = "disk") -> None:
+        """See `Threads.count_out`, of which kind the stuck ones may be."""
+        for threads in self._all():
+            threads.count_out(stuck, cause=cause)
+
+    def close(self, wait_s: float) -> bool:
+        """Ends the process and the threads, for another thread than the loop's: blocks. Returns
+        False when some of them may still write after `wait_s`."""
+        until_s = time.monotonic() + wait_s
+        ended = self.small.close(wait_s)  # before the threads that it leaves things to
+        for threads in self._all():
+            ended &= threads.close(until_s - time.monotonic())
+        return ended
+
+
+def make_supply(config: WorkerConfig, source: Source, wake: Wake, makers: Threads | None) -> Supply:
+    """Returns the supply of a worker that begins. `makers`: see `SmallReads`."""
+    fetchers = Threads("fetch", config.fetch_threads, wake)
+    return Supply(
+        source=source,
+        small=SmallReads(source, fetchers, makers),
+        fetchers=fetchers,
+        askers=Threads("ask", config.ask_threads, wake),
+        loaders=Threads("load", config.load_threads, wake),
+    )
