@@ -176,7 +176,7 @@ def test_status_of_one_mount(node: FakeNode, run: Run) -> None:
 def test_status_and_doctor_and_health_name_the_same_problems(
     node: FakeNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("doctor", "health"):
+    for module in ("commands.doctor", "commands.health"):
         monkeypatch.setattr(f"cachefs.cli.{module}.read_mounts", status_module.read_mounts)
         monkeypatch.setattr(f"cachefs.cli.{module}.is_dead", lambda mountpoint: False)
     node.status = {
