@@ -13,7 +13,7 @@ import pytest
 from cachefs.core.errors import AccessDenied
 from cachefs.core.specs import WorkerSpec
 from cachefs.launcher.directories import check_own
-from cachefs.launcher.node import Node
+from cachefs.launcher.node import NodeProcess
 
 
 @pytest.fixture
@@ -107,6 +107,6 @@ def test_directories_that_an_operator_trusts(above: Path, caplog: pytest.LogCapt
     tiers = (f"ssd:{above / 'tier'}:64MiB",)
     spec = WorkerSpec(str(above / "home"), "http://127.0.0.1:1", "node", tiers)
     with pytest.raises(AccessDenied, match="by everybody"):
-        Node(spec)
-    Node(msgspec.structs.replace(spec, trust_directories=True))
-    Node(msgspec.structs.replace(spec, stays=False))
+        NodeProcess(spec)
+    NodeProcess(msgspec.structs.replace(spec, trust_directories=True))
+    NodeProcess(msgspec.structs.replace(spec, stays=False))

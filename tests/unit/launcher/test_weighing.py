@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachefs.launcher.weighing import STAYS_S, Weighing, weight_of
+from worker.membership.weighing import STAYS_S, Weighing, weight_of
 
 
 def test_a_tier_that_is_away_for_a_moment_changes_nothing() -> None:
