@@ -53,7 +53,6 @@ from worker.server.server import NodeServer
 log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
-WORK_S: Final = 10.0  # for a master's answer about load tasks
 MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of those that mostly move bytes
 
 

@@ -29,7 +29,7 @@ def import_commands() -> None:
     """Imports what the commands import when they run; no garbage collection of a fork visits it."""
     gc.disable()
     for module, _ in app.COMMANDS.values():
-        importlib.import_module(f"cachefs.cli.{module}")
+        importlib.import_module(f"cachefs.cli.commands.{module}")
     gc.freeze()
     gc.enable()
 
