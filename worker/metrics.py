@@ -66,7 +66,10 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -
 def _origins(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     origins: dict[str, Mapping[str, Any]] = {}  # every namespace of a cluster names all of them
     for source in sources:
-        origins.update(source.get("origins") or {source["source"]: source["origin"]})
+        if "origins" in source:  # of a cluster, which may have none yet
+            origins.update(source["origins"])
+        else:
+            origins[source["source"]] = source["origin"]
     for name, text in (
         ("connections", "Connections made to origins."),
         ("handshakes", "Handshakes of TLS on these, resumed ones included."),

@@ -88,6 +88,13 @@ def test_each_origin_of_a_cluster_counts_once() -> None:
     assert registry.get_sample_value("cachefs_worker_origin_handshakes_total") == 6
 
 
+def test_a_cluster_without_sources_has_no_connections() -> None:
+    registry = CollectorRegistry()
+    tree = {**cluster_tree(), "sources": [{"source": "cachefs://m", "origins": {}}]}
+    registry.register(NodeCollector(lambda: tree))
+    assert registry.get_sample_value("cachefs_worker_origin_connections_total") == 0
+
+
 def test_the_table_in_the_documentation_is_what_is_exported() -> None:
     text, content_type = exposition(cluster_tree)()
     assert content_type.startswith("text/plain")
