@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cachefs", "master", "worker", "connectors")
@@ -18,6 +17,7 @@ IMPURE = {
 CHAIN = 19  # files, the longest chain of imports inside the worker
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """Returns the syntax trees of all modules, by their dotted names."""
     found = {}
@@ -26,9 +26,6 @@ def modules() -> dict[str, ast.Module]:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
     return found
-
-
-MODULES = modules()
 
 
 def is_pure(tree: ast.Module) -> bool:
@@ -53,21 +50,22 @@ def imported(tree: ast.AST) -> Iterator[str]:
 def graph(prefix: str = "") -> dict[str, set[str]]:
     """Returns which of our modules each of our modules imports."""
     edges: dict[str, set[str]] = {}
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         if name.startswith(prefix):
-            found = {n if n in MODULES else n.rpartition(".")[0] for n in imported(tree)}
-            edges[name] = {n for n in found if n in MODULES and n.startswith(prefix)} - {name}
+            found = {n if n in modules() else n.rpartition(".")[0] for n in imported(tree)}
+            edges[name] = {n for n in found if n in modules() and n.startswith(prefix)} - {name}
     return edges
 
 
-@pytest.mark.parametrize("name", sorted(n for n, tree in MODULES.items() if is_pure(tree)))
-def test_a_pure_module_imports_no_clock_and_no_shell(name: str) -> None:
-    found = {module.partition(".")[0] for module in imported(MODULES[name])}
-    assert not found & IMPURE
-
-
-def test_there_are_pure_modules() -> None:
-    assert sum(map(is_pure, MODULES.values())) > 60
+def test_a_pure_module_imports_no_clock_and_no_shell() -> None:
+    pure = {name: tree for name, tree in modules().items() if is_pure(tree)}
+    assert len(pure) > 60
+    found = {
+        name: impure
+        for name, tree in pure.items()
+        if (impure := {module.partition(".")[0] for module in imported(tree)} & IMPURE)
+    }
+    assert not found
 
 
 def test_no_module_is_in_a_circle_of_imports() -> None:
