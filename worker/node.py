@@ -77,10 +77,10 @@ class Node:
         tiers: Sequence[TierSpec],
         proof: Proof,
         ask_peer: AskPeer,
-        remember: Callable[[str], object],
+        remember: Callable[[str], object] | None,
     ) -> None:
         """`ask_peer`: one call of another worker's control. `remember` keeps the id with the tiers;
-        it blocks."""
+        it blocks. None: they know it."""
         self.id = id
         self._spec = spec
         self._tiers = tiers
@@ -155,7 +155,8 @@ class Node:
             ),
         )
         stack.push_async_callback(self._cache.close)
-        await self._cache.at_disk(self._remember, self.id)
+        if self._remember is not None:
+            await self._cache.at_disk(self._remember, self.id)
 
     def _config(self) -> WorkerConfig:
         spec = self._spec

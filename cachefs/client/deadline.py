@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import io
 import socket
-import time
 from typing import TYPE_CHECKING, Any
+
+from cachefs.doors.outgoing import left_s
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
-
-
-def left_s(deadline: float) -> float:
-    """Returns the time until a deadline (monotonic). Raises TimeoutError once it has passed."""
-    rest_s = deadline - time.monotonic()
-    if rest_s <= 0:
-        raise TimeoutError
-    return rest_s
 
 
 class DeadlineSocket:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.client.credentials import client_context, presents_to
-from cachefs.client.deadline import DeadlineSocket, left_s
+from cachefs.client.deadline import DeadlineSocket
 from cachefs.client.token_file import TokenFile
 from cachefs.core import cluster as c
 from cachefs.core.access import parse_address
@@ -29,7 +29,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.messages import Failure, Message, error_of
 from cachefs.core.specs import Security
-from cachefs.doors.outgoing import Judge, connect
+from cachefs.doors.outgoing import Judge, connect, left_s
 from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0

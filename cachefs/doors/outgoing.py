@@ -40,7 +40,8 @@ def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> sock
     for family, kind, protocol, _, address in found:
         sock = socket.socket(family, kind, protocol)
         try:
-            _limit(sock, deadline)
+            rest_s = left_s(deadline)
+            sock.settimeout(None if math.isinf(rest_s) else rest_s)
             sock.connect(address)
             judge(sock.getpeername(), sock.getsockname())
             sock.settimeout(timeout_s)
@@ -54,9 +55,9 @@ def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> sock
     raise failed
 
 
-def _limit(sock: socket.socket, deadline: float) -> None:
-    """Gives a socket what is left of a deadline. Raises TimeoutError once it has passed."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
+def left_s(deadline: float) -> float:
+    """Returns the time until a deadline (monotonic). Raises TimeoutError once it has passed."""
+    rest_s = deadline - time.monotonic()
+    if rest_s <= 0:
         raise TimeoutError("timed out")
-    sock.settimeout(None if math.isinf(left_s) else left_s)
+    return rest_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -90,13 +91,10 @@ class NodeProcess:
             calls = PeerCalls(proof.headers, proof.peers_ssl, proof.presents_to)
             stack.push_async_callback(calls.close)
             node_id = self._known_id or worker_id.draw()
-            node = Node(node_id, self._spec, self._tiers, proof, calls.ask, self._remember)
+            remember = None if self._known_id else functools.partial(worker_id.write, self._paths)
+            node = Node(node_id, self._spec, self._tiers, proof, calls.ask, remember)
             url = await node.start(stack)
             await self._serve(node, ready, stop, url)
-
-    def _remember(self, node_id: str) -> None:
-        if not self._known_id:
-            worker_id.write(self._paths, node_id)
 
     async def _serve(self, node: Node, ready: ReadyPipe, stop: asyncio.Event, url: str) -> None:
         server = node.server

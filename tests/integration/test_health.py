@@ -94,18 +94,24 @@ def of_mount(node: Node, mountpoint: Path) -> Person:
     return Person(node.environment, str(mountpoint), (*api, "http://node/api/v1/health"))
 
 
+def mounted_well(node: Node, bucket: Bucket) -> tuple[Path, Person]:
+    """A mount of which a file was read, and of which nothing is wrong."""
+    mountpoint = node.mount(
+        bucket.url, *bucket.options, "--admin-socket", node.root / "admin.sock",
+        "--sync-interval", "1s", "--origin-deadline", "3s",
+    )  # fmt: skip
+    node.allowed_log.append(r"s3://")
+    person = of_mount(node, mountpoint)
+    assert (mountpoint / "d/a").read_bytes() == b"a" * 100_000
+    person.wait_until_well()
+    return mountpoint, person
+
+
 def test_an_origin_that_stopped_is_named(node: Node, tmp_path: Path) -> None:
     with versitygw(tmp_path / "origin") as server:
         bucket = Bucket(server, "data")
         bucket.fill({"d/a": b"a" * 100_000})
-        mountpoint = node.mount(
-            bucket.url, *bucket.options, "--admin-socket", node.root / "admin.sock",
-            "--sync-interval", "1s", "--origin-deadline", "3s",
-        )  # fmt: skip
-        node.allowed_log.append(r"s3://")
-        person = of_mount(node, mountpoint)
-        assert (mountpoint / "d/a").read_bytes() == b"a" * 100_000
-        person.wait_until_well()
+        mountpoint, person = mounted_well(node, bucket)
         server.stop()
         found = person.wait_for("ORIGIN_DOWN", NAMED_S)
         assert found["subject"].startswith(bucket.url)
@@ -118,14 +124,7 @@ def test_an_origin_that_stopped_is_named(node: Node, tmp_path: Path) -> None:
 
 def test_credentials_that_expired_are_named(node: Node, bucket: Bucket, proxy: FaultProxy) -> None:
     bucket.fill({"d/a": b"a" * 100_000, "d/b": b"b" * 100_000})
-    mountpoint = node.mount(
-        bucket.url, *bucket.options, "--admin-socket", node.root / "admin.sock",
-        "--sync-interval", "1s", "--origin-deadline", "3s",
-    )  # fmt: skip
-    node.allowed_log.append(r"s3://")
-    person = of_mount(node, mountpoint)
-    assert (mountpoint / "d/a").read_bytes() == b"a" * 100_000
-    person.wait_until_well()
+    mountpoint, person = mounted_well(node, bucket)
     proxy.script(expired_credentials(), times=None)
     person.wait_for("CREDENTIALS_EXPIRED", NAMED_S)
     person.assert_shown("CREDENTIALS_EXPIRED", "renew")

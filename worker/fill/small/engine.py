@@ -40,6 +40,7 @@ from worker.fill.small.wire import (
 
 log = logging.getLogger(__name__)
 
+MODULE: Final = "worker.fill.small.process"
 AGAIN_S: Final = 0.005  # the socket is full
 READ_AT_ONCE: Final = 8  # datagrams, then others have their turn
 PING_S: Final = 2.0  # of silence
@@ -70,14 +71,7 @@ def spawn(sock: socket.socket, words: int) -> Child:
     this one."""
     fds = sock.fileno(), words
     child = Tied(
-        [
-            sys.executable,
-            "-I",
-            "-m",
-            "worker.fill.small.process",
-            *map(str, fds),
-            cachefs.__version__,
-        ],
+        [sys.executable, "-I", "-m", MODULE, *map(str, fds), cachefs.__version__],
         env={name: os.environ[name] for name in KEPT_ENV if name in os.environ},  # no credentials
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
