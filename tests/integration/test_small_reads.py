@@ -45,7 +45,7 @@ from worker.cache.worker import Worker
 from worker.fill.source import OriginSource, Purpose, SourceBody
 from worker.fill.transfer import Transfer
 from worker.names.late_connector import AGAIN_S, LateConnector
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 
 SMALL = 110 << 10
@@ -66,7 +66,7 @@ def place(
 ) -> Iterator[Path]:
     """A directory in memory, and one on a disk (or taken for that)."""
     if request.param == "disk":
-        monkeypatch.setattr(Tier, "in_memory", False)
+        monkeypatch.setattr(TierDirectory, "in_memory", False)
         yield tmp_path
         return
     path = Path(tempfile.mkdtemp(dir=SHARED_MEMORY, prefix="small-reads-"))
@@ -654,7 +654,7 @@ def test_a_disk_that_fails_the_write_is_read_past(place: Path, origin: SmallOrig
 def test_a_full_disk_is_read_past(
     place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Tier, *args: object) -> int:
+    def full(self: TierDirectory, *args: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def script() -> None:
@@ -663,8 +663,8 @@ def test_a_full_disk_is_read_past(
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
             with monkeypatch.context() as patch:
-                patch.setattr(Tier, "create", full)
-                patch.setattr(Tier, "scratch_file", full)
+                patch.setattr(TierDirectory, "create", full)
+                patch.setattr(TierDirectory, "scratch_file", full)
                 found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:]))
                 assert found == [rig.data[ino] for ino in inos[1:]]
             await recorded(worker)

@@ -38,7 +38,7 @@ from tests.unit.worker.rig import (
 from worker.cache.worker import Worker
 from worker.fill import segments
 from worker.fill.source import OriginSource, Purpose, SourceBody
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.removal import evict
 from worker.tier import admission as space
 
@@ -729,7 +729,7 @@ def test_free_in_the_middle_of_a_fill(tmp_path: Path) -> None:
 def test_a_full_disk_is_read_past(
     tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: Tier, *args: object) -> int:
+    def full(self: TierDirectory, *args: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def script() -> None:
@@ -739,8 +739,8 @@ def test_a_full_disk_is_read_past(
         async with rig.worker() as worker:
             await worker.fetch(NAMESPACE, 2)
             with monkeypatch.context() as patch:
-                patch.setattr(Tier, "create", full)
-                patch.setattr(Tier, "scratch_file", full)
+                patch.setattr(TierDirectory, "create", full)
+                patch.setattr(TierDirectory, "scratch_file", full)
                 assert await read(worker, 1) == rig.data[1]
                 assert await read(worker, 1) == rig.data[1]
                 assert await read(worker, 2) == rig.data[2], "what is cached is read"
@@ -854,7 +854,7 @@ def test_a_file_of_which_the_disk_did_not_say_what_is_cached_is_not_begun_anew(
             first.close()
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             with monkeypatch.context() as patch:
-                patch.setattr(Tier, "open_file", _fails)
+                patch.setattr(TierDirectory, "open_file", _fails)
                 reader = await open_reader(worker, 1)
             worker._parts.health.returned()  # the pause after a fault is over
             for page in (20, 30):

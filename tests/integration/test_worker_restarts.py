@@ -22,7 +22,7 @@ from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, u
 from worker.cache.worker import Worker, WorkerConfig
 from worker.store import filesystem
 from worker.store.changes import PutFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
 from worker.store.writer import Writer
 
@@ -243,7 +243,7 @@ def check_records(rig: Rig) -> int:
     """Every recorded page is right, every published file is whole, totals add up. Returns the bytes
     recorded."""
     by_name = {rig.name(ino): data for ino, data in rig.data.items()}
-    tier = Tier.take(str(rig.tier))
+    tier = TierDirectory.take(str(rig.tier))
     try:
         recorded = 0
         records = tier.index.scan(b"", 1000)
@@ -332,7 +332,7 @@ def test_files_without_a_record_are_swept(tmp_path: Path) -> None:
 
 
 def test_100_000_cached_files_are_taken_over_at_once(tmp_path: Path) -> None:
-    tier = Tier.take(str(tmp_path / "tier"))
+    tier = TierDirectory.take(str(tmp_path / "tier"))
     writer = Writer(tier.index)
     record = FileRecord(SMALL, '"0123456789abcdef0123456789abcdef"', 1, 112 << 10, True, 5)
     keys = [

@@ -24,7 +24,7 @@ from worker.fill.segment import Segment
 from worker.fill.segments import Segments
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES, verify
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.holdings import Holding, read_holdings
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts, no_answer
@@ -291,7 +291,7 @@ def with_replicas(
 
 
 def _checksums(
-    tier: Tier, fd: int, key: bytes, size_bytes: int, pages: PageRange
+    tier: TierDirectory, fd: int, key: bytes, size_bytes: int, pages: PageRange
 ) -> dict[int, int]:
     """Of all these pages, from the index; of those whose records are just on their way, computed.
     Closes `fd`. Raises OSError."""
@@ -306,7 +306,7 @@ def _checksums(
         os.close(fd)
 
 
-def _recorded(tier: Tier, key: bytes, first: int, end: int) -> Pages | None:
+def _recorded(tier: TierDirectory, key: bytes, first: int, end: int) -> Pages | None:
     """Raises OSError."""
     record = tier.index.get(key)
     if record is None or first >= page_count(record.size):
@@ -321,7 +321,7 @@ def _recorded(tier: Tier, key: bytes, first: int, end: int) -> Pages | None:
     return Pages(fd, 0, first, range_bytes(record.size, first, first + len(run)), run)
 
 
-def _open_right(tier: Tier, key: bytes, size_bytes: int) -> int | None:
+def _open_right(tier: TierDirectory, key: bytes, size_bytes: int) -> int | None:
     try:
         fd = tier.open_file(key.hex(), os.O_RDONLY)
     except BlockingIOError:  # it is on its way out
@@ -332,12 +332,12 @@ def _open_right(tier: Tier, key: bytes, size_bytes: int) -> int | None:
     return None
 
 
-def _recorded_bits(tier: Tier, key: bytes) -> int:
+def _recorded_bits(tier: TierDirectory, key: bytes) -> int:
     record = tier.index.get(key)
     return tier.index.bits(key, record.size) if record is not None else 0
 
 
-def _bad_pages(tier: Tier, key: bytes, pages: Sequence[int]) -> list[int]:
+def _bad_pages(tier: TierDirectory, key: bytes, pages: Sequence[int]) -> list[int]:
     """Those whose bytes are not what the index says. Raises OSError."""
     record = tier.index.get(key)
     if record is None or not pages:

@@ -8,7 +8,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import Room
 from cachefs.core.model import ContentId, NamespaceId
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.removal import is_busy
 from worker.tier.disk import Parts
 from worker.tier.tier import Inside
@@ -73,6 +73,6 @@ async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
     return found
 
 
-def _busy_bytes(tier: Tier, keys: Sequence[bytes], sizes: Sizes) -> int:
+def _busy_bytes(tier: TierDirectory, keys: Sequence[bytes], sizes: Sizes) -> int:
     """Of those that somebody has open. In a thread."""
     return sum(sizes[key] for key in keys if is_busy(tier, key.hex()))

@@ -23,7 +23,7 @@ from connectors.fetch.request import Ask
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.tier.disk import Parts
 from worker.tier.guarded_reads import DiskReader, GivenUp
 
@@ -175,7 +175,7 @@ class _Body(TierBody):
 # ---- in threads of that tier ----
 
 
-def _look(tier: Tier, key: bytes, file_bytes: int, first: int, end: int) -> _Found | None:
+def _look(tier: TierDirectory, key: bytes, file_bytes: int, first: int, end: int) -> _Found | None:
     """None where not even the first page is there, or trusted. Raises OSError."""
     record = tier.index.get(key)
     if record is None or record.size != file_bytes or not tier.header.trusts(record.epoch):

@@ -13,7 +13,7 @@ from cachefs.core.jobs import TaskFile
 from cachefs.core.pages import PageRange, split
 from worker.cache.load_requests import pages_of
 from worker.fill.transfer import PIECE_PAGES, verify
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
 
@@ -96,7 +96,7 @@ class Checks:
 # ---- in threads ----
 
 
-def _look_at(tier: Tier, files: Sequence[TaskFile]) -> list[bool | None]:
+def _look_at(tier: TierDirectory, files: Sequence[TaskFile]) -> list[bool | None]:
     """Is each complete? None: it is doubtful. Raises OSError."""
     keys = [file.origin.content.key for file in files]
     found: list[bool | None] = []
@@ -112,7 +112,7 @@ def _look_at(tier: Tier, files: Sequence[TaskFile]) -> list[bool | None]:
     return found
 
 
-def _has_block(tier: Tier, key: bytes, file: TaskFile) -> bool:
+def _has_block(tier: TierDirectory, key: bytes, file: TaskFile) -> bool:
     if file.block < 0:
         return False
     first, end = pages_of(file.origin.size, file.block)
@@ -120,7 +120,7 @@ def _has_block(tier: Tier, key: bytes, file: TaskFile) -> bool:
     return tier.index.bits(key, file.origin.size) & wanted == wanted
 
 
-def _are_right(tier: Tier, key: bytes, size_bytes: int, pages: PageRange) -> bool | None:
+def _are_right(tier: TierDirectory, key: bytes, size_bytes: int, pages: PageRange) -> bool | None:
     """None where not all of these pages are here (any more). Raises OSError."""
     sums = tier.index.sums(key, size_bytes, *pages)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachefs.core.pages import ByteRange, PageRange
 from worker.fill.transfer import DiskFault
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.tier.ledger import allocation
 
 
@@ -66,7 +66,7 @@ class Segment:
         return self.start, self.stop
 
 
-def make_file(segment: Segment, tier: Tier) -> None:
+def make_file(segment: Segment, tier: TierDirectory) -> None:
     """In a thread, before the first byte. Raises DiskFault."""
     if segment.fd >= 0:
         return

@@ -21,7 +21,7 @@ from cachefs.core.pages import ByteRange, range_bytes
 from connectors.until import NEVER_S, bounded
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.tier.entry import Entry
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
@@ -37,7 +37,7 @@ class DiskFault(CacheFSError):
         self.error = error
 
 
-def make_cache_file(entry: Entry, tier: Tier) -> None:
+def make_cache_file(entry: Entry, tier: TierDirectory) -> None:
     """Makes the cache file, unless there is one; in a thread. Raises DiskFault."""
     try:
         entry.make_file(tier)

@@ -52,7 +52,7 @@ _SCAN_FILES: Final = 20_000
 _ANOTHER: Final = "give another --cache-dir"
 
 
-class Tier:
+class TierDirectory:
     """An open tier. `take` opens it; `close` gives it back."""
 
     def __init__(self, path: str, dir_fd: int, lock_fd: int) -> None:
@@ -68,7 +68,7 @@ class Tier:
         self.index: Index
 
     @classmethod
-    def take(cls, path: str, boot: bytes | None = None) -> Tier:
+    def take(cls, path: str, boot: bytes | None = None) -> TierDirectory:
         """Opens or makes the tier in the directory `path` and locks it. Raises InUse naming the
         owner, AccessDenied, BadConfig, NoSpace."""
         boot = filesystem.boot_id() if boot is None else boot

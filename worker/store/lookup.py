@@ -16,7 +16,7 @@ from cachefs.core.model import Origin
 from cachefs.core.pages import page_count
 from worker.store import filesystem, on_disk
 from worker.store.changes import DropFile, PutFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 from worker.store.publishing import publish_trusted
 from worker.store.records import HELD_READ, FileRecord
@@ -43,7 +43,7 @@ class Looked:
             os.close(self.fd)
 
 
-def look(tier: Tier, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
+def look(tier: TierDirectory, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
     """Raises OSError. A complete file is published when this returns, unless its record came to be
     distrusted meanwhile. The caller closes `fd`."""
     name = key.hex()
@@ -63,7 +63,7 @@ def look(tier: Tier, writer: Writer, origin: Origin, key: bytes, epoch: int) -> 
 
 
 def _fill_in(
-    looked: Looked, tier: Tier, writer: Writer, key: bytes, record: FileRecord, epoch: int
+    looked: Looked, tier: TierDirectory, writer: Writer, key: bytes, record: FileRecord, epoch: int
 ) -> None:
     looked.bits = tier.index.bits(key, record.size)
     if record.held_until_s:
@@ -83,7 +83,9 @@ def _fill_in(
         looked.published = publish_trusted(tier, key.hex(), used_epoch)
 
 
-def _verify(looked: Looked, tier: Tier, key: bytes, record: FileRecord) -> dict[int, int | None]:
+def _verify(
+    looked: Looked, tier: TierDirectory, key: bytes, record: FileRecord
+) -> dict[int, int | None]:
     """The bad pages, cleared in `looked`."""
     _, checksums = tier.index.checksums(key, record.size)
     bad = on_disk.bad_pages(looked.fd, record.size, checksums)
@@ -108,7 +110,9 @@ def _put(
     writer.write([PutFile(key, changed, bad)])
 
 
-def _lost(tier: Tier, writer: Writer, name: str, record: FileRecord, fd: int | None) -> Looked:
+def _lost(
+    tier: TierDirectory, writer: Writer, name: str, record: FileRecord, fd: int | None
+) -> Looked:
     """The file is gone, or is no file of ours: nothing is cached."""
     if fd is not None:
         os.close(fd)

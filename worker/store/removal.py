@@ -17,7 +17,7 @@ from typing import Final
 
 from worker.store import filesystem
 from worker.store.changes import DropFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.publishing import publish_again
 from worker.store.writer import Writer
 
@@ -46,7 +46,7 @@ class Dropped:
 
 
 def evict(
-    tier: Tier,
+    tier: TierDirectory,
     writer: Writer,
     names: Sequence[str],
     need_bytes: int,
@@ -83,7 +83,7 @@ def evict(
     return result
 
 
-def is_busy(tier: Tier, name: str) -> bool:
+def is_busy(tier: TierDirectory, name: str) -> bool:
     """Has somebody the file open or mapped?"""
     try:
         fd = tier.open_file(name, os.O_RDONLY)
@@ -97,7 +97,7 @@ def is_busy(tier: Tier, name: str) -> bool:
         os.close(fd)
 
 
-def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
+def drop(tier: TierDirectory, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
     """Removes the files from the tier, whoever has them open. Nothing is submitted for them any
     more. Raises OSError before anything was unlinked."""
     writer.write([])  # what was on its way is published by now: it is unpublished with the others
@@ -116,13 +116,13 @@ def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]
 class _Found:
     """A file on its way out: unpublished, and held by a descriptor."""
 
-    def __init__(self, tier: Tier, name: str) -> None:
+    def __init__(self, tier: TierDirectory, name: str) -> None:
         tier.unpublish(name)
         self._fd = _open(tier, name)
         record = tier.index.get(bytes.fromhex(name))
         self._recorded_bytes = record.allocated_bytes if record is not None else 0
 
-    def unlink(self, tier: Tier, name: str) -> Dropped:
+    def unlink(self, tier: TierDirectory, name: str) -> Dropped:
         dropped = Dropped(self._recorded_bytes)
         if self._fd is None:
             return dropped
@@ -139,7 +139,7 @@ class _Found:
             os.close(self._fd)
 
 
-def _open(tier: Tier, name: str) -> int | None:
+def _open(tier: TierDirectory, name: str) -> int | None:
     """A descriptor that keeps it; None when it is gone. Raises OSError."""
     for _ in range(LEASE_LOOKS):
         try:

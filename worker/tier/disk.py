@@ -23,7 +23,7 @@ from worker.stats.arrivals import Arrivals
 from worker.stats.by_path import PathTally
 from worker.stats.counters import Counters
 from worker.stats.slowest import Slowest
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.filesystem import reopen
 from worker.store.holds import Hold
 from worker.store.writer import Writer
@@ -98,7 +98,7 @@ class Parts:
 
     config: WorkerConfig
     clocks: Clocks
-    tier: Tier
+    tier: TierDirectory
     writer: Writer
     ledger: Ledger
     order: EvictionOrder
@@ -249,9 +249,9 @@ class Parts:
             return await work
 
 
-async def take_tier(disk: Threads, path: str) -> Tier:
+async def take_tier(disk: Threads, path: str) -> TierDirectory:
     """Returns the tier, without waiting for ever for a disk that hangs."""
-    taking = disk.run(Tier.take, path, discard=Tier.close)
+    taking = disk.run(TierDirectory.take, path, discard=TierDirectory.close)
     try:
         async with asyncio.timeout(START_LIMIT_S):
             return await taking
@@ -269,7 +269,7 @@ async def take_tier(disk: Threads, path: str) -> Tier:
 def make_parts(
     config: WorkerConfig,
     clocks: Clocks,
-    tier: Tier,
+    tier: TierDirectory,
     disk: Threads,
     wake: Wake,
     metadata: Callable[[NamespaceId], MetadataService],
@@ -299,7 +299,7 @@ def make_parts(
     )
 
 
-def _limit_bytes(config: WorkerConfig, tier: Tier, memory: MemoryBudget) -> int:
+def _limit_bytes(config: WorkerConfig, tier: TierDirectory, memory: MemoryBudget) -> int:
     """Of the cache; one that is in memory keeps to the memory's limit, too."""
     if not tier.in_memory:
         return config.limit_bytes

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, Origin
 from cachefs.core.pages import PageMap, page_count
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 
 
@@ -109,7 +109,7 @@ class Entry:
         self.on_commit.append(wake)
         return waiter
 
-    def make_file(self, tier: Tier) -> None:
+    def make_file(self, tier: TierDirectory) -> None:
         """The cache file, unless there is one; in a thread, or where that does not block. Raises
         OSError."""
         if self.fd >= 0:

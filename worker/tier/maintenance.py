@@ -13,7 +13,7 @@ from typing import Final
 from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES
 from worker.store import filesystem
 from worker.store.changes import DropFile, HoldFile, TouchFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 from worker.store.index import Change, WritesLost
 from worker.store.records import HELD_READ, FileRecord
@@ -249,17 +249,17 @@ def _ignore(error: OSError | None) -> None:
     """Lost last uses cost nothing but a worse eviction order."""
 
 
-def _without_record(tier: Tier, names: Sequence[str]) -> list[str]:
+def _without_record(tier: TierDirectory, names: Sequence[str]) -> list[str]:
     """Files without a record, and partial ones whose accounts are wrong (a crash in a fill)."""
     return [name for name in names if _is_doubtful(tier, name)]
 
 
-def _is_doubtful(tier: Tier, name: str) -> bool:
+def _is_doubtful(tier: TierDirectory, name: str) -> bool:
     record = tier.index.get(bytes.fromhex(name))
     return record is None or (not record.complete and _real_bytes(tier, name, record) >= 0)
 
 
-def _real_bytes(tier: Tier, name: str, record: FileRecord) -> int:
+def _real_bytes(tier: TierDirectory, name: str, record: FileRecord) -> int:
     """What the file takes, -1 when that is what the record says."""
     try:
         fd = tier.open_file(name, os.O_RDONLY)
@@ -274,7 +274,7 @@ def _real_bytes(tier: Tier, name: str, record: FileRecord) -> int:
     return real if real != record.allocated_bytes else -1
 
 
-def _settle(tier: Tier, writer: Writer, keys: Sequence[bytes]) -> int:
+def _settle(tier: TierDirectory, writer: Writer, keys: Sequence[bytes]) -> int:
     """Unlinks files without a record, corrects the records of others; by how much the accounted
     bytes grew. Nobody opens one of these meanwhile."""
     grown = 0

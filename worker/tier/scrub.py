@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.core.pages import range_bytes
 from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.store import on_disk
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
 from worker.tier.tier import Inside
 
@@ -98,7 +98,7 @@ class Scrubber:
         await self._catalog.drop([key])
 
 
-def _is_right(tier: Tier, name: str, page: int, length: int, checksum: int) -> bool | None:
+def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: int) -> bool | None:
     """None for a file that is no more, or on its way out. A page that cannot be read is wrong."""
     try:
         fd = tier.open_file(name, os.O_RDONLY)

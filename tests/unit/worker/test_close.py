@@ -14,7 +14,7 @@ import pytest
 from cachefs.core.model import Fingerprint
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors, read, run
 from worker.cache import worker as worker_module
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.writer import Writer
 
 
@@ -111,7 +111,7 @@ def test_a_drop_that_is_under_way_ends_before_the_index_is_closed(
 
 
 def test_who_writes_to_an_index_that_is_closed_does_not_wait(tmp_path: Path) -> None:
-    tier = Tier.take(str(tmp_path / "tier"))
+    tier = TierDirectory.take(str(tmp_path / "tier"))
     writer = Writer(tier.index)
     assert writer.close()
     writer.submit([], lambda error: None)

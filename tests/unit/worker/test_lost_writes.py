@@ -16,7 +16,7 @@ from cachefs.core.model import PAGE_BYTES
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
 from worker.cache.worker import Worker
 from worker.store import filesystem
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.index import Index
 from worker.tier.admission import Space
 from worker.tier.health import (
@@ -159,7 +159,7 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
             assert (tier["state"], tier["cause"]) == ("degraded", TRIAL_DUE)
             health = worker.inside.parts.health
             health._trial_at_s = 1e-9  # it is due
-            monkeypatch.setattr(Tier, "try_to_write", _fails)
+            monkeypatch.setattr(TierDirectory, "try_to_write", _fails)
             await worker.housekeeping.tick()
             assert not health.writable(1e12)
             health._trial_at_s = 1e-9
@@ -322,7 +322,7 @@ def test_a_disk_without_any_room_loses_nothing(
             await worker.fetch(NAMESPACE, 1)
             epoch = parts.tier.header.epoch
             monkeypatch.setattr(Index, "write", no_room)
-            monkeypatch.setattr(Tier, "_write_header", no_room)
+            monkeypatch.setattr(TierDirectory, "_write_header", no_room)
             assert await read(worker, 2) == rig.data[2]
             await until(lambda: parts.writer.failed_commits > 0)
             for _ in range(3):

@@ -16,7 +16,7 @@ from tests.unit.worker.rig import MIB, Rig, read, run, until
 from worker.cache.worker import Worker
 from worker.fill import segments
 from worker.fill.segment import memory_file
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.filesystem import is_unused, reopen
 from worker.tier.admission import Space
 
@@ -37,9 +37,9 @@ class HangingScratch:
     def __init__(self) -> None:
         self.answer = threading.Event()
         self.calls = 0  # but for probes
-        self._real = Tier.scratch_file
+        self._real = TierDirectory.scratch_file
 
-    def scratch_file(self, tier: Tier, size_bytes: int) -> int:
+    def scratch_file(self, tier: TierDirectory, size_bytes: int) -> int:
         self.calls += size_bytes >= MIB
         assert self.answer.wait(60)
         return self._real(tier, size_bytes)
@@ -48,7 +48,9 @@ class HangingScratch:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingScratch]:
     made = HangingScratch()
-    monkeypatch.setattr(Tier, "scratch_file", lambda tier, size: made.scratch_file(tier, size))
+    monkeypatch.setattr(
+        TierDirectory, "scratch_file", lambda tier, size: made.scratch_file(tier, size)
+    )
     yield made
     made.answer.set()
 

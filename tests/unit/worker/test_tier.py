@@ -19,7 +19,7 @@ from cachefs.core.errors import BadConfig, InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from worker.store import filesystem
 from worker.store.changes import DropFile, PutFile, TouchFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.index import Change
 from worker.store.records import FileRecord
 from worker.store.removal import LEASE_LOOKS, drop, evict
@@ -37,7 +37,7 @@ class Shelf:
     """A tier and its writer."""
 
     def __init__(self, path: Path, boot: bytes = BOOT) -> None:
-        self.tier = Tier.take(str(path), boot)
+        self.tier = TierDirectory.take(str(path), boot)
         self.writer = Writer(self.tier.index)
 
     def put(self, number: int, data: bytes = b"x" * SIZE, epoch: int = 1) -> str:
@@ -77,14 +77,14 @@ def test_everything_is_private(shelf: Shelf, tmp_path: Path) -> None:
 
 def test_a_second_owner_is_told_who_has_it(shelf: Shelf, tmp_path: Path) -> None:
     with pytest.raises(InUse, match=str(os.getpid())):
-        Tier.take(str(tmp_path / "tier"))
+        TierDirectory.take(str(tmp_path / "tier"))
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "thesis.txt").write_text("mine")
     with pytest.raises(BadConfig, match="no cache directory"):
-        Tier.take(str(tmp_path))
+        TierDirectory.take(str(tmp_path))
     assert (tmp_path / "files" / "thesis.txt").read_text() == "mine"
 
 
@@ -92,13 +92,13 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(BadConfig):
-        Tier.take(str(tmp_path / "link"))
+        TierDirectory.take(str(tmp_path / "link"))
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "kind_of_mount", lambda fd: "nfs4")
     with pytest.raises(BadConfig, match="nfs4"):
-        Tier.take(str(tmp_path / "tier"))
+        TierDirectory.take(str(tmp_path / "tier"))
 
 
 def test_published_files_survive_a_restart_and_not_a_boot(tmp_path: Path) -> None:
@@ -282,15 +282,15 @@ def test_a_drop_waits_for_who_asks_by_a_lease(
 ) -> None:
     """Evictions and looks at what is left over hold one for moments."""
     names = [shelf.put(number) for number in range(2)]
-    right, refusals = Tier.open_file, [names[1]] * 3
+    right, refusals = TierDirectory.open_file, [names[1]] * 3
 
-    def open_file(tier: Tier, name: str, flags: int) -> int | None:
+    def open_file(tier: TierDirectory, name: str, flags: int) -> int | None:
         if refusals and refusals[-1] == name:
             refusals.pop()
             raise BlockingIOError(errno.EAGAIN, "under a lease")
         return right(tier, name, flags)
 
-    monkeypatch.setattr(Tier, "open_file", open_file)
+    monkeypatch.setattr(TierDirectory, "open_file", open_file)
     assert [one.fd for one in drop(shelf.tier, shelf.writer, names).values()] == [-1, -1]
     kept = [shelf.put(number) for number in range(2)]
     refusals += [kept[1]] * (LEASE_LOOKS + 1)

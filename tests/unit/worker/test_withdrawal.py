@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, run, until
 from worker.store import filesystem, removal
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.lookup import look
 from worker.store.removal import evict
 from worker.store.writer import Writer
@@ -21,7 +21,7 @@ from worker.store.writer import Writer
 SMALL = 110 << 10
 
 
-def lose(tier: Tier) -> None:
+def lose(tier: TierDirectory) -> None:
     """A sync fails, and what it was for is withdrawn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filesystem, "syncfs", _fails)

@@ -11,15 +11,15 @@ import pytest
 
 from tests.unit.worker.rig import LIMIT_S, MIB, Rig, read, run, until
 from worker.store.changes import DropFile
-from worker.store.directory import Tier
+from worker.store.directory import TierDirectory
 from worker.store.writer import IndexBroken, Writer
 
 CHANGE = DropFile(b"k" * 36)
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[Tier]:
-    taken = Tier.take(str(tmp_path / "tier"))
+def tier(tmp_path: Path) -> Iterator[TierDirectory]:
+    taken = TierDirectory.take(str(tmp_path / "tier"))
     yield taken
     taken.close()
 
@@ -80,7 +80,7 @@ def all_waits_end(writer: Writer, go_on: threading.Event, caplog: pytest.LogCapt
 
 
 def test_a_commit_that_fails_as_nobody_expected_ends_all_waits(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: TierDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = Writer(tier.index)
     monkeypatch.setattr(tier.index, "write", wrong)
@@ -89,7 +89,7 @@ def test_a_commit_that_fails_as_nobody_expected_ends_all_waits(
 
 
 def test_what_follows_a_commit_may_fail_and_all_waits_end(
-    tier: Tier, caplog: pytest.LogCaptureFixture
+    tier: TierDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Publishing is done by the same thread; of one batch or of the next, none waits for ever."""
     writer = Writer(tier.index)
@@ -98,7 +98,7 @@ def test_what_follows_a_commit_may_fail_and_all_waits_end(
 
 
 def test_who_cannot_be_told_keeps_nobody_from_being_told(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: TierDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = Writer(tier.index)
     monkeypatch.setattr(tier.index, "write", wrong)
