@@ -24,6 +24,7 @@ from cachefs.core.placement import Member, View
 from cachefs.core.services import Permission
 from connectors.base import Connector
 from connectors.file import FileConnector
+from tests.services.loading import fetch
 from worker.cache.worker import Worker, WorkerConfig
 from worker.fill.source import OriginSource
 from worker.peers.ring import Ring
@@ -97,7 +98,7 @@ class Node:
 
     async def fetch(self) -> None:
         inos = range(1, len(self.spec.names) + 1)
-        await asyncio.gather(*(self.worker.fetch(NAMESPACE, ino) for ino in inos))
+        await asyncio.gather(*(fetch(self.worker, NAMESPACE, ino) for ino in inos))
 
 
 async def own(node: Node) -> None:

@@ -21,6 +21,7 @@ import pytest
 from cachefs.core.errors import Unavailable
 from tests.integration.conftest import Bucket, Node
 from tests.services.hanging_disk import HangingDisk, hanging_disk
+from tests.services.loading import fetch
 from tests.services.processes import wait_until
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
 from worker.cache.worker import Grant, Worker
@@ -167,7 +168,7 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> 
                     with pytest.raises(Unavailable):
                         await worker.free([rig.content(1)])
                     with pytest.raises(Unavailable):
-                        await worker.fetch(NAMESPACE, 9)
+                        await fetch(worker, NAMESPACE, 9)
                     assert await read(worker, 10) == rig.data[10]
                     assert await worker.cached_bytes(rig.content(1)) == 0
             status = worker.status()
@@ -179,7 +180,7 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> 
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             assert await read(worker, 12) == rig.data[12]
             await until(lambda: rig.name(12) in rig.published())
-            assert (await worker.fetch(NAMESPACE, 20)).size == 40 * MIB
+            await fetch(worker, NAMESPACE, 20)
             assert await read(worker, 20) == rig.data[20]
             ledger, index = worker._parts.ledger, worker._parts.tier.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run
 from worker.fill.fill import Filler
 from worker.runtime.memory import MemoryBudget
@@ -72,7 +73,7 @@ def test_windows_shrink_when_memory_is_short_and_nothing_fails(
             if short:
                 worker._parts.memory.tiers_bytes = 190 * MIB  # as if others had taken it
             assert await read(worker, 1, MIB) == rig.data[1]
-            assert (await worker.fetch(NAMESPACE, 1)).size == 60 * MIB
+            await fetch(worker, NAMESPACE, 1)
 
     run(script())
     if short:

@@ -14,6 +14,7 @@ import pytest
 
 from cachefs.core.errors import Unreachable
 from tests.integration.test_peer_transfer import flip
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, run
 from tests.unit.worker_peers.nodes import Cluster, Node
 from worker.peers.search import Times
@@ -133,7 +134,7 @@ def test_each_node_has_all_that_it_fetched(tmp_path: Path) -> None:
         for ino in range(1, 31):
             cluster.rig.put(ino, 300_000)
         async with cluster.running() as nodes:
-            fetches = (node.worker.fetch(NAMESPACE, ino) for node in nodes for ino in range(1, 31))
+            fetches = (fetch(node.worker, NAMESPACE, ino) for node in nodes for ino in range(1, 31))
             await asyncio.gather(*fetches)
             assert cluster.body_bytes == 30 * 300_000
             for node in nodes:

@@ -23,6 +23,7 @@ from cachefs.core.errors import Unreachable
 from cachefs.core.messages import Done
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import Member
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, open_reader, read, run, until
 from tests.unit.worker_peers.nodes import SOON, TIMES, Cluster, Node
 from tests.unit.worker_peers.scripted_peer import ScriptedPeer, scripted
@@ -76,7 +77,7 @@ def test_what_came_before_a_body_broke_off_is_kept(tmp_path: Path) -> None:
         async with cluster.running():
             with owner_that(cluster, "cut"):
                 (reader,) = readers(cluster)
-                await reader.worker.fetch(NAMESPACE, 1)
+                await fetch(reader.worker, NAMESPACE, 1)
                 assert await read(reader.worker, 1) == cluster.rig.data[1]
                 assert cluster.body_bytes == SIZE - 2 * PAGE_BYTES
                 assert reader.worker.status()["peer_bytes"] == 2 * PAGE_BYTES
@@ -110,7 +111,7 @@ def test_a_slow_owner_is_hedged_by_the_other_replica(tmp_path: Path) -> None:
         async with cluster.running():
             ranked = [member.id for member in cluster.nodes[0].ring.owners(1, 0, 2)]
             replica = next(node for node in cluster.nodes if node.id == ranked[1])
-            await replica.worker.fetch(NAMESPACE, 1)
+            await fetch(replica.worker, NAMESPACE, 1)
             before = cluster.body_bytes
             with owner_that(cluster, "silent"):
                 (reader,) = [node for node in cluster.nodes if node.id not in ranked]
@@ -155,7 +156,7 @@ def test_a_byte_flipped_in_a_peers_copy_is_found_and_mended(tmp_path: Path, comp
         async with cluster.running():
             owner, (reader, _) = cluster.owner(1), readers(cluster)
             if complete:
-                await owner.worker.fetch(NAMESPACE, 1)
+                await fetch(owner.worker, NAMESPACE, 1)
             else:
                 opened = await open_reader(owner.worker, 1)
                 await opened.at(2 * MIB, 2 * MIB)
@@ -176,7 +177,7 @@ def test_a_doubt_about_sound_pages_changes_nothing(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, 1)
         cluster.rig.put(1, SIZE)
         async with cluster.running() as nodes:
-            await nodes[0].worker.fetch(NAMESPACE, 1)
+            await fetch(nodes[0].worker, NAMESPACE, 1)
             key = cluster.rig.content(1).key
             answer = await call(nodes[0], c.Doubt(key, [0, 3, 500]))
             assert answer == Done()
@@ -285,7 +286,7 @@ def test_what_is_here_is_served_without_a_master_and_in_any_epoch(tmp_path: Path
         cluster.rig.put(1, SIZE)
         async with cluster.running() as nodes:
             for node in nodes:
-                await node.worker.fetch(NAMESPACE, 1)
+                await fetch(node.worker, NAMESPACE, 1)
             cluster.rig.attached = False
             path = f"{c.DATA_PATH}/{cluster.rig.name(1)}?ino=1&first=1&end=3&epoch=0"
             for node in nodes:
@@ -352,7 +353,7 @@ def test_calls_are_answered(tmp_path: Path) -> None:
         async with cluster.running() as nodes:
             node = nodes[0]
             keys = [cluster.rig.content(ino).key for ino in (1, 2)]
-            await node.worker.fetch(NAMESPACE, 1)
+            await fetch(node.worker, NAMESPACE, 1)
             opened = await open_reader(node.worker, 2)
             await opened.at(9 * MIB, 100)
             had = await call(node, c.Have(keys))

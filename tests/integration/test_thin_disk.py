@@ -11,6 +11,7 @@ import pytest
 
 from cachefs.core.model import PAGE_BYTES
 from tests.integration.conftest import Bucket, Node
+from tests.services.loading import fetch
 from tests.services.processes import wait_until
 from tests.services.thin_disk import ThinDisk, drop_pages, thin_disk
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
@@ -47,7 +48,7 @@ def test_what_a_full_thin_volume_lost_is_never_read(
             rig.put(ino, PAGE_BYTES // 2)
         async with rig.worker() as worker:
             for ino in BEFORE:
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             await worker.housekeeping.sync()
             disk.exhaust(left_bytes=4 * MIB)
             for ino in AFTER:

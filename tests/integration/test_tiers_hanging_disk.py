@@ -11,6 +11,7 @@ import pytest
 
 from cachefs.core.tiers import TierSpec
 from tests.services.hanging_disk import HangingDisk, hanging_disk
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, read
 from worker.cache.tier_choice import PROMOTE_USES
@@ -35,7 +36,7 @@ def test_a_move_from_a_disk_that_hangs_goes_on_without_it(
         filler, ino, other = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB), rig.put(3, 9 * MIB)
         async with rig.tiers() as tiers:
             for each in (filler, ino, other):
-                await tiers.fetch(NAMESPACE, each)
+                await fetch(tiers, NAMESPACE, each)
             second = tiers._keeper.running[1]
             assert rig.in_tier(1) == {ino, other}
             await tiers.free([rig.content(filler)])

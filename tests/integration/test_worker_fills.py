@@ -24,6 +24,7 @@ from cachefs.core.errors import (
 )
 from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.fetch.request import Ask
+from tests.services.loading import fetch
 from tests.unit.worker.rig import (
     LIMIT_S,
     MIB,
@@ -110,7 +111,7 @@ def test_every_byte_comes_once_and_right(tmp_path: Path) -> None:
                 assert await read(worker, ino) == rig.data[ino]
             assert rig.origin.script.body_bytes == sum(sizes)
             for ino in inos:
-                assert (await worker.fetch(NAMESPACE, ino)).fetched_bytes == 0
+                assert (await fetch(worker, NAMESPACE, ino)).fetched_bytes == 0
             assert rig.published() == {rig.name(ino) for ino in inos}
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
@@ -135,7 +136,7 @@ def test_empty_files_need_nothing(tmp_path: Path) -> None:
             assert (grant.size, grant.complete, grant.fd) == (0, True, None)
             ensured, fd = await worker.ensure(grant.handle, 0, 10)
             assert (ensured.end, fd) == (0, None)
-            assert (await worker.fetch(NAMESPACE, 1)).size == 0
+            assert (await fetch(worker, NAMESPACE, 1)).fetched_bytes == 0
         assert not rig.origin.script.calls
 
     run(script())
@@ -259,7 +260,7 @@ def test_an_origin_that_does_not_is_an_error_and_not_for_ever(tmp_path: Path) ->
             with pytest.raises(Unreachable):
                 await read(worker, 2)
             with pytest.raises(Unreachable):
-                await worker.fetch(NAMESPACE, 2)
+                await fetch(worker, NAMESPACE, 2)
             rig.origin.script._faults.clear()
             assert await read(worker, 1) == rig.data[1]
             assert await read(worker, 2) == rig.data[2]
@@ -326,7 +327,7 @@ def test_a_waiter_that_leaves_does_not_take_the_fill_along(tmp_path: Path) -> No
             staying = asyncio.ensure_future(read(worker, 1))
             big = await open_reader(worker, 2)
             leaving_too = asyncio.ensure_future(worker.ensure(big.grant.handle, 0, 10))
-            fetching = asyncio.ensure_future(worker.fetch(NAMESPACE, 2))
+            fetching = asyncio.ensure_future(fetch(worker, NAMESPACE, 2))
             await asyncio.to_thread(rig.origin.script.wait_blocked, "read", 2)
             for task in (leaving, leaving_too, fetching):
                 task.cancel()
@@ -521,7 +522,7 @@ def test_an_eviction_that_nobody_waits_for_any_more_is_accounted_for(
             parts = worker.inside.parts
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             rig.put(9, 8 * MIB)
-            fetching = asyncio.ensure_future(worker.fetch(NAMESPACE, 9))
+            fetching = asyncio.ensure_future(fetch(worker, NAMESPACE, 9))
             assert await asyncio.to_thread(evicting.wait, LIMIT_S)
             fetching.cancel()
             await asyncio.wait([fetching])
@@ -572,7 +573,7 @@ def test_always_takes_the_new_and_keeps_what_is_protected_or_open(
         async with rig.worker() as worker:
             await read(worker, 1)
             rig.space.protected.add(rig.name(1))
-            await worker.fetch(NAMESPACE, 2)
+            await fetch(worker, NAMESPACE, 2)
             opened = await open_reader(worker, 2)
             for n in range(3, 81):
                 assert await read(worker, n) == rig.data[n]
@@ -637,13 +638,12 @@ def test_loads_that_do_not_fit_say_so(tmp_path: Path) -> None:
         rig = Rig(tmp_path, 64 * MIB)
         rig.put(1, 30 * MIB)
         rig.put(2, 30 * MIB)
-        heard: list[int] = []
         async with rig.worker() as worker:
-            result = await worker.fetch(NAMESPACE, 1, on_bytes=heard.append)
-            assert result.fetched_bytes == sum(heard) == 30 * MIB
+            result = await fetch(worker, NAMESPACE, 1)
+            assert result.fetched_bytes == 30 * MIB
             assert rig.published() == {rig.name(1)}
             with pytest.raises(NoSpace):
-                await worker.fetch(NAMESPACE, 2)
+                await fetch(worker, NAMESPACE, 2)
             assert rig.origin.script.body_bytes == 30 * MIB
             assert worker.status()["reserved_bytes"] == 0
 
@@ -656,7 +656,7 @@ def test_two_loads_and_a_reader_of_one_file(tmp_path: Path) -> None:
         rig.put(1, 50 * MIB + 3)
         async with rig.worker() as worker:
             *_, data = await asyncio.gather(
-                worker.fetch(NAMESPACE, 1), worker.fetch(NAMESPACE, 1), read(worker, 1)
+                fetch(worker, NAMESPACE, 1), fetch(worker, NAMESPACE, 1), read(worker, 1)
             )
             assert data == rig.data[1]
         assert rig.origin.script.body_bytes == 50 * MIB + 3
@@ -672,7 +672,7 @@ def test_free_drops_bytes_and_leaves_readers_alone(tmp_path: Path) -> None:
         rig.put(4, 20 * MIB)
         async with rig.worker() as worker:
             for n in range(1, 5):
-                await worker.fetch(NAMESPACE, n)
+                await fetch(worker, NAMESPACE, n)
             rig.put(5, 20 * MIB)
             opened = await open_reader(worker, 2)
             partial = await open_reader(worker, 5)
@@ -737,7 +737,7 @@ def test_a_full_disk_is_read_past(
         rig.put(1, size)
         rig.put(2, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 2)
+            await fetch(worker, NAMESPACE, 2)
             with monkeypatch.context() as patch:
                 patch.setattr(TierDirectory, "create", full)
                 patch.setattr(TierDirectory, "scratch_file", full)
@@ -748,7 +748,7 @@ def test_a_full_disk_is_read_past(
             assert caplog.text.count("cache disk failed") == 1
             worker._parts.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             assert worker.status()["tiers"][0]["state"] == "normal"
             assert rig.published() == {rig.name(1), rig.name(2)}
 
@@ -774,7 +774,7 @@ def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
                     await read(worker, 1)
             worker._parts.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
 
     run(script())
@@ -798,7 +798,7 @@ def test_an_index_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert rig.published() == set()
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
             worker._parts.health._until_s = 0
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
             assert worker._parts.ledger.cached_bytes == 112 << 10
 

@@ -18,6 +18,7 @@ import xxhash
 from cachefs.core.errors import InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.pages import range_bytes
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
 from worker.cache.worker import Worker, WorkerConfig
 from worker.store import filesystem
@@ -78,7 +79,7 @@ def test_the_order_of_eviction_survives(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             for n in (3, 1, 2, 10, 9, 8, 7, 6, 5, 4):
                 rig.wall_s += 10
-                await worker.fetch(NAMESPACE, n)
+                await fetch(worker, NAMESPACE, n)
             rig.wall_s += 10
             worker.used([rig.name(3), "junk", "00" * 36], SMALL)
         async with rig.worker() as worker:
@@ -113,10 +114,10 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_verified(
         rig.put(partial, 40 * MIB)
         reboot(monkeypatch, 1)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, synced)
+            await fetch(worker, NAMESPACE, synced)
             await worker.housekeeping.sync()
             for n in (good, torn, lost):
-                await worker.fetch(NAMESPACE, n)
+                await fetch(worker, NAMESPACE, n)
             reader = await open_reader(worker, partial)
             for page in (10, 20):
                 await reader.at(page * PAGE_BYTES, 10)
@@ -149,7 +150,7 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_verified(
             reader.close()
             assert worker.status()["bad_pages"] == 3
             assert rig.origin.script.body_bytes == before + 2 * PAGE_BYTES + 9 + SMALL
-            await worker.fetch(NAMESPACE, torn)
+            await fetch(worker, NAMESPACE, torn)
             assert rig.published() == {rig.name(n) for n in (synced, good, torn, lost)}
         async with rig.worker() as worker:  # verified once is enough
             assert await read(worker, torn) == rig.data[torn]
@@ -169,8 +170,8 @@ def test_what_stays_doubtful_is_verified_after_later_boots_too(
             reboot(monkeypatch, boot)
             async with rig.worker() as worker:
                 if boot == 1:
-                    await worker.fetch(NAMESPACE, 1)
-                await worker.fetch(NAMESPACE, 2)
+                    await fetch(worker, NAMESPACE, 1)
+                await fetch(worker, NAMESPACE, 2)
                 if boot == 2:
                     await worker.housekeeping.sync()  # does not bless what boot 1 left
         with open(place(rig, 1), "r+b") as file:
@@ -202,7 +203,7 @@ async def main():
     print("ready", flush=True)
     async with rig.worker() as worker:
         rounds = [read(worker, ino) for ino in rig.data]
-        rounds += [worker.fetch(NAMESPACE, ino) for ino in rig.data]
+        rounds += [fetch(worker, NAMESPACE, ino) for ino in rig.data]
         if {free}:
             rounds += [worker.free([rig.content(ino)]) for ino in rig.data]
         await asyncio.gather(*rounds, return_exceptions=True)
@@ -286,7 +287,7 @@ def test_sigkill_at_any_moment(tmp_path: Path, attempt: int, free: bool) -> None
         async with rig.worker() as worker:
             for ino in rig.data:
                 assert await read(worker, ino) == rig.data[ino]
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             assert rig.published() == {rig.name(ino) for ino in rig.data}
             await worker.housekeeping.sweep()
@@ -304,7 +305,7 @@ def test_files_without_a_record_are_swept(tmp_path: Path) -> None:
         rig.put(1, SMALL)
         rig.put(2, 20 * MIB)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             reader = await open_reader(worker, 2)
             await reader.at(0, 10)
             reader.close()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, Rig, open_reader, read, run, until
 from worker.cache.load_requests import Load, Loaded, Missing
 from worker.cache.worker import Worker
@@ -122,7 +123,7 @@ class Model:
     async def load(self) -> None:
         ino = self.ino()
         try:
-            await self.worker.fetch(NAMESPACE, ino)
+            await fetch(self.worker, NAMESPACE, ino)
         except (NoSpace, Stale):
             return
 

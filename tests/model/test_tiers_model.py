@@ -19,6 +19,7 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NoSpace, Stale
 from cachefs.core.tiers import TierSpec
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.cache import worker as worker_module
@@ -103,7 +104,7 @@ class Model:
 
     async def load(self) -> None:
         try:
-            await self.tiers.fetch(NAMESPACE, self.ino())
+            await fetch(self.tiers, NAMESPACE, self.ino())
         except CacheFSError:
             return
 

@@ -13,12 +13,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cachefs.core.errors import CacheFSError, NoSpace, ProtocolError, Unavailable
+from cachefs.core.errors import CacheFSError, ProtocolError
 from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import TierSpec
-from worker.cache.grants import FetchResult, Grant, TierView
+from worker.cache.grants import Grant, TierView
 from worker.cache.promotion import Moves
 from worker.cache.running import Running
 from worker.cache.small_open import Opening, check_nonce
@@ -242,31 +242,6 @@ class Tiers:
         return next((one for one in self._keeper.running if key in one.parts.order), None)
 
     # ---- operators ----
-
-    async def fetch(
-        self, namespace: NamespaceId, ino: int, *, on_bytes: Callable[[int], None] | None = None
-    ) -> FetchResult:
-        """See `Worker.fetch`. What one tier does not take may go to another."""
-        origin = await self._metadata(namespace).locate(ino)
-        one = await self.chosen(origin)
-        try:
-            with one.using() as worker:
-                return await worker.fetch(namespace, ino, on_bytes=on_bytes)
-        except (NoSpace, Unavailable):
-            other = self._another(origin, one)
-            if other is None:
-                raise
-        with other.using() as worker:
-            result = await worker.fetch(namespace, ino, on_bytes=on_bytes)
-        self._moves.doubled(origin.content.key)
-        return result
-
-    def _another(self, origin: Origin, but: Running) -> Running | None:
-        """A tier that would take all of a content."""
-        for one in self._keeper.in_service():
-            if one is not but and one.room(origin).takes(origin.size):
-                return one
-        return None
 
     async def cached_bytes(self, content: ContentId) -> int:
         """See `Worker.cached_bytes`."""

@@ -31,14 +31,6 @@ class Grant:
     tier: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
-    """`fetched_bytes` came from the origin while the caller waited (0: it was cached)."""
-
-    size: int
-    fetched_bytes: int
-
-
 class TierView(NamedTuple):
     """A tier as clients see it. `pub_fd`: its directory of published files, the cache's own; -1:
     it has none. `number` changes when that is another directory, `losses` when bytes that were
@@ -101,10 +93,6 @@ class Cache(Protocol):
     def release(self, handle: int) -> bool: ...
 
     def used(self, names: Sequence[str], hit_bytes: int) -> None: ...
-
-    async def fetch(
-        self, namespace: NamespaceId, ino: int, *, on_bytes: Callable[[int], None] | None = None
-    ) -> FetchResult: ...
 
     async def cached_bytes(self, content: ContentId) -> int: ...
 

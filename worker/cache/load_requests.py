@@ -13,6 +13,7 @@ from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.pages import BLOCK_PAGES, PageRange, page_count
 from cachefs.core.placement import BLOCK_BYTES
+from worker.fill.source import Purpose
 from worker.store.holds import Hold
 
 PIECES: Final = 4  # of one block at once
@@ -38,7 +39,9 @@ class Load(NamedTuple):
     """What is to be complete: a block of a file (-1: all of it). `hold`: None: it is not held.
     `gate` is asked before each request of a file that takes several; it raises to end the load.
     `came` is called when its requests are over, or none is likely to be made;
-    `ended` is called once, in the loop, perhaps before `load` returns."""
+    `ended` is called once, in the loop, perhaps before `load` returns.
+    `purpose`: a `SERVE` gets room whatever admission says; a `READ` only what a reader's fill would
+    get, and it waits for peers as that does."""
 
     origin: Origin
     block: int
@@ -46,10 +49,15 @@ class Load(NamedTuple):
     gate: Gate | None
     came: Callable[[], None]
     ended: Callable[[Loaded], None]
+    purpose: Purpose = Purpose.SERVE
 
     @property
     def pages(self) -> PageRange:
         return pages_of(self.origin.size, self.block)
+
+    @property
+    def is_served(self) -> bool:
+        return self.purpose is Purpose.SERVE
 
 
 class Outlook(enum.Enum):

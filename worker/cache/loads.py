@@ -22,11 +22,12 @@ from worker.cache.shortage import room
 from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
-from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES
+from worker.tier.admission import NoRoom
 from worker.tier.disk import no_answer
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
+from worker.tier.over_quota import OverQuota
 from worker.tier.tier import Inside
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
@@ -139,7 +140,7 @@ class TierLoading:
             background=True,
             cache_only=True,
             room_bytes=need_bytes,
-            purpose=Purpose.SERVE,
+            purpose=load.purpose,
             ended=functools.partial(self._came, load),
         )
         return True
@@ -259,7 +260,7 @@ class TierLoading:
         missing = [*entry.pages.missing(first, end, entry.inflight_bits)]
         need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
         if need_bytes:
-            await self._space.reserve_for_load(need_bytes, entry)
+            await self._reserve(need_bytes, entry, block.load)
         block.room_bytes = need_bytes
         try:
             for run in missing:
@@ -272,6 +273,15 @@ class TierLoading:
         for page in range(first, end):
             if (future := entry.inflight.get(page)) is not None:
                 await asyncio.shield(future)
+
+    async def _reserve(self, need_bytes: int, entry: Entry, load: Load) -> None:
+        """Raises NoRoom, OverQuota, Unavailable."""
+        if load.is_served:
+            return await self._space.reserve_for_load(need_bytes, entry)
+        if not await self._space.reserve(need_bytes, entry):
+            if (full := self._space.full_quota(need_bytes, entry)) is not None:
+                raise OverQuota(full)
+            raise NoRoom("the cache has no room for the file", remedy="give a larger --cache-size")
 
     async def _claim(self, entry: Entry, block: _Block, pages: PageRange) -> None:
         """Pages that somebody else claimed in the meantime are theirs."""
@@ -290,7 +300,7 @@ class TierLoading:
                 background=True,
                 cache_only=True,
                 room_bytes=share_bytes,
-                purpose=Purpose.SERVE,
+                purpose=block.load.purpose,
                 ended=block.ended,
             )
 

@@ -18,6 +18,7 @@ from typing import Final
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
+from worker.cache.load_requests import Load, Loaded
 from worker.cache.running import Running
 from worker.cache.tier_choice import (
     PROMOTE_WINDOW_S,
@@ -29,6 +30,7 @@ from worker.cache.tier_choice import (
     excess,
 )
 from worker.cache.tier_set import Keeper
+from worker.fill.source import Purpose
 from worker.tier.demotion import COPY_LIMIT_S
 from worker.tier.ledger import allocation
 
@@ -139,7 +141,7 @@ class Moves:
         self, origin: Origin, one: Running, target: Running, *, settled_later_s: float = 0.0
     ) -> bool:
         """False when it was not taken."""
-        key, content = origin.content.key, origin.content
+        key = origin.content.key
         held = await one.held(key, origin.size)
         if held is None or not held.complete or key in self._sources:
             return False  # somebody else moves it, perhaps since a moment ago
@@ -147,8 +149,8 @@ class Moves:
         self.doubled(key, settled_later_s)
         try:
             record = await one.record(key)
-            with target.using() as worker:
-                await worker.fetch(content.namespace, content.ino)
+            with target.using():
+                await _load(origin, target)
             if record is not None and record.filled_s:
                 target.worker.expirer.moved(key, record.filled_s)
             await _hold_too(key, one, target)
@@ -270,6 +272,25 @@ class Moves:
             self._making_room.add(one.tier)
             task = parts.tasks.start(one.worker.inside.space.make_room_ahead(excess_bytes))
             task.add_done_callback(lambda _: self._making_room.discard(one.tier))
+
+
+async def _load(origin: Origin, target: Running) -> None:
+    """Makes a content complete and durable in a tier, within its admission. Raises the load's
+    error. Cancelled: the load goes on."""
+    ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+
+    def end(loaded: Loaded) -> None:
+        if not ended.done():
+            ended.set_result(loaded)
+
+    target.worker.loading.load(Load(origin, -1, None, None, _ignore, end, Purpose.READ))
+    error = (await ended).error
+    if error is not None:
+        raise error
+
+
+def _ignore() -> None:
+    pass
 
 
 async def _hold_too(key: bytes, one: Running, target: Running) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
-from cachefs.core.errors import CacheFSError, NoSpace, Unavailable
+from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
-from cachefs.core.pages import PageMap, PageRange, page_count, page_span, range_bytes, split
+from cachefs.core.pages import PageMap, PageRange, page_count, page_span, split
 from worker.cache.crowd import Crowd
 from worker.cache.handles import Handle
 from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
@@ -20,10 +20,9 @@ from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import reopen
 from worker.tier.admission import Space
 from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts, no_answer
+from worker.tier.disk import Parts
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
-from worker.tier.over_quota import OverQuota
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
 ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
@@ -34,7 +33,7 @@ AHEAD_PIECES: Final = 4
 
 
 class Provider:
-    """What `Worker.open`, `ensure` and `fetch` have in common: bring pages, wait for them."""
+    """What `open` and `ensure` have in common: bring pages, wait for them."""
 
     def __init__(
         self, parts: Parts, catalog: Catalog, space: Space, segments: Segments, filler: Filler
@@ -330,83 +329,3 @@ class Provider:
                 await asyncio.shield(future)
             elif entry.failed is not None and not entry.pages.has(page):
                 raise entry.failed
-
-    async def whole(self, entry: Entry) -> None:
-        """Brings all of a file into the cache and waits until it is published. Raises NoSpace when
-        the cache does not take it, Unavailable when its disk hangs, the error of the fill, or Stale
-        when it was dropped."""
-        for _ in range(ATTEMPTS):
-            await self._bring_all(entry)
-            if entry.pages.complete:
-                return await self._published(entry)
-        raise NoSpace("the cache does not take the file")
-
-    async def _bring_all(self, entry: Entry) -> None:
-        if not self._parts.health.in_service:
-            raise Unavailable(f"{no_answer().strerror}: nothing is cached")
-        count = entry.page_count
-        missing = [*entry.pages.missing(0, count, entry.inflight_bits)]
-        need_bytes = sum(allocation(range_bytes(entry.size, *run)) for run in missing)
-        if missing and not await self._space.reserve(need_bytes, entry):
-            raise self._no_room(entry, need_bytes)
-        room = _Room(self._space, need_bytes)
-        try:
-            for run in missing:
-                for first, end in split(*run, PIECE_PAGES):
-                    await self._bring_one(entry, first, end, room)
-            for page in [*entry.inflight]:
-                if (future := entry.inflight.get(page)) is not None:
-                    await asyncio.shield(future)
-        finally:
-            room.release()
-
-    def _no_room(self, entry: Entry, need_bytes: int) -> NoSpace:
-        full = self._space.full_quota(need_bytes, entry)
-        if full is not None:
-            return OverQuota(full)
-        cause = "the cache has no room for the file"
-        return NoSpace(cause, remedy="give a larger --cache-size")
-
-    async def _bring_one(self, entry: Entry, first: int, end: int, room: _Room) -> None:
-        """Claims a piece when few enough of the file are in flight; pages that somebody else
-        claimed in the meantime are theirs."""
-        while entry.busy_pieces >= FETCH_PIECES and entry.inflight:
-            await asyncio.shield(next(iter(entry.inflight.values())))
-        if entry.failed is not None:
-            raise entry.failed
-        for run_first, run_end in entry.pages.missing(first, end, entry.inflight_bits):
-            share = room.take(allocation(range_bytes(entry.size, run_first, run_end)))
-            self._filler.claim(
-                entry, run_first, run_end, background=True, cache_only=True, room_bytes=share
-            )
-
-    async def _published(self, entry: Entry) -> None:
-        if entry.published:
-            return
-        if not entry.uncommitted and not entry.detached:
-            self._catalog.record(entry)
-        waiter = entry.next_commit(asyncio.get_running_loop())
-        if not entry.detached:
-            await waiter
-        if not entry.published and not self._parts.health.in_service:
-            raise Unavailable(f"{no_answer().strerror}: the file may not be cached")
-        if entry.detached or not entry.published:
-            raise entry.failed or NoSpace("the file was dropped while it was being fetched")
-
-
-class _Room:
-    """Reserved bytes on their way to pieces."""
-
-    def __init__(self, space: Space, size_bytes: int) -> None:
-        self._space = space
-        self._left_bytes = size_bytes
-
-    def take(self, size_bytes: int) -> int:
-        taken = min(size_bytes, self._left_bytes)
-        self._left_bytes -= taken
-        return taken
-
-    def release(self) -> None:
-        if self._left_bytes:
-            self._space.release(self._left_bytes)
-            self._left_bytes = 0

@@ -41,7 +41,7 @@ class TiersLoading:
         if len(running) > 1 and any(one.may_have(key) for one in running):
             self._keeper.tasks.start(self._load(load))
         else:
-            self._into(self._chooser.placed(load.origin, for_load=True), load)
+            self._into(self._chooser.placed(load.origin, for_load=load.is_served), load)
 
     def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
         """See `LoadingCache`."""
@@ -51,7 +51,7 @@ class TiersLoading:
         return self._chooser.placed(origin).worker.loading.bring_ahead(origin, ended)
 
     async def _load(self, load: Load) -> None:
-        self._into(await self._chooser.chosen(load.origin, for_load=True), load)
+        self._into(await self._chooser.chosen(load.origin, for_load=load.is_served), load)
 
     def _into(self, one: Running, load: Load) -> None:
         ended = functools.partial(self._ended, one, load)
@@ -61,7 +61,9 @@ class TiersLoading:
         """What one tier does not take may go to another."""
         size_bytes = load.origin.size
         for other in self._keeper.in_service() if isinstance(loaded.error, NoRoom) else ():
-            if other is not one and other.room(load.origin, for_load=True).takes(size_bytes):
+            if other is one:
+                continue
+            if other.room(load.origin, for_load=load.is_served).takes(size_bytes):
                 self._moves.doubled(load.origin.content.key)
                 return other.worker.loading.load(load)
         load.ended(loaded)

@@ -17,7 +17,7 @@ from cachefs.core.errors import ProtocolError, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import PAGE_BYTES, SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
-from worker.cache.grants import FetchResult, Grant, TierView
+from worker.cache.grants import Grant, TierView
 from worker.cache.handles import Handle
 from worker.cache.loads import TierLoading
 from worker.cache.peer_reads import Serving
@@ -27,7 +27,6 @@ from worker.cache.sampling import Sampling
 from worker.cache.small_open import Opening, check_nonce
 from worker.cache.status import status
 from worker.fill.fill import Filler
-from worker.fill.listeners import Listeners
 from worker.fill.segments import Segments
 from worker.fill.source import ConnectorFor, OriginSource, Source
 from worker.fill.supply import Supply, make_supply
@@ -49,7 +48,7 @@ from worker.tier.scrub import Scrubber, scrub_rate
 from worker.tier.tier import Inside
 from worker.tier.unlinked import Leftovers
 
-__all__ = ["Clocks", "FetchResult", "FreedCounts", "Grant", "Worker", "WorkerConfig"]
+__all__ = ["Clocks", "FreedCounts", "Grant", "Worker", "WorkerConfig"]
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +85,6 @@ class Worker:
         parts.filled = self.expirer.filled
         self._handles: dict[int, Handle] = {}
         self._next_handle = itertools.count(1)
-        self._listeners = Listeners()
-        self._filler.on_bytes = self._listeners.heard
         self._closed = False
         self.arrivals = parts.arrivals
 
@@ -356,41 +353,6 @@ class Worker:
                 self.housekeeping.read(key)
 
     # ---- operators ----
-
-    async def fetch(
-        self,
-        namespace: NamespaceId,
-        ino: int,
-        *,
-        on_bytes: Callable[[int], None] | None = None,
-    ) -> FetchResult:
-        """Makes a file complete and published here. `on_bytes` hears of bytes from the origin as
-        requests end. Raises NoSpace when the cache does not take it, Stale, and what the origin
-        answers. Cancelled: pieces in flight go on."""
-        origin = await self._parts.metadata(namespace).locate(ino)
-        if origin.size == 0 or await self._is_published(origin, key := origin.content.key):
-            return FetchResult(origin.size, 0)
-        fetched = [0]
-
-        def heard(size: int) -> None:
-            fetched[0] += size
-            if on_bytes is not None:
-                on_bytes(size)
-
-        entry = await self._catalog.open(origin, key)
-        try:
-            with self._listeners.hearing(key, heard):
-                await self._provider.whole(entry)
-        finally:
-            self._catalog.leave(entry)
-        return FetchResult(origin.size, fetched[0])
-
-    async def _is_published(self, origin: Origin, key: bytes) -> bool:
-        if not self._may_be_published(key):
-            return False
-        fd = await self._published(origin)
-        self._close_if_open(fd)
-        return fd is not None
 
     def _close_if_open(self, fd: int | None) -> None:
         if fd is not None:

@@ -60,7 +60,6 @@ class Filler:
         self._stalls = Stalls(parts, supply)
         self._running = self._stalls.running
         self._aborted = False
-        self.on_bytes: Callable[[Entry, int], None] = lambda entry, size: None
         self.on_piece_end: Callable[[Entry], None] = lambda entry: None
 
     @property
@@ -144,7 +143,7 @@ class Filler:
     def _begun(
         self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
     ) -> None:
-        self._transferred(piece, transfer)
+        self._stalls.ended(transfer)
         if self._aborted:
             self._end(piece, Interrupted("the worker is closing"))
         elif error is not None:
@@ -483,13 +482,8 @@ class Filler:
         except CacheFSError as err:
             return of_source(err)
         finally:
-            self._transferred(piece, transfer)
+            self._stalls.ended(transfer)
         return None
-
-    def _transferred(self, piece: Piece, transfer: Transfer) -> None:
-        """One request has ended."""
-        self._stalls.ended(transfer)
-        self.on_bytes(piece.entry, transfer.origin_bytes + transfer.peer_bytes)
 
     def abort(self) -> None:
         """Ends the requests in flight: their threads stop at the next chunk. Nothing that ends

@@ -13,6 +13,7 @@ from cachefs.core.messages import PoliciesAt
 from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import PolicyService
+from tests.services.loading import fetch
 from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, open_reader, read, run
 from worker.cache.expiry import Expiry
 
@@ -100,7 +101,7 @@ def test_what_is_over_its_time_goes_and_open_files_go_on(tmp_path: Path) -> None
         space.say(2, ttl_s=60.0)
         async with rig.worker() as worker:
             for ino in (1, 2, 3):
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             opened = await open_reader(worker, 2)
             await worker.expirer.tick()
             rig.wall_s += 59
@@ -111,7 +112,7 @@ def test_what_is_over_its_time_goes_and_open_files_go_on(tmp_path: Path) -> None
             assert rig.published() == {rig.name(3)}
             assert await opened.at(0, SIZE) == rig.data[2]
             opened.close()
-            await worker.fetch(NAMESPACE, 1)  # filled anew: it stays for another 60 s
+            await fetch(worker, NAMESPACE, 1)  # filled anew: it stays for another 60 s
             assert await read(worker, 1) == rig.data[1]
             rig.wall_s += 59
             await worker.expirer.tick()
@@ -127,7 +128,7 @@ def test_a_change_of_policies_holds_for_what_is_cached(tmp_path: Path) -> None:
         rig, space = ruled(tmp_path)
         async with rig.worker() as worker:
             for ino in (1, 2, 3):
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             await worker.expirer.tick()
             questions = space.rule_questions
             await worker.expirer.tick()
@@ -159,7 +160,7 @@ def test_nothing_goes_without_permission(tmp_path: Path) -> None:
         space.say(3, ttl_s=60.0, pinned=True)
         async with rig.worker() as worker:
             for ino in (1, 2, 3):
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             await worker.expirer.tick()
             space.answers = False
             rig.wall_s += 100
@@ -185,7 +186,7 @@ def test_how_many_own_it_is_heard_of_what_is_cached_and_of_what_is_open(tmp_path
             parts, heard = worker.inside.parts, list[int]()
             parts.owners_changed = lambda: heard.append(len(parts.rules))
             for ino in (1, 2, 3):
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             opened = await open_reader(worker, 2)
             entry = worker._catalog.live(rig.content(2).key)
             await worker.expirer.tick()

@@ -13,6 +13,7 @@ import lmdb
 import pytest
 
 from cachefs.core.model import PAGE_BYTES
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
 from worker.cache.worker import Worker
 from worker.store import filesystem
@@ -72,10 +73,10 @@ def test_what_a_failed_sync_lost_is_never_read(
         rig = Rig(tmp_path, 100 * MIB)
         old, new, hurt = rig.put(1, SMALL), rig.put(2, 3 * MIB), rig.put(3, 3 * MIB + 7)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, old)
+            await fetch(worker, NAMESPACE, old)
             await worker.housekeeping.sync()
             for ino in (new, hurt):
-                await worker.fetch(NAMESPACE, ino)
+                await fetch(worker, NAMESPACE, ino)
             fail_syncs(1)
             await worker.housekeeping.sync()
             assert rig.published() == {rig.name(old)}, "the others are withdrawn"
@@ -100,12 +101,12 @@ def test_a_later_sync_does_not_bless_what_was_lost(
         rig.put(1, SMALL)
         rig.put(2, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             fail_syncs(1)
             await worker.housekeeping.sync()
             await back(worker)
             worker.inside.parts.health.tried(0.0, reached_disk=True)
-            await worker.fetch(NAMESPACE, 2)
+            await fetch(worker, NAMESPACE, 2)
             await worker.housekeeping.sync()
             assert rig.published() == {rig.name(2)}
         lose(rig, 1, 0)
@@ -149,7 +150,7 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
         rig.put(1, SMALL)
         rig.put(2, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             fail_syncs(1)
             await worker.housekeeping.sync()
             await back(worker)
@@ -166,7 +167,7 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
             monkeypatch.undo()
             await worker.housekeeping.tick()
             assert worker.status()["tiers"][0]["cause"] == ""
-            await worker.fetch(NAMESPACE, 2)
+            await fetch(worker, NAMESPACE, 2)
             assert rig.published() == {rig.name(2)}
 
     run(script())
@@ -211,7 +212,7 @@ def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             tier = worker.inside.parts.tier
 
             def killed(_: str) -> bool:
@@ -246,7 +247,7 @@ def test_an_index_of_which_bytes_were_lost_is_given_up(
         for ino in (1, 2):
             rig.put(ino, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             if what == "commit":
                 monkeypatch.setattr(Index, "write", _commit_fails)
                 assert await read(worker, 2) == rig.data[2]
@@ -295,7 +296,7 @@ def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> Non
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             worker.inside.parts.writer.failed_commits += 1
             await worker.housekeeping.tick()
             assert rig.published() == {rig.name(1)}
@@ -319,7 +320,7 @@ def test_a_disk_without_any_room_loses_nothing(
             rig.put(ino, SMALL)
         async with rig.worker() as worker:
             parts = worker.inside.parts
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             epoch = parts.tier.header.epoch
             monkeypatch.setattr(Index, "write", no_room)
             monkeypatch.setattr(TierDirectory, "_write_header", no_room)
@@ -346,7 +347,7 @@ def test_what_an_earlier_process_did_not_sync_is_synced_by_the_next(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
         fail_syncs(1)  # the kernel tells the first who asks
         async with rig.worker() as worker:
             assert rig.published() == {rig.name(1)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from worker.cache.worker import Worker
 from worker.tier.ledger import Ledger
@@ -22,7 +23,7 @@ async def fill(rig: Rig) -> None:
         rig.put(ino, FILE_BYTES)
     async with rig.worker() as worker:
         for ino in FILES:
-            await worker.fetch(NAMESPACE, ino)
+            await fetch(worker, NAMESPACE, ino)
 
 
 async def read_quickly(worker: Worker, rig: Rig, ino: int) -> None:

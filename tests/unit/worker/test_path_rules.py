@@ -10,6 +10,7 @@ import pytest
 
 from cachefs.core.jobs import FullQuota
 from cachefs.core.policies import Rule
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run
 from tests.unit.worker.test_expiry import Ruled
 from worker.cache.worker import Worker
@@ -86,7 +87,7 @@ def test_a_quota_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
             assert await cached(worker, rig, *range(1, 11)) == [True] * 5 + [False] * 5
             assert caplog.text.count(FULL) == 1, "five files were refused"
             with pytest.raises(OverQuota) as refused:
-                await worker.fetch(NAMESPACE, 9)
+                await fetch(worker, NAMESPACE, 9)
             assert refused.value.one_line().startswith(FULL)
             assert refused.value.full == FullQuota(
                 b"dir", 10 * MIB + 4096, 10 * MIB, 10 * MIB + 4096
@@ -94,12 +95,12 @@ def test_a_quota_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
             await worker.expirer.tick()
             assert worker.status()["quota_used_bytes"] == {"/dir": 5 * SIZE}
             await worker.free([rig.content(1)])
-            await worker.fetch(NAMESPACE, 9)
+            await fetch(worker, NAMESPACE, 9)
             worker.used([rig.name(2)], 0)
         async with rig.worker() as worker:
             await worker.expirer.tick()
             with pytest.raises(OverQuota):
-                await worker.fetch(NAMESPACE, 10)
+                await fetch(worker, NAMESPACE, 10)
             space.put_all(3 * SIZE)
             await worker.expirer.tick()
             assert worker.status()["quota_used_bytes"] == {"/dir": 3 * SIZE}
@@ -109,7 +110,7 @@ def test_a_quota_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
                 space.rules[ino] = Rule()
                 space.origins[ino] = msgspec.structs.replace(space.origins[ino], rule=Rule())
             await worker.expirer.tick()
-            await worker.fetch(NAMESPACE, 10)
+            await fetch(worker, NAMESPACE, 10)
             assert worker.status()["quota_used_bytes"] == {}
 
     run(script())

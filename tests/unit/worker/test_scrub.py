@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
 from worker.cache.worker import Worker
 from worker.store import on_disk
@@ -27,7 +28,7 @@ def flip(rig: Rig, ino: int, offset: int) -> None:
 
 async def loaded(rig: Rig, worker: Worker) -> None:
     for ino in rig.data:
-        await worker.fetch(NAMESPACE, ino)
+        await fetch(worker, NAMESPACE, ino)
 
 
 @pytest.mark.parametrize("offset", [0, 2 * MIB + 12345, 5 * MIB + 98], ids=["first", "mid", "last"])

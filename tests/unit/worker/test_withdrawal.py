@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, run, until
 from worker.store import filesystem, removal
 from worker.store.directory import TierDirectory
@@ -55,7 +56,7 @@ def test_what_was_withdrawn_is_not_published_again(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             parts, name = worker.inside.parts, rig.name(1)
             tier, writer = parts.tier, parts.writer
             await until(lambda: not removal.is_busy(tier, name))
@@ -89,7 +90,7 @@ def test_an_eviction_that_is_not_committed_publishes_again_what_is_trusted(tmp_p
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             tier = worker.inside.parts.tier
             await until(lambda: not removal.is_busy(tier, rig.name(1)))
             failing: Any = FailingWriter(lambda: None)
@@ -105,7 +106,7 @@ def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(tmp_pat
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             space, key = worker._space, rig.content(1).key
             async with space._one_at_a_time:
                 going = asyncio.create_task(space.let_go([key]))
@@ -168,7 +169,7 @@ def test_files_that_cannot_be_dropped_are_counted_once(
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             ledger = worker.inside.parts.ledger
-            await worker.fetch(NAMESPACE, 1)
+            await fetch(worker, NAMESPACE, 1)
             entry = await worker.inside.catalog.open(rig.space.origins[1], rig.content(1).key)
             cached_bytes = ledger.cached_bytes
             with monkeypatch.context() as patch:

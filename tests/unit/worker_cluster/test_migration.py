@@ -14,6 +14,7 @@ from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable, Unrea
 from cachefs.core.messages import Done, failure_of
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, Placement, View
+from tests.services.loading import fetch
 from tests.unit.worker.rig import Rig, open_reader
 from worker.migration.migration import Migration
 from worker.store.holdings import Holding, merge_holdings
@@ -245,7 +246,7 @@ def test_a_worker_lists_what_it_has_whole_and_partial(tmp_path: Path) -> None:
         for ino in (2, 3, 4):
             rig.put(ino, 9 * PAGE_BYTES + 1)
         async with rig.worker() as worker:
-            await worker.fetch(rig.space.namespace, 2)
+            await fetch(worker, rig.space.namespace, 2)
             reader = await open_reader(worker, 3)
             assert len(await reader.at(0, 100)) == 100
             found = await worker.serving.holdings(b"", 10)

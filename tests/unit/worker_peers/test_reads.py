@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, read, run
 from tests.unit.worker_peers.nodes import Cluster
 
@@ -100,7 +101,7 @@ def test_blocks_are_read_at_their_old_place_before_the_origin(tmp_path: Path) ->
         async with cluster.running() as nodes:
             cluster.set_view([0, 1])
             for ino in inos:
-                await nodes[0].worker.fetch(NAMESPACE, ino)
+                await fetch(nodes[0].worker, NAMESPACE, ino)
                 await read(nodes[1].worker, ino)
             before = cluster.body_bytes
             cluster.set_view([0, 1, 2], before=[0, 1])
@@ -141,7 +142,7 @@ def test_a_migration_asks_peers_alone(tmp_path: Path) -> None:
             bring = nodes[1].worker.serving.bring
             assert await bring(NAMESPACE, 1, 0, 20, peers_only=True) == 0
             assert cluster.body_bytes == 0, "the origin was asked"
-            await nodes[0].worker.fetch(NAMESPACE, 1)
+            await fetch(nodes[0].worker, NAMESPACE, 1)
             cluster.set_view([1])
             assert await bring(NAMESPACE, 1, 0, 20, peers_only=True) == 0, "it knows of no holder"
             key = cluster.rig.content(1).key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, run
 from tests.unit.worker.test_expiry import Ruled
 from tests.unit.worker_tiers.rig import TiersRig
@@ -26,7 +27,7 @@ def test_moving_up_is_no_fill(tmp_path: Path) -> None:
         rig.put(2, 10 * MIB + 5)
         async with rig.tiers() as tiers:
             for ino in (1, 2):
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             assert rig.in_tier(1) == {2}
             await tiers.free([rig.content(1)])
             rig.wall_s += 50

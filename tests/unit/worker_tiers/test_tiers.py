@@ -7,17 +7,18 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cachefs.core.errors import BadConfig, Interrupted, InUse, ProtocolError
 from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
+from tests.services.loading import fetch
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.cache import tier_set as keeper_module
 from worker.cache.cache import Tiers
+from worker.cache.load_requests import Load
 from worker.cache.running import Running
 from worker.cache.tier_choice import PROMOTE_USES, Held
 from worker.cache.tier_set import NUMBERS
@@ -72,7 +73,7 @@ def test_large_files_that_come_at_once_do_not_count_on_the_same_room(tmp_path: P
             for reader in readers:
                 reader.close()
             for ino in inos:
-                assert (await tiers.fetch(NAMESPACE, ino)).size == 30 * MIB
+                await fetch(tiers, NAMESPACE, ino)
             assert rig.in_tier(0) | rig.in_tier(1) == set(inos)
             assert tiers.status()["origin_bytes"] == 120 * MIB
 
@@ -84,8 +85,8 @@ def test_what_is_opened_often_moves_up_and_comes_from_no_origin(tmp_path: Path) 
         rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
         filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB + 5)
         async with rig.tiers() as tiers:
-            await tiers.fetch(NAMESPACE, filler)
-            await tiers.fetch(NAMESPACE, ino)
+            await fetch(tiers, NAMESPACE, filler)
+            await fetch(tiers, NAMESPACE, ino)
             assert rig.in_tier(1) == {ino}
             await promoted(tiers, ino)
             assert rig.in_tier(1) == {ino}, "the files of the faster tier are in use"
@@ -110,10 +111,10 @@ def test_reports_of_clients_count_as_uses(tmp_path: Path) -> None:
         rig.put(1, SMALL)
         rig.put(2, 40 * MIB)
         async with rig.tiers() as tiers:
-            await tiers.fetch(NAMESPACE, 2)
+            await fetch(tiers, NAMESPACE, 2)
             await tiers.free([rig.content(2)])
             rig.put(3, 44 * MIB)
-            await tiers.fetch(NAMESPACE, 3)
+            await fetch(tiers, NAMESPACE, 3)
             assert rig.in_tier(1) == {3}
             tiers.used(["no name", "ff"], 0)
             tiers.used([rig.name(3)] * PROMOTE_USES, 7)
@@ -129,7 +130,7 @@ def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path:
         used, unused = rig.put(1, 10 * MIB), rig.put(2, 10 * MIB)
         async with rig.tiers() as tiers:
             for ino in (used, unused):
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             assert rig.in_tier(0) == {used, unused}
             await read(tiers, used)
             first = tiers._keeper.running[0]
@@ -163,15 +164,18 @@ def test_nobody_who_needs_room_waits_for_a_slow_tier(
         async with rig.tiers() as tiers:
             first, second = tiers._keeper.running
             for ino in (1, 2, 3, 4):
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
                 await read(tiers, ino)
-            fetch = second.worker.fetch
+            load = second.worker.loading.load
 
-            async def slowly(*args: Any, **options: Any) -> Any:
+            async def slowly(wanted: Load) -> None:
                 await go_on.wait()
-                return await fetch(*args, **options)
+                load(wanted)
 
-            monkeypatch.setattr(second.worker, "fetch", slowly)
+            monkeypatch.setattr(
+                second.worker.loading, "load", lambda wanted: tasks.start(slowly(wanted))
+            )
+            tasks = tiers._keeper.tasks
             space = first.worker.inside.space
             making = asyncio.ensure_future(space.make_room_ahead(8 * MIB))
             await until(lambda: bool(space._demotion.copying))
@@ -204,7 +208,7 @@ def test_what_was_copied_below_stays_until_it_has_left_above(tmp_path: Path) -> 
         rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB, admission="always", eviction="lru")
         ino = rig.put(1, 10 * MIB)
         async with rig.tiers() as tiers:
-            await tiers.fetch(NAMESPACE, ino)
+            await fetch(tiers, NAMESPACE, ino)
             moves, first = tiers._moves, tiers._keeper.running[0]
             await moves._demote(first, [rig.content(ino).key], 1)
             await moves.tick()
@@ -242,8 +246,8 @@ def test_a_page_that_went_bad_does_not_move(tmp_path: Path) -> None:
         rig = TiersRig(tmp_path, 48 * MIB, 400 * MIB)
         filler, ino = rig.put(1, 30 * MIB), rig.put(2, 10 * MIB)
         async with rig.tiers() as tiers:
-            await tiers.fetch(NAMESPACE, filler)
-            await tiers.fetch(NAMESPACE, ino)
+            await fetch(tiers, NAMESPACE, filler)
+            await fetch(tiers, NAMESPACE, ino)
             await tiers.free([rig.content(filler)])
             rig.flip(1, ino, offset=3 * MIB + 7)
             await promoted(tiers, ino)
@@ -270,12 +274,12 @@ def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -
             reader.close()
             await until(lambda: tiers.status()["fills_in_flight"] == 0)
             tiers._keeper.running[0].promised.clear()
-            await tiers.fetch(NAMESPACE, other)
+            await fetch(tiers, NAMESPACE, other)
             fetched = tiers.status()["origin_bytes"]
             first = tiers._keeper.running[0]
             first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
             assert await read(tiers, ino) == (rig.data[ino], 1)
-            await tiers.fetch(NAMESPACE, ino)
+            await fetch(tiers, NAMESPACE, ino)
             status = tiers.status()
             assert status["origin_bytes"] == 55 * MIB
             assert status["tier_bytes"] == fetched - 15 * MIB
@@ -483,7 +487,7 @@ def test_copies_that_a_crash_left_in_two_tiers_are_settled(tmp_path: Path) -> No
             first, second = tiers._keeper.running
             for ino in rig.data:
                 for one in (first, second):
-                    await one.worker.fetch(NAMESPACE, ino)
+                    await fetch(one.worker, NAMESPACE, ino)
             assert rig.in_tier(0) == rig.in_tier(1) == {1, 2}
             assert tiers.status()["origin_bytes"] == 10 * MIB + SMALL
         async with rig.tiers() as tiers:
@@ -559,7 +563,7 @@ def test_freeing_frees_in_all_tiers(tmp_path: Path) -> None:
         rig.put(2, 30 * MIB)
         async with rig.tiers() as tiers:
             for ino in rig.data:
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             assert (rig.in_tier(0), rig.in_tier(1)) == ({1}, {2})
             freed = await tiers.free([rig.content(1), rig.content(2)])
             assert (freed.files, freed.bytes) == (2, 50 * MIB)
@@ -583,7 +587,7 @@ def test_what_this_node_does_not_own_goes_first(tmp_path: Path, restarted: bool)
             rig.put(ino, 8 * MIB)
         async with rig.tiers() as tiers:
             for ino in (4, 1, 5, 2, 3):
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             if not restarted:
                 await makes_room(tiers, rig, {1, 2, 3})
         if restarted:
@@ -615,17 +619,17 @@ def test_what_this_node_owns_is_placed_where_copies_make_room(tmp_path: Path) ->
         rig.put(3, 30 * MIB)
         async with rig.tiers() as tiers:
             for ino in (1, 2, 10, 11):
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             assert (rig.in_tier(0), rig.in_tier(1)) == ({1, 2, 10}, {11})
             await read(tiers, 3)
-            await tiers.fetch(NAMESPACE, 3)
+            await fetch(tiers, NAMESPACE, 3)
             assert rig.in_tier(1) == {11, 3}
             assert await read(tiers, 12) == (rig.data[12], 1), "the last tier makes room"
             await until(lambda: rig.in_tier(1) == {11, 12})
             rig.put(4, 15 * MIB)
             assert (await read(tiers, 4))[0] == rig.data[4]
             rig.put(13, 30 * MIB)
-            await tiers.fetch(NAMESPACE, 13)
+            await fetch(tiers, NAMESPACE, 13)
             assert 13 in rig.in_tier(0), "the other one has no copies left"
             assert {10, 11, 12} <= rig.in_tier(0) | rig.in_tier(1)
 
@@ -642,7 +646,7 @@ def test_peers_get_pages_of_whatever_tier_has_them(tmp_path: Path) -> None:
         rig.put(2, 10 * MIB + 7)
         async with rig.tiers() as tiers:
             for ino in rig.data:
-                await tiers.fetch(NAMESPACE, ino)
+                await fetch(tiers, NAMESPACE, ino)
             assert (rig.in_tier(0), rig.in_tier(1)) == ({1}, {2})
             for ino, data in rig.data.items():
                 key = rig.content(ino).key

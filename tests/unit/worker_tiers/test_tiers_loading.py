@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.jobs import TaskFile
+from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
 from worker.cache.cache import Tiers
@@ -99,7 +100,7 @@ def test_a_load_goes_on_where_its_file_was_begun_and_makes_room_there(tmp_path: 
             await until(lambda: tiers.status()["fills_in_flight"] == 0)
             first = tiers._keeper.running[0]
             first.promised.clear()
-            await tiers.fetch(NAMESPACE, other)
+            await fetch(tiers, NAMESPACE, other)
             assert rig.in_tier(0) == {other}
             first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 16 * MIB
             origin = rig.space.origins[begun]
