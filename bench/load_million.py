@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from bench import machine
 from bench.harness import Lab, main
@@ -25,6 +26,7 @@ from cachefs.core import messages as m
 from cachefs.core.jobs import JobShown, JobSpec, JobState, Room, TaskFile
 from cachefs.core.model import Origin
 from worker.cache.load_requests import Load, Loaded, Outlook
+from worker.cache.loading import CacheLoading
 from worker.loads.loader import Loader
 from worker.membership.master_client import MasterClient
 from worker.membership.member import Membership
@@ -120,7 +122,7 @@ async def watch(master: MasterProcess, cache: Instant, count: int, *, kill: bool
     try:
         namespace = (await client.ask(c.Greeting(), c.Greeted)).namespace
         await members.start()
-        loader = Loader(cache, work, WORKER)
+        loader = Loader(cast(CacheLoading, cache), work, WORKER)
         started, before_s = time.monotonic(), machine.cpu_s([master.pid])
         spec = JobSpec((b"/" + PATH.strip(b"/"),))
         if kill:

@@ -22,14 +22,16 @@ from cachefs.core.errors import Unavailable
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.placement import Member, View
 from cachefs.core.services import Permission
+from cachefs.core.tiers import TierSpec
 from connectors.base import Connector
 from connectors.file import FileConnector
 from tests.services.loading import fetch
-from worker.cache.worker import Worker, WorkerConfig
+from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
 from worker.peers.source import ClusterSource
+from worker.tier.config import WorkerConfig
 
 NAMESPACE = NamespaceId(b"b" * 16)
 
@@ -79,7 +81,7 @@ class Node:
         self.ring = Ring("taker" if spec.owner else "owner")
         origin = OriginSource(self._connector)
         self.source = ClusterSource(self.ring, origin)
-        self.worker: Worker
+        self.worker: Cache
 
     def _connector(self, namespace: NamespaceId, ufs: str) -> Connector:
         if self.spec.owner:
@@ -89,8 +91,9 @@ class Node:
     async def start(self) -> None:
         names: Any = Names(self.spec)
         config = WorkerConfig(self.spec.tier, self.spec.size_bytes)
-        self.worker = await Worker.start(
-            config, lambda namespace: names, self._connector, source=self.source
+        tier = TierSpec("ssd", self.spec.tier, self.spec.size_bytes)
+        self.worker = await Cache.start(
+            config, [tier], lambda namespace: names, self._connector, source=self.source
         )
 
     def set_owner(self, url: str) -> None:

@@ -25,7 +25,7 @@ from cachefs.doors.outgoing import Judge, any_process
 from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
-from worker.cache.cache import Tiers
+from worker.cache.cache import Cache
 from worker.cache.status import facts
 from worker.fill.source import OriginSource
 from worker.loads.loader import Loader
@@ -90,7 +90,7 @@ class Node:
         self._listen = parse_address(spec.listen, 0)
         self._tasks = Tasks()
         self.server: NodeServer
-        self._cache: Tiers
+        self._cache: Cache
         self._source: ClusterSource
         self._members: Membership
         self._weighing: Weighing
@@ -140,7 +140,7 @@ class Node:
         )
         stack.callback(self._source.close)
         limit_bytes = budget(self._spec.memory_limit_bytes, available_memory())
-        self._cache = await Tiers.start(
+        self._cache = await Cache.start(
             self._config(),
             self._tiers,
             self._sources.service,

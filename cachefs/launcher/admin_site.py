@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from connectors.base import Connector
     from master.namespace import Master
     from master.server.admin.at import Backend
-    from worker.cache.worker import Worker
+    from worker.cache.cache import Cache
 
 STOP_S: Final = 2.0
 ANSWER_S: Final = 140.0
@@ -42,7 +42,7 @@ class Admin:
     def __init__(
         self,
         masters: Callable[[], list[Master]],
-        worker: Worker,
+        worker: Cache,
         status: Callable[[], dict[str, Any]],
     ) -> None:
         self._masters = masters
@@ -68,9 +68,7 @@ class Admin:
 class _Namespace:
     """One source's calls, answered as a master of a cluster answers them."""
 
-    def __init__(
-        self, master: Master, worker: Worker, status: Callable[[], dict[str, Any]]
-    ) -> None:
+    def __init__(self, master: Master, worker: Cache, status: Callable[[], dict[str, Any]]) -> None:
         from master.server.admin.at import Backend
         from master.server.calls import Calls
         from master.server.solo import Solo
@@ -102,7 +100,7 @@ class _Namespace:
 class _Local:
     """The worker of this process, asked as a master asks its workers."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Cache) -> None:
         self._worker = worker
 
     async def ask(self, url: str, call: c.Have | c.Drop) -> c.Answer:
@@ -120,7 +118,7 @@ def _no_source(source: UfsSpec) -> Connector:
     raise Unsupported("this server has what is mounted", remedy="use `cachefs mount`")
 
 
-def _row(worker: Worker) -> c.WorkerRow:
+def _row(worker: Cache) -> c.WorkerRow:
     from master.server.solo import WORKER
     from worker.cache.status import facts
 

@@ -25,6 +25,7 @@ from cachefs.core.errors import CacheFSError, InUse, NoSpace, NotFound, Unavaila
 from cachefs.core.model import ROOT_INO, NamespaceId, UfsSpec
 from cachefs.core.services import MetadataService
 from cachefs.core.specs import ServerSpec, Started
+from cachefs.core.tiers import TierSpec
 from cachefs.core.units import format_duration
 from cachefs.launcher import allocator, collecting, gil_home, kept
 from cachefs.launcher.admin_site import Admin, admin_site
@@ -38,10 +39,11 @@ from connectors.base import Connector
 from connectors.compose import open_connector
 from connectors.meter import Meter
 from master.namespace import Master
-from worker.cache.load_requests import LoadingCache
-from worker.cache.worker import Worker, WorkerConfig
+from worker.cache.cache import Cache
+from worker.cache.loading import CacheLoading
 from worker.loads.loader import Loader
 from worker.server.server import NodeServer
+from worker.tier.config import WorkerConfig
 
 log = logging.getLogger("cachefs.server")
 
@@ -103,7 +105,7 @@ class Source:
         except OSError as err:
             raise NoSpace(f"cannot be written: {err.strerror}", path=str(path)) from err
 
-    def start_loading(self, cache: LoadingCache) -> None:
+    def start_loading(self, cache: CacheLoading) -> None:
         """The worker asks this source's master for load tasks from now on. Idempotent."""
         if self._loader is None:
             self._loader = Loader(cache, self.master.work, WORKER)
@@ -151,9 +153,9 @@ class EmbeddedSources:
         self._pointer = pointer
         self._by_key: dict[str, asyncio.Task[Source]] = {}
         self._open: dict[NamespaceId, Source] = {}
-        self._cache: LoadingCache | None = None
+        self._cache: CacheLoading | None = None
 
-    def start_loading(self, cache: LoadingCache) -> None:
+    def start_loading(self, cache: CacheLoading) -> None:
         """What load jobs of these sources select goes there, those opened later included."""
         self._cache = cache
         for source in self._open.values():
@@ -276,7 +278,7 @@ async def _lock(path: Path) -> int:
         raise
 
 
-async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:
+async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Cache:
     config = WorkerConfig(
         cache_dir=spec.cache_dir,
         limit_bytes=spec.cache_size_bytes,
@@ -286,12 +288,20 @@ async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Worker:
         idle_after_s=spec.idle_after_s,
         origin_deadline_s=spec.origin_deadline_s,
     )
+    tier = TierSpec(
+        "ssd",
+        spec.cache_dir,
+        spec.cache_size_bytes,
+        high=1.0,
+        low=1.0,
+        scrub_bytes_per_s=config.scrub_bytes_per_s,
+    )
     for _ in range(int(LOCK_WAIT_S / 0.05)):  # a predecessor with another source may be ending
         try:
-            return await Worker.start(config, sources.service, sources.connector)
+            return await Cache.start(config, [tier], sources.service, sources.connector)
         except InUse:
             await asyncio.sleep(0.05)
-    return await Worker.start(config, sources.service, sources.connector)
+    return await Cache.start(config, [tier], sources.service, sources.connector)
 
 
 async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
@@ -317,7 +327,7 @@ async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
 async def _serve(
     spec: ServerSpec,
     ready: ReadyPipe,
-    worker: Worker,
+    worker: Cache,
     sources: EmbeddedSources,
     socket_path: Path,
     pointer: Pointer,

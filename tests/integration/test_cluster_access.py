@@ -32,7 +32,7 @@ from tests.services.cluster import Cluster, ClusterFailed
 from tests.services.http_master import cluster as master_over_http
 from tests.services.http_master import run
 from tests.services.processes import wait_until
-from worker.cache.peer_reads import PeerCache
+from worker.cache.serving import CacheServing
 from worker.peers import server as worker_server
 from worker.peers.ring import Ring
 from worker.peers.server import Handlers, PeerServer
@@ -326,7 +326,7 @@ async def a_worker(directory: Path) -> AsyncIterator[int]:
         raise AssertionError
 
     handlers = Handlers(drop=nothing, status=dict)
-    it = PeerServer(cast(PeerCache, None), Ring("me"), handlers, refresh=nothing)
+    it = PeerServer(cast(CacheServing, None), Ring("me"), handlers, refresh=nothing)
     port = await it.start("127.0.0.1")
     try:
         yield port

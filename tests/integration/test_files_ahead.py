@@ -16,9 +16,9 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.model import NamespaceId, Origin
 from tests.integration.test_worker_openings import opened, serve_rig
-from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Namespace, Rig, only, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
 from worker.prefetch.sequence import LEAST_OPENS, MOST_FILES
 from worker.server.server import NodeServer
 
@@ -26,7 +26,7 @@ SIZE = 20 << 10
 FILES = 200
 LIMIT_BYTES = 40 * MIB
 
-Script = Callable[[Rig, Worker, Peer, NodeServer], Awaitable[None]]
+Script = Callable[[Rig, Cache, Peer, NodeServer], Awaitable[None]]
 
 
 class Sources(FakeSources):
@@ -49,7 +49,7 @@ def serve(
     for ino in range(1, FILES + 1):
         rig.put(ino, size_bytes)
 
-    async def play(worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def play(worker: Cache, peer: Peer, server: NodeServer) -> None:
         await script(rig, worker, peer, server)
 
     serve_rig(rig, tmp_path, Sources(rig.space), play, files_ahead=files_ahead)
@@ -72,7 +72,7 @@ async def go_through(rig: Rig, peer: Peer, inos: list[int]) -> int:
 
 
 def test_a_directory_read_in_order(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         await go_through(rig, peer, [*range(1, LEAST_OPENS + 1)])
         await until(lambda: len(rig.published()) > LEAST_OPENS + 8)
         await go_through(rig, peer, [*range(LEAST_OPENS + 1, FILES + 1)])
@@ -87,7 +87,7 @@ def test_a_directory_read_in_order(tmp_path: Path) -> None:
 def test_what_is_not_foreseen_is_not_brought(tmp_path: Path, order: str, files_ahead: int) -> None:
     inos = [*range(1, 41)] if order == "in order" else random.Random(3).sample(range(1, 201), 40)
 
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         assert await go_through(rig, peer, inos) == 40
         assert server.status()["ahead_files"] == 0
 
@@ -96,7 +96,7 @@ def test_what_is_not_foreseen_is_not_brought(tmp_path: Path, order: str, files_a
 
 
 def test_an_open_of_what_is_on_its_way_waits_for_it(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         await go_through(rig, peer, [*range(1, LEAST_OPENS)])
         rig.origin.script.block("read")
         for ino in (LEAST_OPENS, LEAST_OPENS + 1):
@@ -108,7 +108,7 @@ def test_an_open_of_what_is_on_its_way_waits_for_it(tmp_path: Path) -> None:
         assert {type(body) for _, body, _ in answers} == {m.Opened}
         for _, _, fd in answers:
             assert fd is not None
-            worker._parts.close(fd)
+            only(worker).parts.close(fd)
         await until(lambda: len(rig.published()) >= 2 * LEAST_OPENS)
 
     rig = serve(tmp_path, script)
@@ -117,7 +117,7 @@ def test_an_open_of_what_is_on_its_way_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_full_cache_keeps_what_it_has(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         await go_through(rig, peer, [*range(1, FILES + 1)])
         first = rig.published()
         asked = await go_through(rig, peer, [*range(1, FILES + 1)])
@@ -129,7 +129,7 @@ def test_a_full_cache_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 def test_files_that_go_meanwhile(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         for ino in range(LEAST_OPENS + 1, LEAST_OPENS + 5):
             rig.origin.delete(rig.space.origins[ino].path)
         del rig.space.origins[LEAST_OPENS + 5]
@@ -145,7 +145,7 @@ def test_files_that_go_meanwhile(tmp_path: Path) -> None:
 def test_a_namespace_that_has_to_ask(tmp_path: Path) -> None:
     """A node of a cluster does not know every file: its master does."""
 
-    async def script(rig: Rig, worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer, server: NodeServer) -> None:
         known = rig.space.origins
         asked: list[int] = []
 

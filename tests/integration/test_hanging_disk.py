@@ -23,8 +23,9 @@ from tests.integration.conftest import Bucket, Node
 from tests.services.hanging_disk import HangingDisk, hanging_disk
 from tests.services.loading import fetch
 from tests.services.processes import wait_until
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, until
-from worker.cache.worker import Grant, Worker
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, until
+from worker.cache.cache import Cache
+from worker.cache.grants import Grant
 
 SMALL = 110 << 10
 DETECTED_S = 30.0  # within this the disk is found to hang, or to answer again
@@ -81,7 +82,7 @@ async def pread(fd: int, size: int, offset: int) -> bytes | None:
 class Client:
     """Reads one file as the FUSE client does: what the disk does not give is asked for anew."""
 
-    def __init__(self, worker: Worker, ino: int, grant: Grant) -> None:
+    def __init__(self, worker: Cache, ino: int, grant: Grant) -> None:
         self.worker = worker
         self.ino = ino
         self.grant = grant
@@ -116,14 +117,14 @@ class Client:
         return data
 
     @classmethod
-    async def open(cls, worker: Worker, ino: int) -> Client:
+    async def open(cls, worker: Cache, ino: int) -> Client:
         return cls(worker, ino, await worker.open(NAMESPACE, ino))
 
     def close(self) -> None:
         self.worker.release(self.grant.handle)
 
 
-async def read(worker: Worker, ino: int) -> bytes:
+async def read(worker: Cache, ino: int) -> bytes:
     client = await Client.open(worker, ino)
     data = await client.read(0, client.grant.size)
     client.close()
@@ -139,7 +140,7 @@ def run(script: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def state(worker: Worker) -> str:
+def state(worker: Cache) -> str:
     found: str = worker.status()["tiers"][0]["state"]
     return found
 
@@ -182,10 +183,10 @@ def test_reads_go_past_a_disk_that_hangs_until_it_answers(disk: HangingDisk) -> 
             await until(lambda: rig.name(12) in rig.published())
             await fetch(worker, NAMESPACE, 20)
             assert await read(worker, 20) == rig.data[20]
-            ledger, index = worker._parts.ledger, worker._parts.tier.index
+            ledger, index = only(worker).parts.ledger, only(worker).parts.tier.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
             ledger.check_invariants()
-            worker._parts.memory.check_invariants()
+            only(worker).parts.memory.check_invariants()
 
     run(script())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run
 from worker.fill.fill import Filler
 from worker.runtime.memory import MemoryBudget
 
@@ -71,7 +71,7 @@ def test_windows_shrink_when_memory_is_short_and_nothing_fails(
         rig.put(1, 60 * MIB)
         async with rig.worker() as worker:
             if short:
-                worker._parts.memory.tiers_bytes = 190 * MIB  # as if others had taken it
+                only(worker).parts.memory.tiers_bytes = 190 * MIB  # as if others had taken it
             assert await read(worker, 1, MIB) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
 

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from cachefs.core.messages import MOST_KEPT
-from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, read, run, until
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import MIB, Reader, Rig, ensure, only, open_reader, read, run, until
+from worker.cache.cache import Cache
 from worker.fill import segments
 
 BIG = 9 * MIB  # larger than what is opened whole
 LEAST_MEMORY = 128 * MIB
 
 
-async def fill(rig: Rig, worker: Worker) -> None:
+async def fill(rig: Rig, worker: Cache) -> None:
     """Makes the cache full: not even a page more is admitted."""
     for n in range(1000, 1064):
         await read(worker, rig.put(n, MIB))
-        if worker.inside.parts.ledger.free_for_files < MIB:
+        if only(worker).parts.ledger.free_for_files < MIB:
             return
     raise AssertionError("the cache did not become full")
 
 
-async def hold_everything(rig: Rig, worker: Worker, held: list[int], first: int) -> None:
+async def hold_everything(rig: Rig, worker: Cache, held: list[int], first: int) -> None:
     """Takes descriptors of segments, as a client that keeps them all, until nothing can be lent."""
     reader = await open_reader(worker, rig.put(first, 40 * MIB))
     for page in range(40):
@@ -60,8 +60,8 @@ def test_clients_that_keep_everything_stop_nobody(tmp_path: Path) -> None:
             for n, data in zip(files, found, strict=True):
                 assert data == rig.data[n]
             assert took_s < 20.0, "54 pages, 0.1 s each at most were there no memory at all"
-            worker.inside.parts.memory.check_invariants()
-            worker.inside.parts.ledger.check_invariants()
+            only(worker).parts.memory.check_invariants()
+            only(worker).parts.ledger.check_invariants()
             for fd in held:
                 os.close(fd)
 
@@ -80,7 +80,7 @@ def test_many_small_files_that_the_cache_refuses_may_be_open(tmp_path: Path) -> 
             readers = await asyncio.gather(*(open_reader(worker, n) for n in files))
             whole = [reader for reader in readers if reader.grant.complete]
             assert 0 < len(whole) < len(readers)
-            parts = worker.inside.parts
+            parts = only(worker).parts
             most_bytes = parts.ledger.scratch_limit_bytes // segments.WHOLE_SHARE
             assert sum(reader.grant.size for reader in whole) <= most_bytes
             for n, reader in zip(files, readers, strict=True):

@@ -36,12 +36,13 @@ from tests.services.hanging_disk import hanging_disk
 from tests.services.processes import is_running
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
-from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, open_reader, until
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, only, open_reader, until
 from tests.unit.worker_peers.nodes import Cluster
 from tests.unit.worker_tiers.rig import TiersRig
+from worker.cache.cache import Cache
 from worker.cache.load_requests import Load, Loaded
 from worker.cache.loads import FREE_PLACES
-from worker.cache.worker import Worker
+from worker.cache.tier import Tier
 from worker.fill.source import OriginSource, Purpose, SourceBody
 from worker.fill.transfer import Transfer
 from worker.names.late_connector import AGAIN_S, LateConnector
@@ -117,16 +118,30 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
             assert not thread.is_alive(), thread.name
 
 
-async def read(worker: Worker, ino: int) -> bytes:
+async def read(worker: Cache, ino: int) -> bytes:
     """All of a file; a process that is being started is ready then."""
     data = await rig_module.read(worker, ino)
-    small = worker._supply.small
-    await until(lambda: not small._is_launching)
-    await until(lambda: small._engine._run is None or small._engine.is_ready)
+    await launched(only(worker))
     return data
 
 
-async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
+async def read_in(tier: Tier, rig: Rig, ino: int) -> bytes:
+    """The same, in one of several tiers."""
+    opened = await tier.opens.open(rig.space.origins[ino], past_tier=False)
+    assert opened.fd is not None
+    with open(opened.fd, "rb") as file:
+        data = file.read()
+    await launched(tier)
+    return data
+
+
+async def launched(tier: Tier) -> None:
+    small = tier._supply.small
+    await until(lambda: not small._is_launching)
+    await until(lambda: small._engine._run is None or small._engine.is_ready)
+
+
+async def learnt(worker: Cache, rig: Rig, ino: int) -> None:
     """The first small file of the source: read by a thread. And there is a process for others."""
     before = rig.origin.calls["read"]
     assert await read(worker, ino) == rig.data[ino]
@@ -134,14 +149,14 @@ async def learnt(worker: Worker, rig: Rig, ino: int) -> None:
     await learnt_process(worker)
 
 
-async def learnt_process(worker: Worker) -> None:
-    await until(lambda: worker._supply.small._engine.is_ready)
+async def learnt_process(worker: Cache) -> None:
+    await until(lambda: only(worker)._supply.small._engine.is_ready)
 
 
 @contextlib.asynccontextmanager
 async def learning(
     place: Path, origin: SmallOrigin, files: int
-) -> AsyncIterator[tuple[Rig, Worker]]:
+) -> AsyncIterator[tuple[Rig, Cache]]:
     """A worker that has read the first of some small files, and so knows the way to the others."""
     rig = made_rig(place, origin)
     for ino in range(1, files + 1):
@@ -155,13 +170,13 @@ def path_of(rig: Rig, ino: int) -> bytes:
     return rig.space.origins[ino].path
 
 
-async def recorded(worker: Worker) -> None:
+async def recorded(worker: Cache) -> None:
     """The index has everything, and the accounts agree with it."""
-    ledger, index = worker._parts.ledger, worker._parts.tier.index
+    ledger, index = only(worker).parts.ledger, only(worker).parts.tier.index
     await until(lambda: worker.status()["fills_in_flight"] == 0)
     await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes)
     ledger.check_invariants()
-    worker._parts.memory.check_invariants()
+    only(worker).parts.memory.check_invariants()
     assert ledger.reserved_bytes == 0
 
 
@@ -197,7 +212,7 @@ def test_after_the_first_file_of_a_source_the_process_reads_them(
             assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
             for ino in inos:
                 key = rig.content(ino).key
-                sums = worker._parts.tier.index.checksums(key, len(rig.data[ino]))[1]
+                sums = only(worker).parts.tier.index.checksums(key, len(rig.data[ino]))[1]
                 assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
         assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {PROCESS}
         async with rig.worker() as worker:
@@ -409,7 +424,7 @@ def test_many_faults_among_many_readers(place: Path, origin: SmallOrigin) -> Non
         for ino in rig.random.sample(inos, 30):
             origin.fault(path_of(rig, ino), rig.random.choice(FAULTS))
 
-        async def reader(worker: Worker, order: list[int]) -> None:
+        async def reader(worker: Cache, order: list[int]) -> None:
             for ino in order:
                 assert await read(worker, ino) == rig.data[ino]
 
@@ -432,16 +447,16 @@ def test_the_process_is_killed_among_many_readers(place: Path, origin: SmallOrig
         inos = [rig.put(number, rig.random.randrange(1, 200_000)) for number in range(1, 201)]
         kills = 3
 
-        async def reader(worker: Worker, order: list[int]) -> None:
+        async def reader(worker: Cache, order: list[int]) -> None:
             for ino in order:
                 assert await read(worker, ino) == rig.data[ino]
 
-        async def killer(worker: Worker) -> None:
+        async def killer(worker: Cache) -> None:
             for number in range(1, kills + 1):
                 await until(lambda: len(origin.served) > number * 30)  # noqa: B023
                 os.kill(process_of(worker), signal.SIGKILL)
-                await until(lambda: worker._supply.small._engine._run is None)
-                worker._supply.small._engine._again_s = 0.0
+                await until(lambda: only(worker)._supply.small._engine._run is None)
+                only(worker)._supply.small._engine._again_s = 0.0
                 origin.connector.turns._failures = 0
 
         async with rig.worker() as worker:
@@ -535,7 +550,7 @@ def test_files_that_peers_have_come_from_them(tmp_path: Path, origin: SmallOrigi
                 assert await read(nodes[2].worker, ino) == rig.data[ino]
             assert (origin.began, rig.origin.calls["read"]) == before
             for node in nodes:
-                node.worker._parts.ledger.check_invariants()
+                only(node.worker).parts.ledger.check_invariants()
 
     run(origin, script())
 
@@ -571,19 +586,21 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
         rig.origin = origin.connector
         inos = [rig.put(number, SMALL) for number in range(1, 7)]
         async with rig.tiers() as tiers:
-            one, two = (running.worker for running in tiers._keeper.running)
+            one, two = tiers._tiers.running
             for ino in inos[:3]:
-                assert await read(two, ino) == rig.data[ino]
-                await learnt_process(two)
-            await recorded(two)
+                assert await read_in(two, rig, ino) == rig.data[ino]
+                await until(lambda: two._supply.small._engine.is_ready)
+            ledger, index = two.parts.ledger, two.parts.tier.index
+            await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes > 0)
             assert origin.began == [path_of(rig, ino) for ino in inos[1:3]]
-            await learnt(one, rig, inos[3])
+            assert await read_in(one, rig, inos[3]) == rig.data[inos[3]]
+            await until(lambda: one._supply.small._engine.is_ready)
             for ino in inos[:3]:
-                assert await read(one, ino) == rig.data[ino]
+                assert await read_in(one, rig, ino) == rig.data[ino]
             assert one.status()["origin_bytes"] == SMALL
             assert len(origin.began) == 2, "of files that another tier has nothing is asked"
             for ino in inos[4:]:
-                assert await read(one, ino) == rig.data[ino]
+                assert await read_in(one, rig, ino) == rig.data[ino]
             assert rig.origin.calls["read"] == 2
             assert origin.began[-1] == path_of(rig, inos[5])
 
@@ -612,8 +629,8 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
 # ---- disks ---------------------------------------------------------------------------------------
 
 
-def process_of(worker: Worker) -> int:
-    run = worker._supply.small._engine._run
+def process_of(worker: Cache) -> int:
+    run = only(worker)._supply.small._engine._run
     assert run is not None
     assert isinstance(run.child, subprocess.Popen)
     return run.child.pid
@@ -642,7 +659,7 @@ def test_a_disk_that_fails_the_write_is_read_past(place: Path, origin: SmallOrig
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             await recorded(worker)
             await published(rig, {rig.name(1)})
-            worker._parts.health._until_s = 0
+            only(worker).parts.health._until_s = 0
             assert await read(worker, 11) == rig.data[11]
             assert worker.status()["tiers"][0]["state"] == "normal"
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
@@ -710,7 +727,7 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, wh
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             if when == "as they are written":
                 await until(lambda: not is_running(process))
-                worker._supply.small._engine._again_s = 0.0
+                only(worker)._supply.small._engine._again_s = 0.0
                 assert await read(worker, 10) == rig.data[10]
                 await learnt_process(worker)
             assert await read(worker, 11) == rig.data[11]
@@ -729,7 +746,7 @@ def test_what_was_asked_for_before_the_tier_left_never_enters_it(
             origin.hold()
             opening = asyncio.ensure_future(worker.open(NAMESPACE, 2))
             await asyncio.to_thread(origin.wait_held, 1)
-            worker._filler.leave_tier()
+            only(worker)._filler.leave_tier()
             origin.go_on()
             grant = await asyncio.wait_for(opening, LIMIT_S)
             if grant.fd is not None:
@@ -777,7 +794,7 @@ def test_a_worker_that_closes_leaves_nothing_to_wait_for(place: Path, origin: Sm
         for found in await asyncio.gather(*readers, return_exceptions=True):
             assert isinstance(found, Interrupted)
         assert rig.origin.calls["read"] == 1
-        worker._parts.ledger.check_invariants()
+        only(worker).parts.ledger.check_invariants()
         assert rig.published() == {rig.name(1)}
         origin.go_on()
 
@@ -792,7 +809,7 @@ def test_a_worker_that_closes_while_bodies_come(place: Path, origin: SmallOrigin
         inos = [rig.put(number, SMALL) for number in range(1, 101)]
         got: set[int] = set()
 
-        async def reader(worker: Worker, ino: int) -> None:
+        async def reader(worker: Cache, ino: int) -> None:
             assert await read(worker, ino) == rig.data[ino]
             got.add(ino)
 
@@ -802,7 +819,7 @@ def test_a_worker_that_closes_while_bodies_come(place: Path, origin: SmallOrigin
             await until(lambda: len(got) > 10)
         for found in await asyncio.gather(*readers, return_exceptions=True):
             assert found is None or isinstance(found, CacheFSError), found
-        worker._parts.ledger.check_invariants()
+        only(worker).parts.ledger.check_invariants()
         assert rig.published() >= {rig.name(ino) for ino in got}
         async with rig.worker() as worker:
             for ino in inos:

@@ -14,7 +14,7 @@ from tests.integration.conftest import Bucket, Node
 from tests.services.loading import fetch
 from tests.services.processes import wait_until
 from tests.services.thin_disk import ThinDisk, drop_pages, thin_disk
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
 
 BEFORE, AFTER = range(1, 21), range(101, 301)  # files cached before the volume is full, and after
 
@@ -49,17 +49,17 @@ def test_what_a_full_thin_volume_lost_is_never_read(
         async with rig.worker() as worker:
             for ino in BEFORE:
                 await fetch(worker, NAMESPACE, ino)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             disk.exhaust(left_bytes=4 * MIB)
             for ino in AFTER:
                 assert await read(worker, ino) == rig.data[ino]
-            await worker.housekeeping.sync()
-            await worker.housekeeping.sync()  # the kernel tells of a loss only once
+            await only(worker).housekeeping.sync()
+            await only(worker).housekeeping.sync()  # the kernel tells of a loss only once
             wrong = [ino for ino, data in published(rig, AFTER).items() if data != rig.data[ino]]
             assert not wrong, f"{len(wrong)} files are published and damaged"
             assert "lost bytes" in caplog.text
-            if not worker.inside.parts.health.lost:
-                await until(lambda: worker.inside.parts.health.in_service)
+            if not only(worker).parts.health.lost:
+                await until(lambda: only(worker).parts.health.in_service)
             for ino in (*BEFORE, *AFTER):
                 assert await read(worker, ino) == rig.data[ino]
         disk.extend()

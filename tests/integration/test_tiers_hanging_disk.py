@@ -37,7 +37,7 @@ def test_a_move_from_a_disk_that_hangs_goes_on_without_it(
         async with rig.tiers() as tiers:
             for each in (filler, ino, other):
                 await fetch(tiers, NAMESPACE, each)
-            second = tiers._keeper.running[1]
+            second = tiers._tiers.running[1]
             assert rig.in_tier(1) == {ino, other}
             await tiers.free([rig.content(filler)])
             disk.hang()

@@ -31,12 +31,13 @@ from tests.unit.worker.rig import (
     NAMESPACE,
     Rig,
     ensure,
+    only,
     open_reader,
     read,
     run,
     until,
 )
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.source import OriginSource, Purpose, SourceBody
 from worker.store.directory import TierDirectory
@@ -122,7 +123,7 @@ def test_every_byte_comes_once_and_right(tmp_path: Path) -> None:
             assert status["hits"] == len(sizes)
             assert status["fills_in_flight"] == status["reserved_bytes"] == 0
             assert rig.disk_bytes() <= status["used_bytes"] + 64 * 1024
-            await worker.housekeeping.measure_overhead()
+            await only(worker).housekeeping.measure_overhead()
 
     run(script())
 
@@ -165,7 +166,7 @@ def test_readers_of_everything_everywhere(tmp_path: Path) -> None:
         rig = Rig(tmp_path, 200 * MIB, seed=3)
         rig.put(1, 40 * MIB + 77)
 
-        async def jump(worker: Worker) -> None:
+        async def jump(worker: Cache) -> None:
             reader = await open_reader(worker, 1)
             for _ in range(40):
                 offset = rig.random.randrange(len(rig.data[1]))
@@ -407,7 +408,7 @@ def test_refused_files_are_shared_and_their_room_is_bounded(tmp_path: Path) -> N
     run(script())
 
 
-async def hold_all(rig: Rig, worker: Worker, held: list[tuple[int, Any]]) -> None:
+async def hold_all(rig: Rig, worker: Cache, held: list[tuple[int, Any]]) -> None:
     """Opens every file, and of those that come in segments keeps a descriptor of one."""
     for n in rig.data:
         reader = await open_reader(worker, n)
@@ -431,7 +432,7 @@ def test_segments_that_are_held_are_not_taken(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             held: list[tuple[int, Any]] = []
             await hold_all(rig, worker, held)
-            assert worker.inside.parts.memory.segments_bytes > 0
+            assert only(worker).parts.memory.segments_bytes > 0
             assert rig.disk_bytes() <= 16 * MIB
             for n, thing in held:
                 if isinstance(thing, int):
@@ -462,7 +463,7 @@ def test_what_nobody_waits_for_keeps_no_room_from_who_waits(
             for reader in readers[:2]:
                 held.append((await ensure(worker, reader.grant.handle, 0, 8 * MIB))[1])
                 await until(lambda: worker.status()["fills_in_flight"] == 0)
-            parts = worker.inside.parts
+            parts = only(worker).parts
             assert parts.ledger.free_for_scratch < MIB, "there is no room"
             for n, reader in enumerate(readers[2:4], 4):
                 assert await reader.at(0, 100) == rig.data[n][:100]
@@ -519,10 +520,9 @@ def test_an_eviction_that_nobody_waits_for_any_more_is_accounted_for(
         async with rig.worker() as worker:
             for n in range(1, 7):
                 await read(worker, n)
-            parts = worker.inside.parts
+            parts = only(worker).parts
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-            rig.put(9, 8 * MIB)
-            fetching = asyncio.ensure_future(fetch(worker, NAMESPACE, 9))
+            fetching = asyncio.ensure_future(only(worker)._space.reserve(8 * MIB))
             assert await asyncio.to_thread(evicting.wait, LIMIT_S)
             fetching.cancel()
             await asyncio.wait([fetching])
@@ -586,8 +586,8 @@ def test_always_takes_the_new_and_keeps_what_is_protected_or_open(
             assert worker.status()["evicted_files"]["space"] > 40
             opened.close()
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-            totals = worker._parts.tier.index.totals()
-            assert totals.allocated_bytes == worker._parts.ledger.cached_bytes
+            totals = only(worker).parts.tier.index.totals()
+            assert totals.allocated_bytes == only(worker).parts.ledger.cached_bytes
 
     run(script())
 
@@ -623,11 +623,11 @@ def test_data_of_a_source_that_is_not_attached_yields_when_idle(tmp_path: Path) 
             for n in range(1, 14):
                 await read(worker, n)
             rig.attached = False
-            assert not await worker._space.reserve(6 * MIB)
+            assert not await only(worker)._space.reserve(6 * MIB)
             rig.wall_s += 4000
-            worker._space._nothing_until_s = 0
-            assert await worker._space.reserve(6 * MIB)
-            worker._space.release(6 * MIB)
+            only(worker)._space._nothing_until_s = 0
+            assert await only(worker)._space.reserve(6 * MIB)
+            only(worker)._space.release(6 * MIB)
             assert worker.status()["evicted_files"]["space"] >= 3
 
     run(script())
@@ -690,7 +690,7 @@ def test_free_drops_bytes_and_leaves_readers_alone(tmp_path: Path) -> None:
             assert await read(worker, 2) == rig.data[2], "fetched anew"
             opened.close()
             partial.close()
-            worker._leftovers.check(urgent=True)
+            only(worker)._leftovers.check(urgent=True)
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
             assert await worker.cached_bytes(rig.content(2)) == 2 * MIB
 
@@ -714,7 +714,7 @@ def test_free_in_the_middle_of_a_fill(tmp_path: Path) -> None:
             assert rig.published() == set()
             files = [
                 name
-                for fan in worker._parts.tier.fans()
+                for fan in only(worker).parts.tier.fans()
                 for name in os.listdir(rig.tier / "files" / fan)
             ]
             assert files == []
@@ -746,7 +746,7 @@ def test_a_full_disk_is_read_past(
                 assert await read(worker, 2) == rig.data[2], "what is cached is read"
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             assert caplog.text.count("cache disk failed") == 1
-            worker._parts.health._until_s = 0
+            only(worker).parts.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
             assert worker.status()["tiers"][0]["state"] == "normal"
@@ -772,7 +772,7 @@ def test_a_disk_that_fails_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
                 patch.setattr(os, "pwrite", pwrite)
                 with pytest.raises(NoSpace):
                     await read(worker, 1)
-            worker._parts.health._until_s = 0
+            only(worker).parts.health._until_s = 0
             assert await read(worker, 1) == rig.data[1]
             await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
@@ -790,17 +790,17 @@ def test_an_index_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rig.put(2, 12 * MIB)
         async with rig.worker() as worker:
             with monkeypatch.context() as patch:
-                patch.setattr(worker._parts.tier.index, "write", broken)
+                patch.setattr(only(worker).parts.tier.index, "write", broken)
                 assert await read(worker, 1) == rig.data[1]
                 assert await read(worker, 2) == rig.data[2]
                 await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
                 assert worker.status()["tiers"][0]["state"] == "degraded"
                 assert rig.published() == set()
             await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
-            worker._parts.health._until_s = 0
+            only(worker).parts.health._until_s = 0
             await fetch(worker, NAMESPACE, 1)
             assert rig.published() == {rig.name(1)}
-            assert worker._parts.ledger.cached_bytes == 112 << 10
+            assert only(worker).parts.ledger.cached_bytes == 112 << 10
 
     run(script())
 
@@ -835,7 +835,7 @@ def test_what_the_origin_answers_wrongly_never_becomes_bytes(tmp_path: Path) -> 
             rig.origin.read = read_right  # type: ignore[method-assign]
             assert await read(worker, 1) == rig.data[1]
             with pytest.raises(NotFound):
-                await worker._parts.metadata(b"?" * 16).locate(1)  # type: ignore[arg-type]
+                await only(worker).parts.metadata(b"?" * 16).locate(1)  # type: ignore[arg-type]
 
     run(script())
 
@@ -856,7 +856,7 @@ def test_a_file_of_which_the_disk_did_not_say_what_is_cached_is_not_begun_anew(
             with monkeypatch.context() as patch:
                 patch.setattr(TierDirectory, "open_file", _fails)
                 reader = await open_reader(worker, 1)
-            worker._parts.health.returned()  # the pause after a fault is over
+            only(worker).parts.health.returned()  # the pause after a fault is over
             for page in (20, 30):
                 offset = page * MIB
                 assert await reader.at(offset, 9) == rig.data[1][offset : offset + 9]

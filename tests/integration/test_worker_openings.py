@@ -14,20 +14,20 @@ import pytest
 from cachefs.core import messages as m
 from cachefs.core.errors import AccessDenied, DeadlineExceeded, Interrupted, Stale
 from cachefs.core.model import SMALL_FILE_BYTES
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
 from tests.unit.worker_server.test_sessions import FakeSources, Peer, fuse
-from worker.cache.small_open import Opening
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
+from worker.cache.opening import Opening
 from worker.server.server import NodeServer
 
 SMALL = 110 << 10
-Script = Callable[[Rig, Worker, Peer], Awaitable[None]]
+Script = Callable[[Rig, Cache, Peer], Awaitable[None]]
 
 
 def serve(tmp_path: Path, limit_bytes: int, script: Script) -> Rig:
     rig = Rig(tmp_path, limit_bytes)
 
-    async def alone(worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def alone(worker: Cache, peer: Peer, server: NodeServer) -> None:
         await script(rig, worker, peer)
 
     serve_rig(rig, tmp_path, FakeSources(), alone)
@@ -38,7 +38,7 @@ def serve_rig(
     rig: Rig,
     tmp_path: Path,
     sources: FakeSources,
-    script: Callable[[Worker, Peer, NodeServer], Awaitable[None]],
+    script: Callable[[Cache, Peer, NodeServer], Awaitable[None]],
     **options: Any,
 ) -> None:
     """A node's server (`options` are its own) with one client; nothing is left at the end."""
@@ -54,8 +54,8 @@ def serve_rig(
                 peer.sock.close()
                 server.close_listener()
                 await server.drain(0)
-            await until(lambda: len(worker._catalog) == 0)
-            worker._parts.ledger.check_invariants()
+            await until(lambda: len(only(worker)._catalog) == 0)
+            only(worker).parts.ledger.check_invariants()
             assert worker.status()["fills_in_flight"] == worker.status()["reserved_bytes"] == 0
 
     run(serving())
@@ -79,7 +79,7 @@ async def answer(peer: Peer, id: int) -> tuple[m.Opened, bytes]:
 
 @pytest.mark.parametrize("size", [1, SMALL, MIB, MIB + 1, 5 * MIB, SMALL_FILE_BYTES])
 def test_a_cold_small_file(tmp_path: Path, size: int) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, size)
         reply, data = await opened(peer, 1)
         assert reply == m.Opened(0, size, True, True)
@@ -91,7 +91,7 @@ def test_a_cold_small_file(tmp_path: Path, size: int) -> None:
 
 
 def test_openings_of_one_file_share_its_fill(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, 3 * MIB)
         rig.origin.script.block("read")
         for id in range(10, 18):
@@ -107,7 +107,7 @@ def test_openings_of_one_file_share_its_fill(tmp_path: Path) -> None:
 
 
 def test_an_opening_fails_at_the_deadline_and_its_fill_goes_on(tmp_path: Path) -> None:
-    async def script(worker: Worker, peer: Peer, server: NodeServer) -> None:
+    async def script(worker: Cache, peer: Peer, server: NodeServer) -> None:
         rig.put(1, SMALL)
         rig.origin.script.block("read")
         for id in (7, 8):
@@ -124,7 +124,7 @@ def test_an_opening_fails_at_the_deadline_and_its_fill_goes_on(tmp_path: Path) -
 
 
 def test_a_cancelled_opening_is_answered_and_its_fill_goes_on(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, SMALL)
         rig.origin.script.block("read")
         await peer.send(7, m.Open(NAMESPACE, 1))
@@ -141,13 +141,13 @@ def test_a_cancelled_opening_is_answered_and_its_fill_goes_on(tmp_path: Path) ->
 
 
 def test_a_session_that_ends_leaves_nothing_held(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, SMALL)
         rig.origin.script.block("read")
         await peer.send(7, m.Open(NAMESPACE, 1))
         await asyncio.to_thread(rig.origin.script.wait_blocked, "read")
         peer.sock.close()
-        entry = worker._catalog.live(rig.content(1).key)
+        entry = only(worker)._catalog.live(rig.content(1).key)
         assert entry is not None
         await until(lambda: entry.users == 0)
         rig.origin.script.unblock()
@@ -156,7 +156,7 @@ def test_a_session_that_ends_leaves_nothing_held(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_origin_reach_the_opener_once(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, SMALL)
         rig.put(2, SMALL)
         rig.origin.script.fail("read", None, AccessDenied("no"))
@@ -178,7 +178,7 @@ def test_errors_of_the_origin_reach_the_opener_once(tmp_path: Path) -> None:
 def test_an_ino_with_another_nonce_is_stale_however_it_is_opened(tmp_path: Path, size: int) -> None:
     """Cached or not; a client that says no nonce is served as before."""
 
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, size)
         nonce = rig.space.origins[1].content.nonce
         for _ in ("not cached", "cached"):
@@ -195,7 +195,7 @@ def test_an_ino_with_another_nonce_is_stale_however_it_is_opened(tmp_path: Path,
 
 
 def test_a_cut_body_is_fetched_again(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, SMALL)
         rig.put(2, 3 * MIB)
         rig.origin.script.cut(b"dir/1", 1000)
@@ -209,7 +209,7 @@ def test_a_cut_body_is_fetched_again(tmp_path: Path) -> None:
 
 
 def test_what_the_cache_refuses_is_opened_all_the_same(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         for ino in range(1, 31):
             rig.put(ino, MIB)
         for ino in range(1, 31):
@@ -223,7 +223,7 @@ def test_what_the_cache_refuses_is_opened_all_the_same(tmp_path: Path) -> None:
 
 
 def test_cached_empty_and_large_files_take_the_other_way(tmp_path: Path) -> None:
-    async def script(rig: Rig, worker: Worker, peer: Peer) -> None:
+    async def script(rig: Rig, worker: Cache, peer: Peer) -> None:
         rig.put(1, SMALL)
         rig.put(2, b"")
         rig.put(3, SMALL_FILE_BYTES + 1)

@@ -19,13 +19,14 @@ from cachefs.core.errors import InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.pages import range_bytes
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
-from worker.cache.worker import Worker, WorkerConfig
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, until
+from worker.cache.cache import Cache
 from worker.store import filesystem
 from worker.store.changes import PutFile
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
 from worker.store.writer import Writer
+from worker.tier.config import WorkerConfig
 
 SMALL = 110 << 10
 
@@ -48,7 +49,7 @@ def test_a_restart_finds_everything(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             tier = worker.status()["tiers"][0]
             assert (tier["cached_bytes"], tier["files"]) == (used, 20)
-            assert len(worker._parts.order) == 20
+            assert len(only(worker).parts.order) == 20
             for n in range(1, 20):
                 assert await read(worker, n) == rig.data[n]
             reader = await open_reader(worker, 20)
@@ -66,7 +67,7 @@ def test_two_workers_never_share_a_directory(tmp_path: Path) -> None:
         rig = Rig(tmp_path, 64 * MIB)
         async with rig.worker():
             with pytest.raises(InUse, match=str(os.getpid())):
-                await Worker.start(rig.config, rig._service, lambda ns, key: rig.origin)
+                await Cache.start(rig.config, rig._service, lambda ns, key: rig.origin)
 
     run(script())
 
@@ -83,7 +84,7 @@ def test_the_order_of_eviction_survives(tmp_path: Path) -> None:
             rig.wall_s += 10
             worker.used([rig.name(3), "junk", "00" * 36], SMALL)
         async with rig.worker() as worker:
-            keys = [key.hex() for key in worker._parts.order.candidates(100)]
+            keys = [key.hex() for key in only(worker).parts.order.candidates(100)]
             assert keys == [rig.name(n) for n in (1, 2, 10, 9, 8, 7, 6, 5, 4, 3)]
 
     run(script())
@@ -115,7 +116,7 @@ def test_after_a_crash_of_the_machine_what_was_not_synced_is_verified(
         reboot(monkeypatch, 1)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, synced)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             for n in (good, torn, lost):
                 await fetch(worker, NAMESPACE, n)
             reader = await open_reader(worker, partial)
@@ -173,7 +174,7 @@ def test_what_stays_doubtful_is_verified_after_later_boots_too(
                     await fetch(worker, NAMESPACE, 1)
                 await fetch(worker, NAMESPACE, 2)
                 if boot == 2:
-                    await worker.housekeeping.sync()  # does not bless what boot 1 left
+                    await only(worker).housekeeping.sync()  # does not bless what boot 1 left
         with open(place(rig, 1), "r+b") as file:
             file.write(b"flipped")
         reboot(monkeypatch, 4)
@@ -290,7 +291,7 @@ def test_sigkill_at_any_moment(tmp_path: Path, attempt: int, free: bool) -> None
                 await fetch(worker, NAMESPACE, ino)
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
             assert rig.published() == {rig.name(ino) for ino in rig.data}
-            await worker.housekeeping.sweep()
+            await only(worker).housekeeping.sweep()
             total = sum(len(data) for data in rig.data.values())
             assert rig.origin.script.body_bytes == total - recorded, "only what was not recorded"
             cached = worker.status()["tiers"][0]["cached_bytes"]
@@ -318,13 +319,13 @@ def test_files_without_a_record_are_swept(tmp_path: Path) -> None:
             file.seek(15 * MIB)
             file.write(bytes(8192))
         async with rig.worker() as worker:
-            await worker.housekeeping.sweep()  # the one after the start may be at it, too
+            await only(worker).housekeeping.sweep()  # the one after the start may be at it, too
             await until(lambda: not (folder / orphan).exists())
             assert (folder / "notes.txt").exists()
             assert await read(worker, 1) == rig.data[1]
             real = sum(os.stat(place(rig, n)).st_blocks * 512 for n in (1, 2))
-            await until(lambda: worker._parts.ledger.cached_bytes == real)
-            await until(lambda: worker._parts.tier.index.totals().allocated_bytes == real)
+            await until(lambda: only(worker).parts.ledger.cached_bytes == real)
+            await until(lambda: only(worker).parts.tier.index.totals().allocated_bytes == real)
 
     run(script())
 
@@ -349,12 +350,12 @@ def test_100_000_cached_files_are_taken_over_at_once(tmp_path: Path) -> None:
     async def script() -> None:
         config = WorkerConfig(str(tmp_path / "tier"), 1 << 40)
         started = time.monotonic()
-        worker = await Worker.start(config, lambda ns: None, lambda ns, key: None)  # type: ignore[arg-type, return-value]
+        worker = await Cache.start(config, lambda ns: None, lambda ns, key: None)  # type: ignore[arg-type, return-value]
         took_s = time.monotonic() - started
         assert worker.status()["tiers"][0]["files"] == 100_000
-        await asyncio.wait_for(worker._space.order_loaded.wait(), 20)
+        await asyncio.wait_for(only(worker)._space.order_loaded.wait(), 20)
         loaded_s = time.monotonic() - started
-        assert len(worker._parts.order) == 100_000
+        assert len(only(worker).parts.order) == 100_000
         await worker.close()
         print(f"taken over in {took_s:.3f} s, order known after {loaded_s:.2f} s")
         assert took_s < 3.0  # on a busy machine; its order comes later

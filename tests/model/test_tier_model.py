@@ -18,9 +18,9 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, NoSpace, Stale, Unavailable
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Reader, Rig, open_reader, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Reader, Rig, only, open_reader, read, run, until
+from worker.cache.cache import Cache
 from worker.cache.load_requests import Load, Loaded, Missing
-from worker.cache.worker import Worker
 from worker.store import filesystem
 from worker.store.holds import Hold
 
@@ -45,7 +45,7 @@ class Model:
             idle_after_s=1000.0,
             origin_deadline_s=3.0,
         )
-        self.worker: Worker
+        self.worker: Cache
         self.open: list[tuple[bytes, Reader]] = []
         self.inos = list(range(1, 25))
         self.versions: dict[int, list[bytes]] = {ino: [] for ino in self.inos}
@@ -173,7 +173,7 @@ class Model:
 
     async def time_passes(self) -> None:
         self.rig.wall_s += self.random.choice([1, 100, 5000])
-        await self.worker.housekeeping.tick()
+        await only(self.worker).housekeeping.tick()
 
     async def protect(self) -> None:
         self.rig.space.protected = {self.rig.name(self.ino()) for _ in range(4)}
@@ -195,18 +195,18 @@ class Model:
         worker = self.worker
         await until(lambda: worker.status()["fills_in_flight"] == 0)
         await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-        worker._leftovers.check(urgent=True)
+        only(worker)._leftovers.check(urgent=True)
         await until(lambda: worker.status()["tiers"][0]["unlinked_bytes"] == 0)
-        await asyncio.to_thread(worker._parts.writer.write, [])
+        await asyncio.to_thread(only(worker).parts.writer.write, [])
 
     def check_limit(self) -> None:
-        ledger = self.worker._parts.ledger
+        ledger = only(self.worker).parts.ledger
         ledger.check_invariants()
         assert self.rig.disk_bytes() <= LIMIT
         assert ledger.used_bytes <= LIMIT
 
     def check_accounts(self) -> None:
-        worker, parts = self.worker, self.worker._parts
+        worker, parts = self.worker, only(self.worker).parts
         assert parts.ledger.reserved_bytes == 0
         real = 0
         records = dict(parts.tier.index.scan(b"", 1000))
@@ -219,7 +219,7 @@ class Model:
         assert cached == sum(record.allocated_bytes for record in records.values())
         # A disk may need another block for a file when it writes it back.
         assert cached <= real <= cached + 4096 * len(records)
-        assert set(worker._parts.order._slot) == set(records)  # type: ignore[attr-defined]
+        assert set(only(worker).parts.order._slot) == set(records)  # type: ignore[attr-defined]
         for key in parts.order.keys():  # noqa: SIM118
             assert not parts.order.held(key)[0] or records[key].held_until_s, "it forgets a hold"
         for name in self.rig.published():

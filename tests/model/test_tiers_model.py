@@ -22,8 +22,8 @@ from cachefs.core.tiers import TierSpec
 from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, Reader, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
-from worker.cache import worker as worker_module
-from worker.cache.cache import Tiers
+from worker.cache import tier as tier_module
+from worker.cache.cache import Cache
 from worker.tier.scrub import Scrubber
 
 LIMITS = (32 * MIB, 48 * MIB, 96 * MIB)
@@ -52,7 +52,7 @@ class Model:
         self.rig.specs = [
             TierSpec("ssd", spec.path, spec.limit_bytes, high, low) for spec in self.rig.specs
         ]
-        self.tiers: Tiers
+        self.tiers: Cache
         self.open: list[tuple[bytes, Reader]] = []
         self.hanging: list[Any] = []
         self.flips = True
@@ -162,13 +162,13 @@ class Model:
 
     async def look_after(self) -> None:
         await self.tiers._moves.tick()
-        await self.tiers._keeper.look()
+        await self.tiers._tiers.look()
 
     async def change(self) -> None:
         self.put(self.ino())
 
     async def hang(self) -> None:
-        one = self.random.choice(self.tiers._keeper.running)
+        one = self.random.choice(self.tiers._tiers.running)
         if one.in_service and len(self.hanging) < 2:
             leave(one)
             self.hanging.append(one)
@@ -181,18 +181,18 @@ class Model:
 
     async def delete(self) -> None:
         """Somebody removes a tier's directory; the watch has not seen it yet, or has."""
-        one = self.random.choice(self.tiers._keeper.running)
+        one = self.random.choice(self.tiers._tiers.running)
         if self.hanging or self.random.random() < 0.7:
             return
         shutil.rmtree(one.spec.path, ignore_errors=True)
         if one.in_service:
             leave(one)
-        await self.tiers._keeper.look()
+        await self.tiers._tiers.look()
 
     async def time_passes(self) -> None:
         self.rig.wall_s += self.random.choice([1, 100, 5000])
-        for one in self.tiers._keeper.running:
-            await one.worker.housekeeping.tick()
+        for one in self.tiers._tiers.running:
+            await one.housekeeping.tick()
 
     # ---- rounds ----
 
@@ -211,7 +211,7 @@ class Model:
             await self.flip_and_scrub()
 
     async def settle(self) -> None:
-        keeper, moves = self.tiers._keeper, self.tiers._moves
+        keeper, moves = self.tiers._tiers, self.tiers._moves
         await until(lambda: self.tiers.status()["fills_in_flight"] == 0)
         await until(lambda: not moves._promotions._moving and not moves._making_room)
         await until(lambda: not any(one.is_used for one in keeper._retired))
@@ -219,8 +219,8 @@ class Model:
         await keeper.look()
         assert not keeper._retired, "nobody uses them any more"
         for one in keeper.running:
-            await until(lambda one=one: len(one.worker.inside.catalog) == 0)
-            one.worker._leftovers.check(urgent=True)
+            await until(lambda one=one: len(one._catalog) == 0)
+            one._leftovers.check(urgent=True)
         for one in keeper.running:
             if not one.in_service:  # a step left it and its own end was overtaken by another's
                 come_back(one)
@@ -240,14 +240,14 @@ class Model:
             await asyncio.to_thread(one.parts.writer.write, [])
 
     def check_limits(self) -> None:
-        for one in self.tiers._keeper.running:
+        for one in self.tiers._tiers.running:
             one.parts.ledger.check_invariants()
             assert one.parts.ledger.used_bytes <= one.spec.limit_bytes
         self.tiers._moves._promotions.check_invariants()
 
     def check(self) -> None:
         seen: set[bytes] = set()
-        for one in self.tiers._keeper.running:
+        for one in self.tiers._tiers.running:
             assert one.users == 0
             parts = one.parts
             assert parts.ledger.reserved_bytes == 0
@@ -256,14 +256,14 @@ class Model:
             assert parts.ledger.cached_bytes == sum(r.allocated_bytes for r in records.values())
             assert not seen & set(records), "one content in two tiers"
             seen |= set(records)
-        self.tiers._keeper._shared.memory.check_invariants()
+        self.tiers._tiers._setting.shared.memory.check_invariants()
 
     async def flip_and_scrub(self) -> None:
         """A bit that flips in a published file is found, and the file read right again."""
-        for one in self.tiers._keeper.running:
-            for ino in [*self.rig.in_tier(one.tier)][:2]:
-                self.rig.flip(one.tier, ino, self.random.randrange(len(self.rig.data[ino])))
-            scrubber = Scrubber(one.worker.inside, 1 << 40)
+        for one in self.tiers._tiers.running:
+            for ino in [*self.rig.in_tier(one.index)][:2]:
+                self.rig.flip(one.index, ino, self.random.randrange(len(self.rig.data[ino])))
+            scrubber = Scrubber(one.parts, one._catalog, 1 << 40)
             while await scrubber.step():
                 pass
         for ino in self.inos:
@@ -276,7 +276,7 @@ def test_a_file_reads_as_its_bytes_whatever_its_tiers_do(
     tmp_path: Path, attempt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tiers are only said to hang here: every thread ends, on a busy machine a little later.
-    monkeypatch.setattr(worker_module, "HANGING_WAIT_S", worker_module.CLOSE_WAIT_S)
+    monkeypatch.setattr(tier_module, "HANGING_WAIT_S", tier_module.CLOSE_WAIT_S)
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     model = Model(tmp_path, seed)

@@ -14,7 +14,7 @@ IMPURE = {
     "aiohttp", "asyncio", "lmdb", "os", "random", "select", "socket", "subprocess", "threading",
     "time",
 }  # fmt: skip
-CHAIN = 19  # files, the longest chain of imports inside the worker
+CHAIN = 12  # files, the longest chain of imports inside the worker
 
 
 @functools.cache

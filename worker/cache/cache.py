@@ -1,31 +1,33 @@
-"""A node's cache of several tiers, the fastest first (`worker.cache.grants.Cache`): one worker for
-each.
+"""A node's cache, of one tier or of several: what the node socket, loads and peers use. It owns the
+handles of open files.
 
 A content is in one tier at a time, but for the moments in which it moves. Each tier has its own
-index, accounts, threads and health; a tier that is lost is a smaller cache: what it had counts as
-absent, and it is used again once it is back. Handles carry the number of their worker, which goes
-on serving them (past its tier) after another one has taken its place. All belongs to one loop.
+index, accounts, threads and health. A tier that is lost is a smaller cache: what it had counts as
+absent, and it is used again once it is back. A tier that was replaced serves its open handles, past
+its disk, until the last one is released. All methods belong to one event loop.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cachefs.core.errors import CacheFSError, ProtocolError
+from cachefs.core.errors import CacheFSError, ProtocolError, Stale
 from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
 from cachefs.core.tiers import TierSpec
+from worker.cache.choosing import Chooser
 from worker.cache.grants import Grant, TierView
+from worker.cache.handles import Handle
+from worker.cache.loading import CacheLoading
+from worker.cache.opening import Opening
+from worker.cache.opens import OpenFile
 from worker.cache.promotion import Moves
-from worker.cache.running import Running
-from worker.cache.small_open import Opening, check_nonce
-from worker.cache.tier_choice import choose, place
-from worker.cache.tier_set import NUMBERS, Keeper
-from worker.cache.tiers_loads import TiersLoading
-from worker.cache.tiers_peer_reads import TiersServing
+from worker.cache.serving import CacheServing
+from worker.cache.tier import Tier, TierSetting
+from worker.cache.tier_set import TierSet
 from worker.cache.tiers_status import combined
 from worker.fill.source import ConnectorFor, OriginSource, Source
 from worker.runtime.clocks import Clocks
@@ -36,17 +38,20 @@ from worker.tier.config import WorkerConfig
 from worker.tier.disk import Shared
 
 
-class Tiers:
-    """See the module. Made by `start`, ended by `close`."""
+class Cache:
+    """See the module. Made by `start`, ended by `close`. `arrivals`: when pages came last."""
 
-    def __init__(self, keeper: Keeper, metadata: Callable[[NamespaceId], MetadataService]) -> None:
-        self._keeper = keeper
-        self._metadata = metadata
-        self._moves = Moves(keeper, metadata)
-        self.serving = TiersServing(keeper, self._moves, metadata, self.chosen)
-        self.loading = TiersLoading(keeper, self._moves, self)
-        self.on_tiers: Callable[[], None] = lambda: None
-        self.arrivals = keeper.arrivals
+    def __init__(self, setting: TierSetting, tiers: TierSet) -> None:
+        self._metadata = setting.metadata
+        self._tiers = tiers
+        self._moves = Moves(tiers, setting.metadata)
+        self._chooser = Chooser(tiers, self._moves)
+        self._handles: dict[int, tuple[Tier, Handle]] = {}
+        self._next_handle = itertools.count(1)
+        tiers.subscribe_ended(self._forget)
+        self.loading = CacheLoading(tiers, self._moves, self._chooser)
+        self.serving = CacheServing(tiers, self._moves, self._chooser, setting.metadata)
+        self.arrivals = setting.shared.arrivals
 
     @classmethod
     async def start(
@@ -58,99 +63,56 @@ class Tiers:
         clocks: Clocks | None = None,
         source: Source | None = None,
         shared: Shared | None = None,
-    ) -> Tiers:
-        """Takes all directories over; one whose disk fails is left out, and tried again later.
-        `config` says everything but directories and sizes.
-        Raises as `Worker.start`: InUse and BadConfig for any tier, other errors when all fail."""
-        keeper = Keeper(
+    ) -> Cache:
+        """Takes all directories over, without reading their data. A tier whose disk fails is left
+        out, and tried again later. `config` says everything but directories and sizes; `metadata`
+        raises NotFound for a namespace that is not attached; `source` (None: the origin, by
+        `connector_for`) is where bytes come from. Raises InUse (naming the owner) and BadConfig
+        for any tier; AccessDenied, NoSpace, Unavailable when all fail."""
+        setting = TierSetting(
             config,
-            specs,
             metadata,
-            connector_for,
             clocks or Clocks(),
             source or OriginSource(connector_for),
             shared or Shared(MemoryBudget(budget(config.memory_limit_bytes, available_memory()))),
         )
-        tiers = cls(keeper, metadata)
-        keeper.on_change = tiers._changed
-        keeper.on_started = tiers._moves.connect
-        await keeper.start()
-        tiers._moves.start()
-        return tiers
-
-    def _changed(self) -> None:
-        self._moves.service_changed()
-        self.on_tiers()
+        tiers = TierSet(setting, specs)
+        cache = cls(setting, tiers)
+        await tiers.start()
+        cache._moves.start()
+        return cache
 
     def tiers(self) -> list[TierView]:
-        """See `Cache`."""
-        return self._keeper.views()
+        """Returns the tiers, the fastest first; those that are lost are among them."""
+        return self._tiers.views()
 
-    # ---- which tier ----
+    def subscribe_tiers(self, on_change: Callable[[], None]) -> None:
+        """Has `on_change` called whenever `tiers()` has changed."""
+        self._tiers.subscribe(on_change)
 
-    async def chosen(
-        self, origin: Origin, *, past_tier: bool = False, for_load: bool = False
-    ) -> Running:
-        """The tier that serves a content: where it is, or is on its way to, or where it goes."""
-        key = origin.content.key
-        running = self._keeper.running if past_tier else self._keeper.in_service()
-        if len(running) == 1:
-            return running[0]
-        moving = self._moves.source_of(key)
-        live = moving or next((one for one in running if one.is_live(key)), None)
-        if live is not None:
-            return live
-        known = [one for one in running if one.may_have(key)]
-        if past_tier and known:
-            return known[0]
-        if known and (len(known) > 1 or not self._takes_more(known[0])):
-            return await self._chosen_by_index(origin, known, for_load=for_load)
-        return known[0] if known else self.placed(origin, for_load=for_load)
-
-    def _takes_more(self, one: Running) -> bool:
-        return one.parts.order_known and one.worker.inside.space.may_fit(SMALL_FILE_BYTES)
-
-    async def _chosen_by_index(
-        self, origin: Origin, known: Sequence[Running], *, for_load: bool
-    ) -> Running:
-        key = origin.content.key
-        asked = [await one.held(key, origin.size, for_load=for_load) for one in known]
-        tier = choose([held for held in asked if held is not None])
-        # Another may have taken its place meanwhile, and it was closed.
-        still = [one for one in known if one in self._keeper.running]
-        chosen = next((one for one in still if one.tier == tier), None)
-        return chosen or self.placed(origin, for_load=for_load)
-
-    def placed(self, origin: Origin, *, for_load: bool = False) -> Running:
-        """Where a content goes of which no tier has anything, or none that can take the rest."""
-        running = self._keeper.running
-        if len(running) == 1 and origin.size <= SMALL_FILE_BYTES:
-            return running[0]
-        rooms = [one.room(origin, for_load=for_load) for one in running]
-        one = running[place(origin.size, rooms)]
-        if origin.size > SMALL_FILE_BYTES:
-            one.promise(origin.content.key, origin.size)
-        return one
-
-    # ---- reads ----
+    # ---- opens ----
 
     async def open(
         self, namespace: NamespaceId, ino: int, *, past_tier: bool = False, nonce: int = 0
     ) -> Grant:
-        """See `Worker.open`."""
+        """Opens a file; small ones wait until they are whole. `past_tier`: the caller cannot read
+        from the tier's disk, and gets nothing of it. `nonce`: see `Open`. Raises Stale,
+        IsADirectory, and what the origin answers. Cancelled: nothing stays open, the fill goes on
+        for others."""
         origin = await self._metadata(namespace).locate(ino)
-        check_nonce(origin, nonce)
-        one = await self.chosen(origin, past_tier=past_tier)
-        with one.using() as worker:
-            grant = await worker.open(namespace, ino, past_tier=past_tier, nonce=nonce)
-        if grant.complete:
-            self._moves.used(origin.content.key, one)
-        return self._numbered(one, grant)
+        _check_nonce(origin, nonce)
+        tier = await self._chooser.chosen(origin, past_tier=past_tier)
+        with tier.using():
+            opened = await tier.opens.open(origin, past_tier=past_tier)
+        if opened.handle.entry is None:
+            self._moves.used(origin.content.key, tier)
+        return self._grant(tier, opened)
 
-    def _numbered(self, one: Running, grant: Grant) -> Grant:
-        handle = grant.handle * NUMBERS + one.number if grant.handle else 0
-        one.users += handle > 0
-        return dataclasses.replace(grant, handle=handle, tier=one.tier)
+    def _grant(self, tier: Tier, opened: OpenFile) -> Grant:
+        handle, number = opened.handle, next(self._next_handle)
+        self._handles[number] = tier, handle
+        tier.users += 1
+        return Grant(number, handle.size, handle.entry is None, opened.fd, tier.index)
 
     def open_soon(
         self,
@@ -160,32 +122,38 @@ class Tiers:
         *,
         nonce: int = 0,
     ) -> Opening | None:
-        """See `Worker.open_soon`."""
+        """Opens, as `open`, a small file of which nothing is cached, or that is being filled, or
+        was a moment ago: calls `ready`, in the loop and not before this returns, once `opened` has
+        a result. None: call `open`. Raises what the namespace answers."""
         origin = self._metadata(namespace).locate_nowait(ino)
         if origin is None or not 0 < origin.size <= SMALL_FILE_BYTES:
             return None
-        key = origin.content.key
-        running = self._keeper.in_service()
-        having = [one for one in running if one.may_have(key)] if len(running) > 1 else running
-        if len(having) > 1:
-            return None
-        one = having[0] if having else self.placed(origin)
-        opening = one.worker.open_soon(namespace, ino, ready, nonce=nonce)
-        if opening is not None:
-            opening.number = one.number
-        return opening
+        _check_nonce(origin, nonce)
+        tier = self._chooser.of_small(origin)
+        entry = tier.opens.begin_small(origin) if tier is not None else None
+        return Opening(tier, entry, ready) if tier is not None and entry is not None else None
 
     def opened(self, opening: Opening) -> Grant | None:
-        """See `Worker.opened`."""
-        one = self._keeper.numbered(opening.number)
-        grant = one.worker.opened(opening)
-        return self._numbered(one, grant) if grant is not None else None
+        """Returns the result of an opening that is ready, once. None: call `opened_later`. Raises
+        the error of the fill."""
+        if opening.error is not None:
+            opening.taken()
+            raise opening.error
+        opened = opening.tier.opens.filled_nowait(opening.entry)
+        if opened is None:
+            return None
+        opening.taken()
+        return self._grant(opening.tier, opened)
 
     async def opened_later(self, opening: Opening) -> Grant:
-        """See `Worker.opened_later`."""
-        one = self._keeper.numbered(opening.number)
-        with one.using() as worker:
-            return self._numbered(one, await worker.opened_later(opening))
+        """Returns the result where that takes waiting: the file is not in one piece of the cache.
+        The caller calls `opening.taken` after it."""
+        tier = opening.tier
+        with tier.using():
+            opened = await tier.opens.filled_later(opening.entry, whole=opening.whole)
+        return self._grant(tier, opened)
+
+    # ---- handles ----
 
     async def ensure(
         self,
@@ -196,92 +164,98 @@ class Tiers:
         past_tier: bool = False,
         takes_bytes: bool = False,
     ) -> tuple[Ensured, int | None]:
-        """See `Worker.ensure`."""
-        local, number = divmod(handle, NUMBERS)
-        if not self._keeper.is_numbered(number):
-            raise ProtocolError(f"no handle {handle}")
-        one = self._keeper.numbered(number)
-        return await one.worker.ensure(
-            local, offset, size, past_tier=past_tier, takes_bytes=takes_bytes
-        )
+        """Makes bytes from `offset` on readable, `size` (8 MiB at most) unless readers crowd the
+        room, and returns from what they are read: see `Ensured`. A descriptor is the receiver's to
+        close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
+        `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes
+        on."""
+        if (known := self._handles.get(handle)) is None or offset < 0:
+            raise ProtocolError(f"no handle {handle}, or an offset below 0")
+        tier, opened = known
+        return await tier.ensure(opened, offset, size, past_tier=past_tier, takes_bytes=takes_bytes)
 
     def origin_of(self, handle: int) -> Origin | None:
-        """See `Cache`."""
-        local, number = divmod(handle, NUMBERS)
-        is_known = self._keeper.is_numbered(number)
-        return self._keeper.numbered(number).worker.origin_of(local) if is_known else None
+        """Returns the file of a handle for which bytes may still have to come, else None."""
+        known = self._handles.get(handle)
+        return known[1].entry.origin if known is not None and known[1].entry is not None else None
 
     def release(self, handle: int) -> bool:
-        """See `Worker.release`."""
-        local, number = divmod(handle, NUMBERS)
-        if not handle or not self._keeper.is_numbered(number):
+        """Ends a handle. Unknown ones are ignored: False."""
+        known = self._handles.pop(handle, None)
+        if known is None:
             return False
-        one = self._keeper.numbered(number)
-        known = one.worker.release(local)
-        one.users -= known
-        return known
+        tier, opened = known
+        tier.users -= 1
+        tier.release(opened)
+        return True
+
+    def _forget(self, tier: Tier) -> None:
+        """Ends the handles of a tier that was closed."""
+        for number in [number for number, known in self._handles.items() if known[0] is tier]:
+            del self._handles[number]
 
     def used(self, names: Sequence[str], hit_bytes: int) -> None:
-        """See `Worker.used`."""
-        running = self._keeper.running
-        of_tier: dict[int, list[str]] = {one.tier: [] for one in running}
+        """Counts published files that clients opened without a request. Names that mean nothing
+        here are ignored."""
+        running = self._tiers.running
+        of_tier: dict[Tier, list[str]] = {tier: [] for tier in running}
         for name in names:
-            one = self._having(name) or running[0]
-            of_tier[one.tier].append(name)
-        for one in running:
-            one.worker.used(of_tier[one.tier], hit_bytes)
-            hit_bytes = 0  # whose they are is not known
-            for name in of_tier[one.tier]:
-                self._moves.used_name(name, one)
-
-    def _having(self, name: str) -> Running | None:
-        try:
-            key = bytes.fromhex(name)
-        except ValueError:
-            return None
-        return next((one for one in self._keeper.running if key in one.parts.order), None)
+            having = (tier for tier in running if tier.has_name(name))
+            of_tier[next(having, running[0])].append(name)
+        for tier, some in of_tier.items():
+            tier.used(some, hit_bytes)
+            hit_bytes = 0  # it is not known of which tier they are
+            for name in some:
+                self._moves.used_name(name, tier)
 
     # ---- operators ----
 
     async def cached_bytes(self, content: ContentId) -> int:
-        """See `Worker.cached_bytes`."""
+        """Returns how many of a file's bytes are cached; 0 while the disks give no answer."""
         key = content.key
-        having = [one for one in self._keeper.in_service() if one.may_have(key)]
-        return max([await one.worker.cached_bytes(content) for one in having], default=0)
+        having = [tier for tier in self._tiers.in_service() if tier.may_have(key)]
+        return max([await tier.cached_bytes(content) for tier in having], default=0)
 
     async def free(self, contents: Iterable[ContentId]) -> FreedCounts:
-        """See `Worker.free`. Tiers out of service have nothing that anybody could read."""
+        """Drops the cached bytes of these files. Those that are open read on from unlinked files
+        (`busy_files`). Raises Unavailable when no tier is in service, or an index cannot be
+        written; tiers out of service have nothing that could be read."""
         wanted = [*contents]
         total = FreedCounts()
         failed: CacheFSError | None = None
-        for one in self._keeper.in_service():
+        for tier in self._tiers.in_service():
             try:
-                freed = await one.worker.free(wanted)
+                total += await tier.free(wanted)
             except CacheFSError as err:
                 failed = err
-                continue
-            total.files += freed.files
-            total.bytes += freed.bytes
-            total.busy_files += freed.busy_files
         if failed is not None:
             raise failed
         return total
 
     def status(self) -> dict[str, Any]:
-        """As `Worker.status`: sums, and a row for each tier."""
-        return combined(self._keeper.rows(), self._keeper.past())
+        """Returns plain values for `cachefs status`: sums, and a row for each tier; see
+        docs/operations.md."""
+        return combined(self._tiers.rows(), self._tiers.past())
 
     async def at_disk(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Worker.at_disk`: in the first tier that answers."""
-        for one in self._keeper.in_service():
-            return await one.worker.at_disk(function, *args)
+        """Calls a function that writes what nothing depends on into the directory of the first tier
+        in service. Errors are logged."""
+        for tier in self._tiers.in_service():
+            return await tier.at_disk(function, *args)
 
     async def ownership_changed(self) -> None:
-        """What this node owns is other than before: what it does not own goes first from now on.
-        Takes a while with many files; a second call meanwhile does no harm."""
-        for one in [*self._keeper.running]:
-            await one.worker.inside.housekeeping.ask_owners()
+        """Makes what this node does not own any more the first to be evicted. Takes a while with
+        many files; a second call meanwhile does no harm."""
+        for tier in [*self._tiers.running]:
+            await tier.housekeeping.ask_owners()
 
     async def close(self) -> None:
-        """See `Worker.close`. Idempotent."""
-        await self._keeper.close()
+        """Ends all fills, commits what is complete, gives the directories back. Idempotent."""
+        await self._tiers.close()
+
+
+def _check_nonce(origin: Origin, nonce: int) -> None:
+    """Raises Stale where the caller means a content of another nonce: the inode number was given to
+    another file, by a store that was an earlier one. 0: the caller does not say."""
+    if nonce and nonce != origin.content.nonce:
+        raise Stale(f"inode {origin.content.ino} is another file")

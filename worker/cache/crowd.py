@@ -8,19 +8,21 @@ memory, for it alone. Parts are served in the order in which they were asked for
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import Ensured
-from cachefs.core.pages import ByteRange
-from worker.cache.handles import Handle
 from worker.fill.fetch import Part, Piece
-from worker.fill.fill import Filler
-from worker.fill.segment import Segment
-from worker.fill.segments import Segments
 from worker.fill.shares import part_of
 from worker.fill.source import Purpose
-from worker.tier.entry import Entry
+
+if TYPE_CHECKING:
+    from cachefs.core.pages import ByteRange
+    from worker.cache.handles import Handle
+    from worker.fill.fill import Filler
+    from worker.fill.segment import Segment
+    from worker.fill.segments import Segments
+    from worker.tier.entry import Entry
 
 ATTEMPTS: Final = 8  # of one read: each ends with bytes, an error, or lost room
 AT_ONCE: Final = 0  # of `Ensured.keep`: the client closes a part when it was read

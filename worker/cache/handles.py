@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from worker.cache.readahead import ReadAhead
-from worker.tier.entry import Entry
+
+if TYPE_CHECKING:
+    from worker.tier.entry import Entry
 
 
 class Handle:

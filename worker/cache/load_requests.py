@@ -1,15 +1,12 @@
-"""A node's cache as a loader uses it: one tier (`worker.cache.loads`), or several
-(`worker.cache.tiers_loads`).
-"""
+"""Loads of contents: what is wanted, and what became of it."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 from cachefs.core.errors import CacheFSError
-from cachefs.core.jobs import Room, TaskFile
 from cachefs.core.model import Origin
 from cachefs.core.pages import BLOCK_PAGES, PageRange, page_count
 from cachefs.core.placement import BLOCK_BYTES
@@ -66,35 +63,6 @@ class Outlook(enum.Enum):
     BEGUN = enum.auto()
     HERE = enum.auto()  # some or all of it is cached, or somebody brings it
     REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
-
-
-class LoadingCache(Protocol):
-    """All methods belong to one event loop."""
-
-    def load(self, load: Load) -> None:
-        """Makes it complete, durable and held. Its error may be NoRoom (see `room`), OverQuota,
-        Missing, Stale, and what the origin answers."""
-
-    def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
-        """Begins to bring a small file that is likely to be opened soon, as a fill would. `ended`
-        is called in the loop, and only after BEGUN: with whether all of it is here."""
-
-    def places_ahead(self) -> int:
-        """How many more may be brought so now: other reads find a place then. Below 0: too many are
-        on their way."""
-
-    async def check(self, files: Sequence[TaskFile]) -> list[int]:
-        """The places of those that are not complete. Raises OSError when the disk does not say."""
-
-    async def verify(self, files: Sequence[TaskFile]) -> list[int]:
-        """The same, after all bytes were compared with their checksums: what has wrong ones is
-        dropped. Raises OSError."""
-
-    async def room(self) -> Room:
-        """Why something does not fit."""
-
-    def capacity(self) -> int:
-        """Bytes that it may hold in all."""
 
 
 def pages_of(size_bytes: int, block: int) -> PageRange:

@@ -1,4 +1,4 @@
-"""Loads into one tier (`worker.cache.load_requests.LoadingCache`). Owned by the loop.
+"""Loads into one tier (see `worker.cache.loading.CacheLoading`). Owned by the loop.
 
 A small file of which nothing is here takes one request, one new file, and a part of one commit; no
 task is made for it. What was here before is looked up, and held, many at once. Everything else is
@@ -23,12 +23,13 @@ from worker.cache.verify import Checks
 from worker.fill.fetch import Piece
 from worker.fill.fill import Filler
 from worker.fill.transfer import PIECE_PAGES
-from worker.tier.admission import NoRoom
-from worker.tier.disk import no_answer
+from worker.tier.admission import NoRoom, Space
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts, no_answer
 from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
+from worker.tier.maintenance import Housekeeping
 from worker.tier.over_quota import OverQuota
-from worker.tier.tier import Inside
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
 FEW: Final = 4  # blocks of which a part was here, at once
@@ -38,19 +39,26 @@ FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
 class TierLoading:
     """See the module."""
 
-    def __init__(self, inside: Inside, filler: Filler) -> None:
-        self._inside = inside
-        self._parts = inside.parts
-        self._catalog = inside.catalog
-        self._space = inside.space
+    def __init__(
+        self,
+        parts: Parts,
+        catalog: Catalog,
+        space: Space,
+        housekeeping: Housekeeping,
+        filler: Filler,
+    ) -> None:
+        self._parts = parts
+        self._catalog = catalog
+        self._space = space
+        self._housekeeping = housekeeping
         self._filler = filler
-        self._checks = Checks(inside.parts, inside.catalog)
+        self._checks = Checks(parts, catalog)
         self._loop = asyncio.get_running_loop()
         self._known: list[Load] = []  # to be looked up together
         self._few = asyncio.Semaphore(FEW)
 
     def load(self, load: Load) -> None:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         origin = load.origin
         if origin.size == 0:
             return load.ended(Loaded(0, None))
@@ -67,7 +75,7 @@ class TierLoading:
         self._parts.tasks.start(self._load(load))
 
     def bring_ahead(self, origin: Origin, ended: Callable[[bool], None]) -> Outlook:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         if self._parts.memory.under_pressure:
             return Outlook.REFUSED
         entry = self._catalog.open_nowait(origin, origin.content.key)
@@ -93,7 +101,7 @@ class TierLoading:
         return Outlook.BEGUN
 
     def places_ahead(self) -> int:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         parts = self._parts
         most = AT_ONCE if self._filler.serves_small else parts.config.fetch_threads
         return most - FREE_PLACES - parts.counters.fills_in_flight
@@ -106,19 +114,19 @@ class TierLoading:
         ended(is_here)
 
     async def check(self, files: Sequence[TaskFile]) -> list[int]:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         return await self._checks.missing(files)
 
     async def verify(self, files: Sequence[TaskFile]) -> list[int]:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         return await self._checks.wrong(files)
 
     async def room(self) -> Room:
-        """See `LoadingCache`."""
-        return await room(self._inside)
+        """See `CacheLoading`."""
+        return await room(self._parts, self._catalog, self._housekeeping)
 
     def capacity(self) -> int:
-        """See `LoadingCache`."""
+        """See `CacheLoading`."""
         ledger = self._parts.ledger
         kept_bytes = ledger.headroom_bytes + ledger.scratch_floor_bytes + ledger.overhead_bytes
         return max(0, ledger.limit_bytes - kept_bytes)

@@ -11,24 +11,27 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from cachefs.core.errors import CacheFSError, NoSpace
-from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
+from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import PageRange, page_count, range_bytes, split
 from worker.cache.reads import FETCH_PIECES, Provider
-from worker.fill.fill import Filler
-from worker.fill.segment import Segment
-from worker.fill.segments import Segments
 from worker.fill.source import Purpose
 from worker.fill.transfer import PIECE_PAGES, verify
-from worker.store.directory import TierDirectory
 from worker.store.holdings import Holding, read_holdings
-from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts, no_answer
-from worker.tier.entry import Entry
+
+if TYPE_CHECKING:
+    from worker.fill.fill import Filler
+    from worker.fill.segment import Segment
+    from worker.fill.segments import Segments
+    from worker.store.directory import TierDirectory
+    from worker.tier.catalog import Catalog
+    from worker.tier.entry import Entry
+    from worker.tier.maintenance import Housekeeping
 
 log = logging.getLogger(__name__)
 
@@ -56,42 +59,8 @@ class Pages:
         os.close(self.fd)
 
 
-class PeerCache(Protocol):
-    """What other workers may have of a node's cache (one tier, or several)."""
-
-    async def here(
-        self, key: bytes, first: int, end: int, *, for_reader: bool = False
-    ) -> Pages | None:
-        """What is cached of the pages [first, end) from the first one on; None when that one is
-        not. Nobody else is asked, not even the master. `for_reader`: this reads what was loaded."""
-
-    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
-        """The same, brought from the origin (or from peers that have it) where need be, for a peer
-        that asks by the view of this `epoch`. Raises NotHere when readers here wait for peers to
-        bring it, by another view; NoSpace, and the error of the fill: Stale for another version
-        there. Cancelled: the fill goes on."""
-
-    async def bring(
-        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
-    ) -> int:
-        """Brings the pages [first, end) into the cache, `peers_only` from peers that have them.
-        Returns how many of them are cached then: fewer where nobody has them, or the cache does
-        not take them. Raises Stale, and the error of a fill."""
-
-    async def bits(self, key: bytes) -> int:
-        """The bitmap of the cached pages (bit i: page i)."""
-
-    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
-        """What is cached, in key order, of keys greater than `after`; fewer than `limit`: that was
-        all. Raises OSError."""
-
-    async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
-        """A peer got other bytes than the checksums say. Looks at these pages here (at most
-        `MOST_DOUBTED`) and drops the content when one is wrong: True then."""
-
-
-class Serving:
-    """`PeerCache` of one tier."""
+class TierServing:
+    """Pages of one tier for peers, see `worker.cache.serving.CacheServing`."""
 
     def __init__(
         self,
@@ -100,19 +69,21 @@ class Serving:
         segments: Segments,
         provider: Provider,
         filler: Filler,
+        housekeeping: Housekeeping,
     ) -> None:
         self._parts = parts
         self._catalog = catalog
         self._segments = segments
         self._provider = provider
         self._filler = filler
+        self._housekeeping = housekeeping
 
     # ---- what is here ----
 
     async def here(
         self, key: bytes, first: int, end: int, *, for_reader: bool = False
     ) -> Pages | None:
-        """See `PeerCache`."""
+        """See `CacheServing`."""
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is not None:
             await asyncio.shield(entry.looking)
@@ -124,7 +95,7 @@ class Serving:
             self._catalog.disk_fault(err)
             return None
         if found is not None and key in self._parts.order:
-            (self._parts.read if for_reader else self._parts.touch)(key)
+            (self._housekeeping.read if for_reader else self._housekeeping.touch)(key)
         return found
 
     async def _of_entry(self, entry: Entry, first: int, end: int) -> Pages | None:
@@ -182,7 +153,7 @@ class Serving:
         return await self._of_segment(key, first, end)
 
     async def bits(self, key: bytes) -> int:
-        """See `PeerCache`."""
+        """See `CacheServing`."""
         entry = self._catalog.live(key)
         if entry is not None and entry.looking is None:
             return entry.pages.bits
@@ -195,15 +166,18 @@ class Serving:
             return 0
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
-        """See `PeerCache`."""
+        """See `CacheServing`."""
         parts = self._parts
-        found = await parts.ask_disk(read_holdings, parts.tier.index, after, limit, limit_s=None)
-        return with_replicas(found, parts.rules.replicas)
+        return await parts.ask_disk(read_holdings, parts.tier.index, after, limit)
+
+    def replicas(self, key: bytes) -> int:
+        """Returns how many nodes own a content, as far as the tier knows."""
+        return self._parts.rules.replicas(key)
 
     # ---- what is brought ----
 
     async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
-        """See `PeerCache`."""
+        """See `CacheServing`."""
         entry = await self._catalog.open(origin, origin.content.key)
         try:
             end = min(end, entry.page_count)
@@ -218,11 +192,8 @@ class Serving:
             self._catalog.leave(entry)
         raise NoSpace("there is not enough scratch room to serve this file")
 
-    async def bring(
-        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
-    ) -> int:
-        """See `PeerCache`."""
-        origin = await self._parts.metadata(namespace).locate(ino)
+    async def bring(self, origin: Origin, first: int, end: int, *, peers_only: bool) -> int:
+        """See `CacheServing`."""
         entry = await self._catalog.open(origin, origin.content.key)
         try:
             end = min(end, entry.page_count)
@@ -253,7 +224,7 @@ class Serving:
     # ---- doubts ----
 
     async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
-        """See `PeerCache`."""
+        """See `CacheServing`."""
         pages = pages[:MOST_DOUBTED]
         self._doubt_segments(key, pages)
         parts = self._parts

@@ -13,13 +13,11 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from cachefs.core.services import MetadataService
 from worker.cache.load_requests import Load, Loaded
-from worker.cache.running import Running
 from worker.cache.tier_choice import (
     PROMOTE_WINDOW_S,
     Held,
@@ -29,10 +27,13 @@ from worker.cache.tier_choice import (
     Used,
     excess,
 )
-from worker.cache.tier_set import Keeper
 from worker.fill.source import Purpose
 from worker.tier.demotion import COPY_LIMIT_S
-from worker.tier.ledger import allocation
+
+if TYPE_CHECKING:
+    from cachefs.core.services import MetadataService
+    from worker.cache.tier import Tier
+    from worker.cache.tier_set import TierSet
 
 log = logging.getLogger(__name__)
 
@@ -54,52 +55,53 @@ class _Doubled:
 
 
 class Moves:
-    """`used` hears of opens; `connect` is told of every worker that starts."""
+    """The cache calls `used` at each open of what is complete."""
 
-    def __init__(self, keeper: Keeper, metadata: Callable[[NamespaceId], MetadataService]) -> None:
-        self._keeper = keeper
+    def __init__(self, tiers: TierSet, metadata: Callable[[NamespaceId], MetadataService]) -> None:
+        self._tiers = tiers
         self._metadata = metadata
         self._promotions = Promotions()
         self._doubled: dict[bytes, _Doubled] = {}
-        self._sources: dict[bytes, Running] = {}  # content on the move -> where it is complete
+        self._sources: dict[bytes, Tier] = {}  # content on the move -> where it is complete
         self._sweep_due = False
         self._making_room: set[int] = set()  # tiers
-        self._tasks = keeper.tasks
+        self._tasks = tiers.tasks
+        tiers.subscribe_started(self._connect)
+        tiers.subscribe(self._service_changed)
 
     def start(self) -> None:
         """Begins to work in the background; ends with the keeper's tasks."""
-        if len(self._keeper.specs) > 1 or self._keeper.specs[0].high < 1.0:
+        if len(self._tiers.specs) > 1 or self._tiers.specs[0].high < 1.0:
             self._tasks.start(self._run())
 
-    def connect(self, one: Running) -> None:
-        """A worker has started."""
+    def _connect(self, one: Tier) -> None:
         self._sweep_due = True
-        if one.tier < len(self._keeper.specs) - 1:
-            one.parts.offer_below = functools.partial(self._demote, one)
+        if one.index < len(self._tiers.specs) - 1:
+            one.copy_before_eviction(functools.partial(self._demote, one))
 
     # ---- uses ----
 
-    def used(self, key: bytes, one: Running) -> None:
+    def used(self, key: bytes, one: Tier) -> None:
         """A content that this tier has was opened."""
-        if one.tier == 0:
+        if one.index == 0:
             return
-        event, now = Used(key, one.tier), self._keeper.clocks.monotonic()
+        event, now = Used(key, one.index), self._tiers.clocks.monotonic()
         for action in self._promotions.handle(event, now):
             self._tasks.start(self._promote(action, one))
 
-    def used_name(self, name: str, one: Running) -> None:
+    def used_name(self, name: str, one: Tier) -> None:
         """The same by name; one that is no name is of nothing."""
-        if one.tier and len(name) == 2 * len(_EXAMPLE):
+        if one.index and len(name) == 2 * len(_EXAMPLE):
             self.used(bytes.fromhex(name), one)
 
-    def source_of(self, key: bytes) -> Running | None:
+    def source_of(self, key: bytes) -> Tier | None:
         """Where a content is to be read that is on the move."""
         one = self._sources.get(key)
-        return one if one in self._keeper.in_service() else None
+        return one if one in self._tiers.in_service() else None
 
     # ---- up ----
 
-    async def _promote(self, action: Promote, one: Running) -> None:
+    async def _promote(self, action: Promote, one: Tier) -> None:
         done = False
         try:
             origin = await self._origin(action.key)
@@ -110,7 +112,7 @@ class Moves:
         except (CacheFSError, OSError) as err:
             log.warning("%s is not promoted: %s", action.key.hex(), err)
         finally:
-            now = self._keeper.clocks.monotonic()
+            now = self._tiers.clocks.monotonic()
             self._promotions.handle(Moved(action.key, done), now)
 
     async def _origin(self, key: bytes) -> Origin | None:
@@ -122,23 +124,22 @@ class Moves:
             return None
         return origin if origin.content.key == key else None
 
-    async def _faster(self, one: Running, size: int) -> Running | None:
+    async def _faster(self, one: Tier, size: int) -> Tier | None:
         """A faster tier that has room, or in which it can be made from what nobody uses: else
         contents used alike would push each other up and down for ever."""
-        for target in self._keeper.in_service():
+        for target in self._tiers.in_service():
             room = target.room()
-            if target.tier >= one.tier or not room.writable or size > room.limit_bytes:
+            if target.index >= one.index or not room.writable or size > room.limit_bytes:
                 continue
             if size <= room.free_bytes:
                 return target
-            space = target.worker.inside.space
-            await target.unless_left(space.make_room_from_idle(allocation(size), PROMOTE_WINDOW_S))
+            await target.make_room_from_idle(size, PROMOTE_WINDOW_S)
             if size <= target.room().free_bytes:
                 return target
         return None
 
     async def _copy(
-        self, origin: Origin, one: Running, target: Running, *, settled_later_s: float = 0.0
+        self, origin: Origin, one: Tier, target: Tier, *, settled_later_s: float = 0.0
     ) -> bool:
         """False when it was not taken."""
         key = origin.content.key
@@ -152,7 +153,7 @@ class Moves:
             with target.using():
                 await _load(origin, target)
             if record is not None and record.filled_s:
-                target.worker.expirer.moved(key, record.filled_s)
+                target.expirer.moved(key, record.filled_s)
             await _hold_too(key, one, target)
         except (CacheFSError, OSError):
             return False
@@ -162,8 +163,8 @@ class Moves:
 
     # ---- down ----
 
-    async def _demote(self, one: Running, keys: Sequence[bytes], need_bytes: int) -> None:
-        """See `Parts.offer_below`."""
+    async def _demote(self, one: Tier, keys: Sequence[bytes], need_bytes: int) -> None:
+        """Copies contents that are about to be evicted, `need_bytes` of them, to a slower tier."""
         slots = asyncio.Semaphore(COPIES_AT_ONCE)
 
         async def copy(key: bytes) -> None:
@@ -178,15 +179,15 @@ class Moves:
                 need_bytes -= held.cached_bytes
         await asyncio.gather(*map(copy, wanted))
 
-    async def _copy_below(self, one: Running, key: bytes) -> None:
+    async def _copy_below(self, one: Tier, key: bytes) -> None:
         origin = await self._origin(key)
         if origin is None:
             return
-        for target in self._keeper.in_service():
-            if target.tier > one.tier and target.room(origin).takes(origin.size):
+        for target in self._tiers.in_service():
+            if target.index > one.index and target.room(origin).takes(origin.size):
                 copied = await self._copy(origin, one, target, settled_later_s=EVICTED_WITHIN_S)
-                if copied and key in one.parts.order:
-                    target.parts.order.hit(key, one.parts.order.last_use_s(key))
+                if copied and key in one.order:
+                    target.order.hit(key, one.order.last_use_s(key))
                 return
 
     # ---- what is in two tiers ----
@@ -195,7 +196,7 @@ class Moves:
         """It may be in two tiers: one of them is to let it go, so much later at the earliest."""
         if len(self._doubled) < MOST_DOUBLED:
             known = self._doubled.setdefault(key, _Doubled())
-            known.due_s = max(known.due_s, self._keeper.clocks.monotonic() + later_s)
+            known.due_s = max(known.due_s, self._tiers.clocks.monotonic() + later_s)
         else:
             self._sweep_due = True
 
@@ -203,9 +204,9 @@ class Moves:
         """The fastest that has all of it keeps it, else the one that has most."""
         if key in self._sources:
             return
-        having = [one for one in self._keeper.in_service() if key in one.parts.order]
+        having = [one for one in self._tiers.in_service() if key in one.order]
         if len(having) > 1:
-            found: dict[Running, Held] = {}
+            found: dict[Tier, Held] = {}
             for one in having:
                 held = await one.held(key, 0)
                 if held is not None:
@@ -215,24 +216,24 @@ class Moves:
                 if one is not best and best is not None:
                     await _hold_too(key, one, best)
                 if one is not best:
-                    await one.unless_left(one.worker.inside.space.let_go([key]))
-            having = [one for one in having if key in one.parts.order]
+                    await one.let_go(key)
+            having = [one for one in having if key in one.order]
         doubled = self._doubled.get(key)
         if len(having) < 2:
             self._doubled.pop(key, None)
         elif doubled is not None:  # somebody has it open
-            doubled.due_s = self._keeper.clocks.monotonic() + doubled.pause_s
+            doubled.due_s = self._tiers.clocks.monotonic() + doubled.pause_s
             doubled.pause_s = min(2 * doubled.pause_s, LONGEST_PAUSE_S)
 
     async def _sweep(self) -> None:
         """Finds what is in two tiers, after a start, and after a tier has come back."""
         self._sweep_due = False
-        running = self._keeper.in_service()
+        running = self._tiers.in_service()
         for number, one in enumerate(running):
-            keys = [*one.parts.order.keys()]
+            keys = [*one.order.keys()]
             for start in range(0, len(keys), SWEEP_KEYS):
                 for key in keys[start : start + SWEEP_KEYS]:
-                    if any(key in other.parts.order for other in running[number + 1 :]):
+                    if any(key in other.order for other in running[number + 1 :]):
                         self.doubled(key)
                 await asyncio.sleep(0)
 
@@ -246,10 +247,10 @@ class Moves:
 
     async def tick(self) -> None:
         """What is due now."""
-        running = self._keeper.in_service()
-        if self._sweep_due and all(one.parts.order_known for one in running):
+        running = self._tiers.in_service()
+        if self._sweep_due and all(one.order_known for one in running):
             await self._sweep()
-        now = self._keeper.clocks.monotonic()
+        now = self._tiers.clocks.monotonic()
         due = (key for key, doubled in self._doubled.items() if doubled.due_s <= now)
         for key in [*itertools.islice(due, SETTLED_PER_TICK)]:
             with contextlib.suppress(OSError):  # its disk hangs: later
@@ -257,24 +258,21 @@ class Moves:
         for one in running:
             self._look_at_watermarks(one)
 
-    def service_changed(self) -> None:
+    def _service_changed(self) -> None:
         """A tier that is back may have what others have got meanwhile."""
         self._sweep_due = True
 
-    def _look_at_watermarks(self, one: Running) -> None:
-        parts = one.parts
-        if parts.config.admission != "always" or one.tier in self._making_room:
+    def _look_at_watermarks(self, one: Tier) -> None:
+        if one.parts.config.admission != "always" or one.index in self._making_room:
             return
-        limit_bytes = one.room().limit_bytes
-        used_bytes = limit_bytes - parts.ledger.free_for_files
-        excess_bytes = excess(used_bytes, limit_bytes, one.spec.high, one.spec.low)
+        excess_bytes = one.excess_bytes(excess)
         if excess_bytes > 0:
-            self._making_room.add(one.tier)
-            task = parts.tasks.start(one.worker.inside.space.make_room_ahead(excess_bytes))
-            task.add_done_callback(lambda _: self._making_room.discard(one.tier))
+            self._making_room.add(one.index)
+            task = one.make_room_ahead(excess_bytes)
+            task.add_done_callback(lambda _: self._making_room.discard(one.index))
 
 
-async def _load(origin: Origin, target: Running) -> None:
+async def _load(origin: Origin, target: Tier) -> None:
     """Makes a content complete and durable in a tier, within its admission. Raises the load's
     error. Cancelled: the load goes on."""
     ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
@@ -283,7 +281,7 @@ async def _load(origin: Origin, target: Running) -> None:
         if not ended.done():
             ended.set_result(loaded)
 
-    target.worker.loading.load(Load(origin, -1, None, None, _ignore, end, Purpose.READ))
+    target.loading.load(Load(origin, -1, None, None, _ignore, end, Purpose.READ))
     error = (await ended).error
     if error is not None:
         raise error
@@ -293,11 +291,11 @@ def _ignore() -> None:
     pass
 
 
-async def _hold_too(key: bytes, one: Running, target: Running) -> None:
-    """What one tier holds is held where it goes. Raises OSError."""
-    hold = await one.hold(key)
-    if hold is not None and not target.parts.order.held(key)[0]:
-        await target.worker.inside.catalog.hold([(key, hold)])
+async def _hold_too(key: bytes, one: Tier, target: Tier) -> None:
+    """Holds in `target` what `one` holds. Raises OSError."""
+    hold = await one.hold_of(key)
+    if hold is not None:
+        await target.hold(key, hold)
 
 
 def _worth(held: Held) -> tuple[bool, int, int]:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError, NoSpace
 from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import PAGE_BYTES
 from cachefs.core.pages import PageMap, PageRange, page_count, page_span, split
 from worker.cache.crowd import Crowd
-from worker.cache.handles import Handle
 from worker.cache.readahead import FIRST_WINDOW_BYTES, MOST_WINDOW_BYTES
-from worker.fill.fill import Filler
-from worker.fill.segments import Segments
 from worker.fill.source import NotHere, Purpose
 from worker.fill.transfer import PIECE_PAGES
 from worker.store.filesystem import reopen
-from worker.tier.admission import Space
-from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
-from worker.tier.entry import Entry
 from worker.tier.ledger import allocation
+
+if TYPE_CHECKING:
+    from worker.cache.handles import Handle
+    from worker.fill.fill import Filler
+    from worker.fill.segments import Segments
+    from worker.tier.admission import Space
+    from worker.tier.catalog import Catalog
+    from worker.tier.disk import Parts
+    from worker.tier.entry import Entry
 
 GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
 ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
@@ -44,14 +46,14 @@ class Provider:
         self._segments = segments
         self._filler = filler
         self._crowd = Crowd(segments, filler)
-        filler.on_piece_end = self._bring_ahead
+        filler.subscribe_ends(self._bring_ahead)
 
     # ---- reads ----
 
     async def ensure(
         self, handle: Handle, offset: int, size_bytes: int
     ) -> tuple[Ensured, int | None]:
-        """See `Worker.ensure`; the handle has an entry and `offset` is within the file."""
+        """See `Cache.ensure`; the handle has an entry and `offset` is within the file."""
         entry = handle.entry
         assert entry is not None
         size_bytes = max(1, min(size_bytes, entry.size - offset, GRANT_BYTES))
@@ -66,6 +68,11 @@ class Provider:
             readers = self._segments.reader_count
             window_bytes = self._window_bytes(self._segments.window_bytes(readers))
             return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
+
+    def beyond(self, handle: Handle, offset: int, size_bytes: int) -> Ensured:
+        """As `ensure`, where nothing needs to be fetched: of a whole file, or behind its end."""
+        end = max(offset, min(offset + size_bytes + GRANT_BYTES, handle.size))
+        return Ensured(offset, end, complete=handle.entry is None or handle.entry.complete)
 
     async def _read_pages(
         self, handle: Handle, offset: int, size_bytes: int, window_bytes: int, *, known: bool

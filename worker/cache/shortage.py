@@ -10,8 +10,9 @@ from cachefs.core.jobs import Room
 from cachefs.core.model import ContentId, NamespaceId
 from worker.store.directory import TierDirectory
 from worker.store.removal import is_busy
+from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
-from worker.tier.tier import Inside
+from worker.tier.maintenance import Housekeeping
 
 LIMIT_S: Final = 3.0  # then what is known by then has to do
 ANSWER_S: Final = 2.0
@@ -21,9 +22,8 @@ MOST_PROBED: Final = 2000  # files, whether somebody has them open
 Sizes = dict[bytes, int]
 
 
-async def room(inside: Inside) -> Room:
+async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Room:
     """As it is now."""
-    parts, catalog = inside.parts, inside.catalog
     ledger, until_s = parts.ledger, parts.clocks.monotonic() + LIMIT_S
     held_bytes, busy_bytes = 0, ledger.reserved_bytes + ledger.unlinked_bytes
     for entry in catalog.entries():
@@ -33,7 +33,7 @@ async def room(inside: Inside) -> Room:
             busy_bytes += entry.allocated_bytes
     others: Sizes = {}
     try:
-        async for batch in inside.housekeeping.records():
+        async for batch in housekeeping.records():
             for key, record in batch:
                 if catalog.live(key) is not None:
                     continue

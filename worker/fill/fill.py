@@ -60,7 +60,11 @@ class Filler:
         self._stalls = Stalls(parts, supply)
         self._running = self._stalls.running
         self._aborted = False
-        self.on_piece_end: Callable[[Entry], None] = lambda entry: None
+        self._on_piece_end: list[Callable[[Entry], None]] = []
+
+    def subscribe_ends(self, on_piece_end: Callable[[Entry], None]) -> None:
+        """Has `on_piece_end(entry)` called when the last page of a piece can be read."""
+        self._on_piece_end.append(on_piece_end)
 
     @property
     def serves_small(self) -> bool:
@@ -191,7 +195,8 @@ class Filler:
             self._catalog.record(entry)
         if self.is_here(entry, piece.end - 1, past=piece.past):
             # Else room is short: no more for now.
-            self.on_piece_end(entry)
+            for on_piece_end in self._on_piece_end:
+                on_piece_end(entry)
         if piece.ended is not None:
             piece.ended(piece, error)
         self._catalog.retire_if_unused(entry)

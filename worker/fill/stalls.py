@@ -16,17 +16,19 @@ import collections
 import logging
 import time
 from collections.abc import Hashable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import Unreachable
 from cachefs.core.model import PAGE_BYTES, NamespaceId, Origin
 from connectors.until import LEAST_BYTES_PER_S
 from worker.fill.fetch import Piece, path_of
-from worker.fill.supply import Supply
-from worker.fill.transfer import Transfer
 from worker.runtime.memory import buffer_bytes
 from worker.stats.by_path import url_of
-from worker.tier.disk import Parts
+
+if TYPE_CHECKING:
+    from worker.fill.supply import Supply
+    from worker.fill.transfer import Transfer
+    from worker.tier.disk import Parts
 
 log = logging.getLogger(__name__)
 

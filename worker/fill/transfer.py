@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
@@ -21,8 +21,10 @@ from cachefs.core.pages import ByteRange, range_bytes
 from connectors.until import NEVER_S, bounded
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
-from worker.store.directory import TierDirectory
-from worker.tier.entry import Entry
+
+if TYPE_CHECKING:
+    from worker.store.directory import TierDirectory
+    from worker.tier.entry import Entry
 
 OnPage = Callable[[int, int], None]  # page number, xxh3_64
 

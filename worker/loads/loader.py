@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.cluster import Work, Worked
 from cachefs.core.errors import CacheFSError, Interrupted, NotFound
 from cachefs.core.jobs import FileFailure, Room, TaskKind
-from worker.cache.load_requests import MISSING, Load, Loaded, LoadingCache
+from worker.cache.load_requests import MISSING, Load, Loaded
 from worker.loads.schedule import (
     Action,
     Answered,
@@ -37,6 +37,9 @@ from worker.store.holds import Hold
 from worker.tier.admission import NoRoom
 from worker.tier.over_quota import OverQuota
 
+if TYPE_CHECKING:
+    from worker.cache.loading import CacheLoading
+
 log = logging.getLogger(__name__)
 
 ROOM_S: Final = 2.0  # figures are taken again after so long
@@ -49,7 +52,7 @@ class Loader:
     """`start` begins, `close` ends; a loader that was closed does not start again."""
 
     def __init__(
-        self, cache: LoadingCache, ask: AskForWork, worker: str, clocks: Clocks | None = None
+        self, cache: CacheLoading, ask: AskForWork, worker: str, clocks: Clocks | None = None
     ) -> None:
         """`worker`: how the master knows this node."""
         self._cache = cache

@@ -68,7 +68,7 @@ T = TypeVar("T")
 AskPeer = Callable[[str, Have | Offer], Awaitable[PeerAnswer]]  # (url, call)
 
 
-class Cache(Protocol):
+class CachedBlocks(Protocol):
     """What migration needs of the node's cache."""
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
@@ -80,7 +80,7 @@ class Cache(Protocol):
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
     ) -> int:
-        """See `worker.cache.peer_reads.PeerCache`."""
+        """See `worker.cache.serving.CacheServing`."""
 
 
 class Migration:
@@ -91,7 +91,7 @@ class Migration:
         self,
         worker: str,
         url: str,
-        cache: Cache,
+        cache: CachedBlocks,
         *,
         locate: Callable[[NamespaceId, int], Awaitable[Origin]],
         ask_peer: AskPeer,

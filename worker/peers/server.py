@@ -15,7 +15,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import ClientPayloadError, web
@@ -44,13 +44,16 @@ from cachefs.doors.guard import (
     GuardedSite,
     RefusedRequest,
 )
-from worker.cache.peer_reads import Pages, PeerCache
 from worker.fill.source import NotHere
-from worker.peers.ring import Ring
 from worker.peers.senders import Senders
 from worker.peers.sending import PagesResponse
 from worker.peers.verifying import wrong_pages
 from worker.runtime.machine import descriptors
+
+if TYPE_CHECKING:
+    from worker.cache.peer_reads import Pages
+    from worker.cache.serving import CacheServing
+    from worker.peers.ring import Ring
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +147,7 @@ class PeerServer:
 
     def __init__(
         self,
-        cache: PeerCache,
+        cache: CacheServing,
         ring: Ring,
         handlers: Handlers,
         *,

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.core.errors import CacheFSError
 from cachefs.core.model import SMALL_FILE_BYTES, NamespaceId, Origin
-from cachefs.core.services import MetadataService
-from worker.cache.load_requests import LoadingCache, Outlook
+from worker.cache.load_requests import Outlook
 from worker.prefetch.sequence import MOST_FILES, FilesAhead, Run
 from worker.runtime.tasks import Tasks
+
+if TYPE_CHECKING:
+    from cachefs.core.services import MetadataService
+    from worker.cache.loading import CacheLoading
 
 MOST_COMING_BYTES: Final = 64 << 20  # at a time, and
 FEW: Final = 32  # files at least, where they are large
@@ -34,7 +37,7 @@ class Ahead:
 
     def __init__(
         self,
-        cache: LoadingCache,
+        cache: CacheLoading,
         service: Callable[[NamespaceId], MetadataService],
         most_files: int = MOST_FILES,
     ) -> None:

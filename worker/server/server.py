@@ -29,7 +29,7 @@ from worker.runtime.pace import Pace
 from worker.server.session import Session
 
 if TYPE_CHECKING:
-    from worker.cache.grants import Cache
+    from worker.cache.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class NodeServer:
         self._started_at = time.time()
         self.passthrough_bytes = 0  # of complete files that kernels were given
         self._pace = Pace()  # of what is logged about sessions that cannot be accepted
-        worker.on_tiers = self._tell_tiers
+        worker.subscribe_tiers(self._tell_tiers)
 
     def listen(self, path: Path) -> None:
         """Binds `path` (its directory is private) and starts to accept; replaces a dead socket."""

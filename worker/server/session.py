@@ -35,7 +35,7 @@ from worker.stats.arrivals import NEVER_S
 
 if TYPE_CHECKING:
     from worker.cache.grants import Grant
-    from worker.cache.small_open import Opening
+    from worker.cache.opening import Opening
     from worker.server.server import NodeServer
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cachefs.core.errors import CacheFSError, Interrupted, NoSpace, NotFound, Unavailable
 from cachefs.core.jobs import FullQuota
@@ -22,12 +22,14 @@ from cachefs.core.policies import AUTO, NEVER, NO_RULE, Rule
 from worker.runtime.pace import Pace
 from worker.store.removal import Evicted, evict
 from worker.tier.admission_rule import Verdict, judge
-from worker.tier.catalog import Catalog
-from worker.tier.demotion import Demotion
-from worker.tier.disk import Parts
+from worker.tier.demotion import Copy, Demotion
 from worker.tier.eviction_order import MOST_SKIPPED, NEVER_S
 from worker.tier.over_quota import Named, OverQuota
-from worker.tier.unlinked import Leftovers
+
+if TYPE_CHECKING:
+    from worker.tier.catalog import Catalog
+    from worker.tier.disk import Parts
+    from worker.tier.unlinked import Leftovers
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,10 @@ class Space:
         self._demotion = Demotion(parts)
         self._pace = Pace()  # of what is logged about permissions that do not come
         self.order_loaded = asyncio.Event()
+
+    def copy_before_eviction(self, copy: Copy) -> None:
+        """Has `copy(keys, need_bytes)` called before used contents are evicted for room."""
+        self._demotion.subscribe(copy)
 
     async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:
         """Promises room in the cache (for this entry); False when admission refuses it, nothing can

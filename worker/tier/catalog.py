@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cachefs.core.errors import CacheFSError, Stale
@@ -40,6 +40,12 @@ class FreedCounts:
     bytes: int = 0
     busy_files: int = 0
 
+    def __iadd__(self, other: FreedCounts) -> FreedCounts:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.busy_files += other.busy_files
+        return self
+
 
 class Catalog:
     """Entries by content key (36 bytes)."""
@@ -52,9 +58,14 @@ class Catalog:
         self._fences: dict[bytes, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._frozen = False
+        self._on_recorded: list[Callable[[bytes], None]] = []
 
     def __len__(self) -> int:
         return len(self._live) + len(self._detached)
+
+    def subscribe_recorded(self, on_recorded: Callable[[bytes], None]) -> None:
+        """Has `on_recorded(key)` called when pages of a content are submitted to the index."""
+        self._on_recorded.append(on_recorded)
 
     def live(self, key: bytes) -> Entry | None:
         return self._live.get(key)
@@ -391,7 +402,8 @@ class Catalog:
             entry.size, entry.origin.etag, parts.epoch, entry.allocated_bytes, complete,
             now_s, flags, now_s, hold.recorded_s if hold is not None else 0,
         )  # fmt: skip
-        parts.filled(entry.key)
+        for on_recorded in self._on_recorded:
+            on_recorded(entry.key)
         if entry.origin.rule.owners > 1:
             parts.came(entry.key, entry.size, entry.origin.rule.owners)
         pages, entry.unrecorded = entry.unrecorded, {}

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 WAIT_S: Final = 0.4  # of whoever needs room
 COPY_LIMIT_S: Final = 60.0  # for one batch
 
+Copy = Callable[[Sequence[bytes], int], Awaitable[None]]
 Then = Callable[[Mapping[bytes, int]], Coroutine[Any, Any, None]]
 
 
@@ -33,6 +34,11 @@ class Demotion:
         self._parts = parts
         self._pace = Pace()
         self.copying: dict[bytes, int] = {}
+        self._copy_below: Copy | None = None  # None: there is no slower tier
+
+    def subscribe(self, copy: Copy) -> None:
+        """Has `copy(keys, need_bytes)` called, which copies contents to a slower tier."""
+        self._copy_below = copy
 
     async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
         """Copies those of `keys` that were used. Returns when that is done, or after `WAIT_S`: then
@@ -40,9 +46,9 @@ class Demotion:
         `WAIT_S`."""
         parts, order = self._parts, self._parts.order
         used = {key: order.last_use_s(key) for key in keys if key in order and order.was_used(key)}
-        if parts.offer_below is None or not used or self.copying:
+        if self._copy_below is None or not used or self.copying:
             return
-        batch = parts.tasks.start(self._copy(parts.offer_below([*used], short_bytes)))
+        batch = parts.tasks.start(self._copy(self._copy_below([*used], short_bytes)))
         self.copying = used
         try:
             await asyncio.wait([batch], timeout=WAIT_S)

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -110,9 +110,6 @@ class Parts:
     epoch: int
     is_owned: IsOwned | None = None
     order_known: bool = False
-    # Copies some of these contents, which are about to leave for want of so many bytes, to a slower
-    # tier. None: there is none.
-    offer_below: Callable[[Sequence[bytes], int], Awaitable[None]] | None = None
     outside: set[Hashable] = field(default_factory=set)  # calls to the disk by other tiers' threads
     counted_metadata_bytes: int = 0  # of the memory budget, for this tier
     counted_tier_bytes: int = 0
@@ -125,9 +122,6 @@ class Parts:
     closing: list[int] = field(default_factory=list)  # descriptors, all in one call of a thread
     came: Callable[[bytes, int, int], None] = _ignore_all
     owners_changed: Callable[[], None] = _ignore_all
-    touch: Callable[[bytes], None] = _ignore  # a content was used, by another node
-    read: Callable[[bytes], None] = _ignore  # it was used by a reader
-    filled: Callable[[bytes], None] = _ignore  # something of a content came
     charges: Charges = field(default_factory=lambda: Charges(Quotas()))
     arrivals: Arrivals = field(default_factory=Arrivals)
     rules: Rules = field(default_factory=Rules)

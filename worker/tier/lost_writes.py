@@ -11,11 +11,14 @@ has it, at its next open.
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from worker.store.index import IndexLost
-from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
-from worker.tier.probe import TierWatch
+
+if TYPE_CHECKING:
+    from worker.tier.catalog import Catalog
+    from worker.tier.disk import Parts
+    from worker.tier.probe import TierWatch
 
 log = logging.getLogger(__name__)
 

@@ -8,21 +8,23 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES
 from worker.store import filesystem
 from worker.store.changes import DropFile, HoldFile, TouchFile
-from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
 from worker.store.index import Change, WritesLost
 from worker.store.records import HELD_READ, FileRecord
-from worker.store.writer import Writer
-from worker.tier.admission import Space
-from worker.tier.catalog import Catalog
-from worker.tier.disk import Parts
-from worker.tier.lost_writes import LostWrites
-from worker.tier.unlinked import Leftovers
+
+if TYPE_CHECKING:
+    from worker.store.directory import TierDirectory
+    from worker.store.writer import Writer
+    from worker.tier.admission import Space
+    from worker.tier.catalog import Catalog
+    from worker.tier.disk import Parts
+    from worker.tier.lost_writes import LostWrites
+    from worker.tier.unlinked import Leftovers
 
 log = logging.getLogger(__name__)
 

@@ -39,9 +39,11 @@ class Transfers(Protocol):
 
 
 class TierWatch:
-    """`on_change(in_service)` is told after a change. `run` is the one task."""
+    """Calls `on_change(in_service)` after a change. `run` is the one task."""
 
-    def __init__(self, parts: Parts, transfers: Transfers) -> None:
+    def __init__(
+        self, parts: Parts, transfers: Transfers, on_change: Callable[[bool], None]
+    ) -> None:
         self._parts = parts
         self._transfers = transfers
         self._watch = Watch()
@@ -49,7 +51,7 @@ class TierWatch:
         self._prober = Threads("probe", 1, parts.wake)
         self._soon = asyncio.Event()
         self._pace = Pace()  # of what is logged about probes that fail
-        self.on_change: Callable[[bool], None] = lambda in_service: None
+        self._on_change = on_change
 
     def suspect(self) -> None:
         """A client cannot read from the disk."""
@@ -63,7 +65,7 @@ class TierWatch:
             self._leave("sync", LOST)
         else:
             self._parts.counters.errors["sync"] += 1
-            self.on_change(False)
+            self._on_change(False)
 
     def restore(self) -> None:
         """Brings the tier back with the next probe that succeeds."""
@@ -129,13 +131,13 @@ class TierWatch:
         parts.leave_tier(cause)
         self._transfers.leave_tier()
         parts.room_changed.notify()
-        self.on_change(False)
+        self._on_change(False)
 
     def _return(self) -> None:
         log.info("the cache disk answers again")
         self._parts.return_to_tier()
         self._transfers.return_to_tier()
-        self.on_change(True)
+        self._on_change(True)
 
     def close(self, wait_s: float) -> bool:
         """False when a probe is still under way after `wait_s`. Blocks."""

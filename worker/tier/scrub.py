@@ -17,7 +17,8 @@ from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.store import on_disk
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
-from worker.tier.tier import Inside
+from worker.tier.catalog import Catalog
+from worker.tier.disk import Parts
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ class Scrubber:
     """Over one tier, `bytes_per_s` at most. `run` is the one task; its steps can be called
     alone."""
 
-    def __init__(self, inside: Inside, bytes_per_s: int) -> None:
-        self._parts = inside.parts
-        self._catalog = inside.catalog
+    def __init__(self, parts: Parts, catalog: Catalog, bytes_per_s: int) -> None:
+        self._parts = parts
+        self._catalog = catalog
         self._bytes_per_s = bytes_per_s
         self._after = b""
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from worker.store.filesystem import is_unused
-from worker.tier.disk import Parts
+
+if TYPE_CHECKING:
+    from worker.tier.disk import Parts
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0

@@ -17,11 +17,16 @@ from cachefs.core.messages import COPY_BYTES, Ensured
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from cachefs.core.policies import NO_RULE
 from cachefs.core.services import Permission
+from cachefs.core.tiers import TierSpec
 from tests.services.memory import MemoryConnector
-from worker.cache.worker import Clocks, Grant, Worker, WorkerConfig
+from worker.cache.cache import Cache
+from worker.cache.grants import Grant
+from worker.cache.tier import Tier
 from worker.fill.source import Source
+from worker.runtime.clocks import Clocks
 from worker.runtime.machine import available_memory
 from worker.runtime.memory import MemoryBudget, budget
+from worker.tier.config import WorkerConfig
 from worker.tier.disk import IsOwned, Shared
 
 NAMESPACE = NamespaceId(b"n" * 16)
@@ -77,7 +82,7 @@ def some_bytes(rng: random.Random, size: int) -> bytes:
 
 
 class Rig:
-    """One tier directory over the life of several workers. `wall_s` is their wall clock."""
+    """One tier directory over the life of several caches. `wall_s` is their wall clock."""
 
     def __init__(self, directory: Path, limit_bytes: int, seed: int = 0, **config: Any) -> None:
         self.config = WorkerConfig(
@@ -135,20 +140,38 @@ class Rig:
         source: Source | None = None,
         is_owned: IsOwned | None = None,
         **changes: Any,
-    ) -> AsyncIterator[Worker]:
+    ) -> AsyncIterator[Cache]:
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
         shared = None
         if is_owned is not None:
             shared = Shared(MemoryBudget(budget(0, available_memory())), is_owned)
-        worker = await Worker.start(
-            config, self._service, lambda ns, key: self.origin, clocks, source, shared
+        worker = await Cache.start(
+            config,
+            [spec_of(config)],
+            self._service,
+            lambda ns, key: self.origin,
+            clocks,
+            source,
+            shared,
         )
-        await asyncio.wait_for(worker._space.order_loaded.wait(), LIMIT_S)
+        await asyncio.wait_for(only(worker)._space.order_loaded.wait(), LIMIT_S)
         try:
             yield worker
         finally:
             await worker.close()
+
+
+def spec_of(config: WorkerConfig) -> TierSpec:
+    """Returns the one tier of a cache: on whatever the directory is, without watermarks."""
+    scrub = config.scrub_bytes_per_s
+    return TierSpec("ssd", config.cache_dir, config.limit_bytes, 1.0, 1.0, scrub)
+
+
+def only(cache: Cache) -> Tier:
+    """Returns the tier of a cache that has one."""
+    (tier,) = cache._tiers.running
+    return tier
 
 
 def run(script: Awaitable[None], limit_s: float = LIMIT_S) -> None:
@@ -173,7 +196,7 @@ def descriptors() -> set[str]:
 
 
 async def ensure(
-    worker: Worker, handle: int, offset: int, size: int, *, takes_bytes: bool = True
+    worker: Cache, handle: int, offset: int, size: int, *, takes_bytes: bool = True
 ) -> tuple[Ensured, int | None]:
     asked = worker.ensure(handle, offset, size, takes_bytes=takes_bytes)
     return await asyncio.wait_for(asked, LIMIT_S)
@@ -182,7 +205,7 @@ async def ensure(
 class Reader:
     """Reads an open file as the FUSE client does, by grants."""
 
-    def __init__(self, worker: Worker, grant: Grant) -> None:
+    def __init__(self, worker: Cache, grant: Grant) -> None:
         self.worker = worker
         self.grant = grant
         self.segments = 0
@@ -232,11 +255,11 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
     return data
 
 
-async def open_reader(worker: Worker, ino: int) -> Reader:
+async def open_reader(worker: Cache, ino: int) -> Reader:
     return Reader(worker, await asyncio.wait_for(worker.open(NAMESPACE, ino), LIMIT_S))
 
 
-async def read(worker: Worker, ino: int, step: int = 128 << 10) -> bytes:
+async def read(worker: Cache, ino: int, step: int = 128 << 10) -> bytes:
     """A whole file, from the beginning to the end."""
     reader = await open_reader(worker, ino)
     try:

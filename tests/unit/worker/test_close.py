@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cachefs.core.model import Fingerprint
-from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors, read, run
-from worker.cache import worker as worker_module
+from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, descriptors, only, read, run
+from worker.cache import tier as tier_module
 from worker.store.directory import TierDirectory
 from worker.store.writer import Writer
 
@@ -47,7 +47,7 @@ def test_a_cache_file_stays_open_while_a_thread_may_write_to_it(
         return StuckBody(stuck, go_on)
 
     monkeypatch.setattr(rig.origin, "read", read)
-    monkeypatch.setattr(worker_module, "CLOSE_WAIT_S", 0.1)
+    monkeypatch.setattr(tier_module, "CLOSE_WAIT_S", 0.1)
 
     async def main() -> set[str]:
         async with rig.worker() as worker:
@@ -71,13 +71,13 @@ def test_a_drop_that_is_under_way_ends_before_the_index_is_closed(
     """Its second commit would be waited for for ever, in a thread that keeps the files open."""
     rig = Rig(tmp_path, 64 * MIB)
     rig.put(2, 5 * MIB)
-    monkeypatch.setattr(worker_module, "CLOSE_WAIT_S", 2.0)
+    monkeypatch.setattr(tier_module, "CLOSE_WAIT_S", 2.0)
 
     async def main() -> None:
         dropping, go_on = threading.Event(), threading.Event()
         async with rig.worker() as worker:
             await read(worker, 2)
-            parts = worker.inside.parts
+            parts = only(worker).parts
             unpublish, close_writer, close_disk = (
                 parts.tier.unpublish,
                 parts.writer.close,

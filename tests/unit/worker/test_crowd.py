@@ -15,8 +15,8 @@ import pytest
 
 from cachefs.core.errors import CacheFSError, Interrupted
 from cachefs.core.messages import COPY_BYTES
-from tests.unit.worker.rig import MIB, Reader, Rig, ensure, open_reader, run, until
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import MIB, Reader, Rig, ensure, only, open_reader, run, until
+from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.segments import Segments
 from worker.fill.source import NotHere, OriginSource
@@ -41,13 +41,13 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Segments, "are_crowded", True)
 
 
-def held_bytes(worker: Worker) -> int:
-    parts = worker.inside.parts
+def held_bytes(worker: Cache) -> int:
+    parts = only(worker).parts
     return parts.memory.segments_bytes + parts.ledger.scratch_bytes
 
 
-def origin_bytes(worker: Worker) -> int:
-    return worker.inside.parts.counters.origin_bytes
+def origin_bytes(worker: Cache) -> int:
+    return only(worker).parts.counters.origin_bytes
 
 
 def test_readers_of_files_of_their_own_fetch_each_byte_once(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_readers_of_files_of_their_own_fetch_each_byte_once(tmp_path: Path) -> N
             for offset in range(0, 2 * MIB, STEP):
                 found = await asyncio.gather(*(one.at(offset, STEP) for one in readers))
                 assert found == [rig.data[ino][offset : offset + STEP] for ino in inos]
-            await until(lambda: not worker._filler._pieces)
+            await until(lambda: not only(worker)._filler._pieces)
             assert origin_bytes(worker) == len(inos) * 2 * MIB
             for one in readers:
                 one.close()
@@ -110,7 +110,7 @@ def test_a_part_whose_reader_has_gone_leaves(tmp_path: Path) -> None:
                     assert fd is not None
                     os.close(fd)
             assert cancelled
-            await until(lambda: not worker._filler._pieces and not held_bytes(worker))
+            await until(lambda: not only(worker)._filler._pieces and not held_bytes(worker))
             assert await reader.at(0, 10) == rig.data[1][:10]
             reader.close()
 
@@ -126,7 +126,7 @@ def test_errors_of_the_origin_are_told(tmp_path: Path) -> None:
             with pytest.raises(CacheFSError) as caught:
                 await reader.at(0, STEP)
             assert caught.value.code == "stale"
-            await until(lambda: not worker._filler._pieces and not held_bytes(worker))
+            await until(lambda: not only(worker)._filler._pieces and not held_bytes(worker))
             reader.close()
 
     run(script())
@@ -149,7 +149,7 @@ def test_readers_are_copied_what_cannot_be_lent(tmp_path: Path) -> None:
             reader: Reader = await open_reader(worker, rig.put(2, BIG))
             assert await reader.at(0, 2 * MIB) == rig.data[2][: 2 * MIB]
             assert (reader.copies, reader.segments) == (2 * MIB // COPY_BYTES, 0), len(kept)
-            await until(lambda: not worker._filler._pieces)
+            await until(lambda: not only(worker)._filler._pieces)
             assert origin_bytes(worker) == len(kept) * MIB + COPY_BYTES + 2 * MIB
             for fd in kept:
                 os.close(fd)
@@ -234,7 +234,7 @@ def test_a_worker_that_closes_gives_no_part_of_a_part(tmp_path: Path) -> None:
         async with rig.worker(Stuck(lambda *_: rig.origin)) as worker:
             reader = await open_reader(worker, rig.put(1, BIG))
             asked = asyncio.ensure_future(ensure(worker, reader.grant.handle, MIB - 100, STEP))
-            await until(lambda: any(one.ready_end == 1 for one in worker._segments._all()))
+            await until(lambda: any(one.ready_end == 1 for one in only(worker)._segments._all()))
             await worker.close()
             with pytest.raises(Interrupted):
                 await asked

@@ -14,7 +14,7 @@ from cachefs.core.model import ContentId
 from cachefs.core.policies import Policy, Rule
 from cachefs.core.services import PolicyService
 from tests.services.loading import fetch
-from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, open_reader, read, run
+from tests.unit.worker.rig import NAMESPACE, Namespace, Rig, only, open_reader, read, run
 from worker.cache.expiry import Expiry
 
 SIZE = 100_000
@@ -103,19 +103,19 @@ def test_what_is_over_its_time_goes_and_open_files_go_on(tmp_path: Path) -> None
             for ino in (1, 2, 3):
                 await fetch(worker, NAMESPACE, ino)
             opened = await open_reader(worker, 2)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             rig.wall_s += 59
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert len(rig.published()) == 3
             rig.wall_s += 1
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(3)}
             assert await opened.at(0, SIZE) == rig.data[2]
             opened.close()
             await fetch(worker, NAMESPACE, 1)  # filled anew: it stays for another 60 s
             assert await read(worker, 1) == rig.data[1]
             rig.wall_s += 59
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(1), rig.name(3)}
 
     run(script())
@@ -129,22 +129,22 @@ def test_a_change_of_policies_holds_for_what_is_cached(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             for ino in (1, 2, 3):
                 await fetch(worker, NAMESPACE, ino)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             questions = space.rule_questions
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert space.rule_questions == questions  # nothing new, no question
             rig.wall_s += 100
             space.say(1, ttl_s=60.0)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(2), rig.name(3)}
             space.say(2, ttl_s=200.0)
         rig.wall_s += 99
         async with rig.worker() as worker:
             worker.used([rig.name(2)], 0)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(2), rig.name(3)}
             rig.wall_s += 1
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(3)}
 
     run(script())
@@ -161,17 +161,17 @@ def test_nothing_goes_without_permission(tmp_path: Path) -> None:
         async with rig.worker() as worker:
             for ino in (1, 2, 3):
                 await fetch(worker, NAMESPACE, ino)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             space.answers = False
             rig.wall_s += 100
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert len(rig.published()) == 3
             space.answers = True
             space.protected = {rig.name(2)}
-            await worker.expirer.tick()  # it tries again a little later
+            await only(worker).expirer.tick()  # it tries again a little later
             assert len(rig.published()) == 3
             rig.wall_s += 3
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert rig.published() == {rig.name(2), rig.name(3)}
 
     run(script())
@@ -183,24 +183,24 @@ def test_how_many_own_it_is_heard_of_what_is_cached_and_of_what_is_open(tmp_path
     async def script() -> None:
         rig, space = ruled(tmp_path)
         async with rig.worker(is_owned=lambda key, size, replicas: replicas > 1) as worker:
-            parts, heard = worker.inside.parts, list[int]()
+            parts, heard = only(worker).parts, list[int]()
             parts.owners_changed = lambda: heard.append(len(parts.rules))
             for ino in (1, 2, 3):
                 await fetch(worker, NAMESPACE, ino)
             opened = await open_reader(worker, 2)
-            entry = worker._catalog.live(rig.content(2).key)
-            await worker.expirer.tick()
+            entry = only(worker)._catalog.live(rig.content(2).key)
+            await only(worker).expirer.tick()
             assert (parts.order.copy_count, heard) == (3, [])
             for ino in (1, 2):
                 space.say(ino, replicas=2, eviction="lru")
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert (parts.order.copy_count, heard) == (1, [2])
             assert parts.order.eviction(rig.content(1).key) == "lru"
             assert entry is None or entry.origin.rule.replicas == 2
             found = await worker.serving.holdings(b"", 10)
             assert sorted(one.replicas for one in found) == [1, 2, 2]
             space.say(1)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert (parts.order.copy_count, heard) == (2, [2, 1]), "the extra copy goes first"
             assert parts.order.eviction(rig.content(1).key) == ""
             opened.close()

@@ -14,8 +14,8 @@ import pytest
 
 from cachefs.core.model import PAGE_BYTES
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run, until
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, until
+from worker.cache.cache import Cache
 from worker.store import filesystem
 from worker.store.directory import TierDirectory
 from worker.store.index import Index
@@ -60,8 +60,8 @@ def lose(rig: Rig, ino: int, offset: int, size: int = PAGE_BYTES) -> None:
     os.close(fd)
 
 
-async def back(worker: Worker) -> None:
-    await until(lambda: worker.inside.parts.health.in_service)
+async def back(worker: Cache) -> None:
+    await until(lambda: only(worker).parts.health.in_service)
 
 
 def test_what_a_failed_sync_lost_is_never_read(
@@ -74,11 +74,11 @@ def test_what_a_failed_sync_lost_is_never_read(
         old, new, hurt = rig.put(1, SMALL), rig.put(2, 3 * MIB), rig.put(3, 3 * MIB + 7)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, old)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             for ino in (new, hurt):
                 await fetch(worker, NAMESPACE, ino)
             fail_syncs(1)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert rig.published() == {rig.name(old)}, "the others are withdrawn"
             await back(worker)
             lose(rig, hurt, 2 * MIB)
@@ -103,11 +103,11 @@ def test_a_later_sync_does_not_bless_what_was_lost(
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
             fail_syncs(1)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             await back(worker)
-            worker.inside.parts.health.tried(0.0, reached_disk=True)
+            only(worker).parts.health.tried(0.0, reached_disk=True)
             await fetch(worker, NAMESPACE, 2)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert rig.published() == {rig.name(2)}
         lose(rig, 1, 0)
         async with rig.worker() as worker:
@@ -131,13 +131,13 @@ def test_an_open_file_of_which_bytes_were_lost_is_read_past_the_tier(
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
             assert reader.segments == 0
             fail_syncs(1)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             await back(worker)
             assert reader.grant.fd is not None
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
             assert reader.segments == 1, "not from the file that may be damaged"
             reader.close()
-            worker.inside.parts.ledger.check_invariants()
+            only(worker).parts.ledger.check_invariants()
 
     run(script())
 
@@ -152,20 +152,20 @@ def test_nothing_is_written_before_a_trial_reaches_the_disk(
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
             fail_syncs(1)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             await back(worker)
             assert await read(worker, 2) == rig.data[2]
             assert not rig.published(), "it was read past the cache"
             tier = worker.status()["tiers"][0]
             assert (tier["state"], tier["cause"]) == ("degraded", TRIAL_DUE)
-            health = worker.inside.parts.health
+            health = only(worker).parts.health
             health._trial_at_s = 1e-9  # it is due
             monkeypatch.setattr(TierDirectory, "try_to_write", _fails)
-            await worker.housekeeping.tick()
+            await only(worker).housekeeping.tick()
             assert not health.writable(1e12)
             health._trial_at_s = 1e-9
             monkeypatch.undo()
-            await worker.housekeeping.tick()
+            await only(worker).housekeeping.tick()
             assert worker.status()["tiers"][0]["cause"] == ""
             await fetch(worker, NAMESPACE, 2)
             assert rig.published() == {rig.name(2)}
@@ -187,14 +187,14 @@ def test_a_loss_in_the_scratch_area_alone_is_noticed(
         async with rig.worker() as worker:
             monkeypatch.setattr(Space, "reserve", refuse)
             monkeypatch.setattr(Space, "reserve_nowait", lambda *_: False)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert await read(worker, 1) == rig.data[1]
-            await until(lambda: not worker._filler._pieces)
+            await until(lambda: not only(worker)._filler._pieces)
             fail_syncs(1)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert worker.status()["errors"]["sync"] == 1
             await back(worker)
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert worker.status()["errors"]["sync"] == 1, "nothing new"
 
     run(script())
@@ -213,7 +213,7 @@ def test_a_start_in_the_middle_of_a_withdrawal_finds_nothing_published(
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            tier = worker.inside.parts.tier
+            tier = only(worker).parts.tier
 
             def killed(_: str) -> bool:
                 raise KeyboardInterrupt
@@ -251,19 +251,19 @@ def test_an_index_of_which_bytes_were_lost_is_given_up(
             if what == "commit":
                 monkeypatch.setattr(Index, "write", _commit_fails)
                 assert await read(worker, 2) == rig.data[2]
-                await until(lambda: worker.inside.parts.writer.failed_commits > 0)
+                await until(lambda: only(worker).parts.writer.failed_commits > 0)
                 fail_syncs(1)
             else:
-                env = worker.inside.parts.tier.index._env
-                worker.inside.parts.tier.index._env = _Env(env)
-            await worker.housekeeping.sync()
-            await worker.housekeeping.sync()
-            assert not worker.inside.parts.health.in_service
+                env = only(worker).parts.tier.index._env
+                only(worker).parts.tier.index._env = _Env(env)
+            await only(worker).housekeeping.sync()
+            await only(worker).housekeeping.sync()
+            assert not only(worker).parts.health.in_service
             assert rig.published() == set()
             for ino in (1, 2):
                 assert await read(worker, ino) == rig.data[ino]
-            worker.inside.watch.look()
-            assert not worker.inside.parts.health.in_service, "until it is started again"
+            only(worker)._watch.look()
+            assert not only(worker).parts.health.in_service, "until it is started again"
         monkeypatch.undo()
         async with rig.worker() as worker:
             assert worker.status()["tiers"][0]["files"] == 0
@@ -297,10 +297,10 @@ def test_a_commit_that_fails_on_a_full_disk_costs_no_file(tmp_path: Path) -> Non
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            worker.inside.parts.writer.failed_commits += 1
-            await worker.housekeeping.tick()
+            only(worker).parts.writer.failed_commits += 1
+            await only(worker).housekeeping.tick()
             assert rig.published() == {rig.name(1)}
-            assert worker.inside.parts.health.in_service
+            assert only(worker).parts.health.in_service
 
     run(script())
 
@@ -319,7 +319,7 @@ def test_a_disk_without_any_room_loses_nothing(
         for ino in (1, 2):
             rig.put(ino, SMALL)
         async with rig.worker() as worker:
-            parts = worker.inside.parts
+            parts = only(worker).parts
             await fetch(worker, NAMESPACE, 1)
             epoch = parts.tier.header.epoch
             monkeypatch.setattr(Index, "write", no_room)
@@ -327,13 +327,13 @@ def test_a_disk_without_any_room_loses_nothing(
             assert await read(worker, 2) == rig.data[2]
             await until(lambda: parts.writer.failed_commits > 0)
             for _ in range(3):
-                await worker.housekeeping.sync()
+                await only(worker).housekeeping.sync()
             assert rig.published() == {rig.name(1)}
             assert parts.health.in_service
             assert not parts.health.lost
             assert parts.tier.header.synced_epoch < epoch, "nothing is said to be synced"
             monkeypatch.undo()
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert parts.tier.header.synced_epoch == epoch
             assert rig.published() == {rig.name(1)}
 
@@ -351,7 +351,7 @@ def test_what_an_earlier_process_did_not_sync_is_synced_by_the_next(
         fail_syncs(1)  # the kernel tells the first who asks
         async with rig.worker() as worker:
             assert rig.published() == {rig.name(1)}
-            await worker.housekeeping.sync()
+            await only(worker).housekeeping.sync()
             assert rig.published() == set()
 
     run(script())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read, run, until
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, read, run, until
+from worker.cache.cache import Cache
 from worker.tier.ledger import Ledger
 
 FILES = range(1, 25)
@@ -26,7 +26,7 @@ async def fill(rig: Rig) -> None:
             await fetch(worker, NAMESPACE, ino)
 
 
-async def read_quickly(worker: Worker, rig: Rig, ino: int) -> None:
+async def read_quickly(worker: Cache, rig: Rig, ino: int) -> None:
     async with asyncio.timeout(QUICK_S):
         assert await read(worker, ino) == rig.data[ino]
 
@@ -47,7 +47,7 @@ def test_a_cache_above_its_limit_shrinks_and_reads_do_not_wait(
             for ino in (101, 102):
                 await read_quickly(worker, rig, ino)
             assert not rig.published() & {rig.name(101), rig.name(102)}, "past the cache"
-            ledger = worker.inside.parts.ledger
+            ledger = only(worker).parts.ledger
             await until(lambda: not ledger.over_limit_bytes)
             assert rig.disk_bytes() <= 64 * MIB
             assert len(rig.published()) >= 8, "no more went than had to"
@@ -68,19 +68,19 @@ def test_what_is_pinned_stays_above_the_limit(tmp_path: Path) -> None:
             rig.put(ino, 12 * MIB)
         async with rig.worker(limit_bytes=64 * MIB) as worker:
             for _ in range(3):
-                await worker.housekeeping.tick()
+                await only(worker).housekeeping.tick()
             for ino in range(101, 105):
                 await read_quickly(worker, rig, ino)
             assert rig.published() == rig.space.protected
             assert worker.status()["tiers"][0]["over_limit_bytes"] > 30 * MIB
             asked = len(rig.space.asked)
             for _ in range(10):
-                await worker.housekeeping.tick()
+                await only(worker).housekeeping.tick()
             assert len(rig.space.asked) <= asked + 1, "it is asked for at growing intervals"
             rig.space.protected = set()
-            worker._space._shrink_at_s = 0.0
-            await worker.housekeeping.tick()
-            assert not worker.inside.parts.ledger.over_limit_bytes
+            only(worker)._space._shrink_at_s = 0.0
+            await only(worker).housekeeping.tick()
+            assert not only(worker).parts.ledger.over_limit_bytes
 
     run(script())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.worker.rig import MIB, Rig, run
+from tests.unit.worker.rig import MIB, Rig, only, run
 from worker.runtime.clocks import Clocks
 from worker.runtime.pace import LONGEST_PAUSE_S, Pace
 from worker.tier.health import PROBE_PAUSE_S
@@ -34,7 +34,7 @@ def test_a_tier_that_stays_away_is_not_logged_with_every_probe(
     async def script() -> None:
         rig = Rig(tmp_path, 32 * MIB)
         async with rig.worker() as worker:
-            parts, watch = worker.inside.parts, worker.inside.watch
+            parts, watch = only(worker).parts, only(worker)._watch
             now = [1000.0]
             parts.clocks = Clocks(monotonic=lambda: now[0])
             gone = OSError(errno.ENOENT, "No such file or directory")

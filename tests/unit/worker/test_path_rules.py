@@ -11,9 +11,9 @@ import pytest
 from cachefs.core.jobs import FullQuota
 from cachefs.core.policies import Rule
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, read, run
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run
 from tests.unit.worker.test_expiry import Ruled
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
 from worker.tier.over_quota import AGAIN_S, MOST_KNOWN, Named, OverQuota
 
 SIZE = 2 * MIB
@@ -24,7 +24,7 @@ def put(rig: Rig, ino: int, rule: Rule) -> None:
     rig.space.origins[ino] = msgspec.structs.replace(rig.space.origins[ino], rule=rule)
 
 
-async def cached(worker: Worker, rig: Rig, *inos: int) -> list[bool]:
+async def cached(worker: Cache, rig: Rig, *inos: int) -> list[bool]:
     return [await worker.cached_bytes(rig.content(ino)) == SIZE for ino in inos]
 
 
@@ -92,24 +92,24 @@ def test_a_quota_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
             assert refused.value.full == FullQuota(
                 b"dir", 10 * MIB + 4096, 10 * MIB, 10 * MIB + 4096
             )
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert worker.status()["quota_used_bytes"] == {"/dir": 5 * SIZE}
             await worker.free([rig.content(1)])
             await fetch(worker, NAMESPACE, 9)
             worker.used([rig.name(2)], 0)
         async with rig.worker() as worker:
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             with pytest.raises(OverQuota):
                 await fetch(worker, NAMESPACE, 10)
             space.put_all(3 * SIZE)
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             assert worker.status()["quota_used_bytes"] == {"/dir": 3 * SIZE}
             assert await cached(worker, rig, 2, 9) == [True, True]
             space.put_all(0)
             for ino in space.rules:
                 space.rules[ino] = Rule()
                 space.origins[ino] = msgspec.structs.replace(space.origins[ino], rule=Rule())
-            await worker.expirer.tick()
+            await only(worker).expirer.tick()
             await fetch(worker, NAMESPACE, 10)
             assert worker.status()["quota_used_bytes"] == {}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker.rig import MIB, Rig, read, run, until
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import MIB, Rig, only, read, run, until
+from worker.cache.cache import Cache
 from worker.fill import segments
 from worker.fill.segment import memory_file
 from worker.store.directory import TierDirectory
@@ -24,9 +24,9 @@ FULL_S = 3600.0
 SMALL = 100 << 10
 
 
-def fill_disk(worker: Worker) -> None:
+def fill_disk(worker: Cache) -> None:
     """The disk takes nothing for the rest of the test."""
-    parts = worker.inside.parts
+    parts = only(worker).parts
     full = OSError(errno.ENOSPC, "No space left on device")
     parts.health.fault(full, parts.clocks.monotonic() + FULL_S)
 
@@ -90,7 +90,7 @@ def test_lent_segments_in_memory_come_back(tmp_path: Path, monkeypatch: pytest.M
                 rig.put(ino, SMALL)
                 assert await read(worker, ino) == rig.data[ino]
             assert worker.status()["tiers"][0]["segments"] <= 8
-            assert worker.inside.parts.memory.segments_bytes <= 8 * MIB
+            assert only(worker).parts.memory.segments_bytes <= 8 * MIB
 
     run(script())
 
@@ -107,16 +107,16 @@ def test_fills_that_hang_with_the_disk_keep_no_place(
         async with rig.worker() as worker:
             inos = [rig.put(ino, 9 * MIB) for ino in range(1, 5)]
             reads = [asyncio.create_task(read(worker, ino)) for ino in inos]
-            await until(lambda: worker._segments._filling == 2 <= hanging.calls)
-            await until(worker._segments._turn.locked)
-            worker.inside.watch.withdraw()
+            await until(lambda: only(worker)._segments._filling == 2 <= hanging.calls)
+            await until(only(worker)._segments._turn.locked)
+            only(worker)._watch.withdraw()
             calls = hanging.calls
             async with asyncio.timeout(20):
                 assert await asyncio.gather(*reads) == [rig.data[ino] for ino in inos]
             assert hanging.calls == calls, "those that waited for a place leave the disk alone"
             hanging.answer.set()
-            await until(lambda: not worker._filler._running)
-            assert worker._segments._filling == 0
+            await until(lambda: not only(worker)._filler._running)
+            assert only(worker)._segments._filling == 0
 
     run(script())
 
@@ -130,15 +130,19 @@ def test_fills_that_wait_for_their_turn_hold_no_memory(
     async def script() -> None:
         rig = Rig(tmp_path, 256 * MIB)
         async with rig.worker() as worker:
-            memory, running = worker.inside.parts.memory, worker._filler._running
+            memory, running = only(worker).parts.memory, only(worker)._filler._running
             reads = [asyncio.create_task(read(worker, rig.put(ino, 9 * MIB))) for ino in range(6)]
-            await until(lambda: worker._segments._filling == 2 and len(worker._filler._pieces) >= 6)
+            await until(
+                lambda: (
+                    only(worker)._segments._filling == 2 and len(only(worker)._filler._pieces) >= 6
+                )
+            )
             in_flight = sum(min(piece.size_bytes, 2 * MIB) for piece in running.values())
             assert memory.buffers_bytes + memory.windows_bytes == in_flight
-            assert len(running) < len(worker._filler._pieces)
+            assert len(running) < len(only(worker)._filler._pieces)
             hanging.answer.set()
             await asyncio.gather(*reads)
-            await until(lambda: not worker._filler._pieces)
+            await until(lambda: not only(worker)._filler._pieces)
             assert memory.buffers_bytes == memory.windows_bytes == 0
 
     run(script())
@@ -151,7 +155,7 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
         rig = Rig(tmp_path, 64 * MIB)
         async with rig.worker() as worker:
             fill_disk(worker)
-            parts, held = worker.inside.parts, worker._segments
+            parts, held = only(worker).parts, only(worker)._segments
             made = [
                 await held.make(bytes([n]) * 36, MIB, (0, 1), wait_s=1.0, in_memory=True)
                 for n in range(3)
@@ -162,7 +166,7 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
                 held.filled(segment)
             for segment in (idle, filling):
                 segment.used_at_s -= 2 * segments.FRESH_S
-            worker.inside.watch.look()
+            only(worker)._watch.look()
             assert [segment.dropped for segment in made] == [True, False, False]
             assert parts.memory.segments_bytes == 2 * MIB
             held.filled(filling)
@@ -173,8 +177,8 @@ def test_copies_that_nobody_reads_any_more_leave_the_memory(tmp_path: Path) -> N
 def test_files_in_memory_are_closed_behind_no_fetch(tmp_path: Path) -> None:
     async def script() -> None:
         async with Rig(tmp_path, 64 * MIB).worker(fetch_threads=1) as worker:
-            parts, busy = worker.inside.parts, threading.Event()
-            fetch = worker._supply.fetchers.run(busy.wait, 60)
+            parts, busy = only(worker).parts, threading.Event()
+            fetch = only(worker)._supply.fetchers.run(busy.wait, 60)
             fd = memory_file(MIB)
             parts.close_memory(fd)
             try:

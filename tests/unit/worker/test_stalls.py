@@ -17,8 +17,8 @@ from cachefs.core.model import PAGE_BYTES, Origin
 from connectors.until import NEVER_S, until
 from tests.services.memory import MemoryConnector
 from tests.unit.worker import rig
-from tests.unit.worker.rig import Rig, run
-from worker.cache.worker import Worker
+from tests.unit.worker.rig import Rig, only, run
+from worker.cache.cache import Cache
 from worker.fill.segments import MOST_FILLING
 from worker.fill.source import OriginBody, OriginSource, Purpose, SourceBody
 from worker.fill.stalls import GRACE_S, MOST_STUCK, PAGE_LIMIT_S
@@ -118,7 +118,7 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
 
     async def script() -> None:
         async with made.worker(source) as worker:
-            parts = worker._parts
+            parts = only(worker).parts
             reading = [asyncio.create_task(rig.read(worker, ino)) for ino in hung[:MOST_STUCK]]
             await rig.until(lambda: source.hung == MOST_STUCK)
             await asyncio.sleep(0)
@@ -134,7 +134,7 @@ def test_a_source_that_hangs_does_not_take_the_threads_of_others(tmp_path: Path)
             assert source.hung == MOST_STUCK
             assert await rig.read(worker, good) == made.data[good]
             source.go_on.set()
-            await rig.until(lambda: not worker._filler._running)
+            await rig.until(lambda: not only(worker)._filler._running)
             assert parts.memory.buffers_bytes == 0
             for ino in hung:
                 assert await rig.read(worker, ino) == made.data[ino]
@@ -152,7 +152,7 @@ def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(
 
     async def script() -> None:
         async with made.worker() as worker:
-            segments, key = worker._segments, b"k" * 36
+            segments, key = only(worker)._segments, b"k" * 36
             filling = [
                 await segments.make(key, MOST_FILLING * PAGE_BYTES, (page, page + 1), wait_s=5.0)
                 for page in range(MOST_FILLING // 2)
@@ -162,11 +162,11 @@ def test_a_segment_that_was_given_up_has_no_place_among_those_that_are_filled(
                 segments.given_up(one)
             assert segments._filling == 0
             assert segments.bits(key, 0, MOST_FILLING) == 0
-            taken_bytes = worker._parts.ledger.scratch_bytes
+            taken_bytes = only(worker).parts.ledger.scratch_bytes
             assert taken_bytes == len(filling) * PAGE_BYTES  # their threads may still write
             for one in filling:
                 segments.filled(one)
-            assert segments._filling == worker._parts.ledger.scratch_bytes == 0
+            assert segments._filling == only(worker).parts.ledger.scratch_bytes == 0
 
     run(script())
 
@@ -185,7 +185,7 @@ def test_a_fill_that_was_given_up_asks_no_more(tmp_path: Path) -> None:
                 await reading
             asked = len(source.until_s)
             source.go_on.set()
-            await rig.until(lambda: not worker._filler._pieces)
+            await rig.until(lambda: not only(worker)._filler._pieces)
             assert len(source.until_s) == asked
 
     try:
@@ -209,7 +209,7 @@ def test_the_time_in_the_queue_for_a_thread_is_not_the_silence_of_the_origin(
             one = asyncio.create_task(rig.read(worker, first))
             await rig.until(source.stalled.is_set)
             two = asyncio.create_task(rig.read(worker, second))
-            await rig.until(lambda: len(worker._filler._running) == 2)
+            await rig.until(lambda: len(only(worker)._filler._running) == 2)
             began_s = time.monotonic()
             await rig.until(lambda: time.monotonic() > began_s + 0.6)
             released_s = time.monotonic()
@@ -266,6 +266,6 @@ class _Held(_Slow):
         super().close()
 
 
-def _look(worker: Worker, later_s: float) -> None:
+def _look(worker: Cache, later_s: float) -> None:
     """Looks at what stalls, as at a later time."""
-    worker._filler.give_up_stalled(time.monotonic() + later_s)
+    only(worker)._filler.give_up_stalled(time.monotonic() + later_s)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, open_reader, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, run, until
 from worker.store import filesystem, removal
 from worker.store.directory import TierDirectory
 from worker.store.lookup import look
@@ -57,7 +57,7 @@ def test_what_was_withdrawn_is_not_published_again(
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            parts, name = worker.inside.parts, rig.name(1)
+            parts, name = only(worker).parts, rig.name(1)
             tier, writer = parts.tier, parts.writer
             await until(lambda: not removal.is_busy(tier, name))
 
@@ -91,7 +91,7 @@ def test_an_eviction_that_is_not_committed_publishes_again_what_is_trusted(tmp_p
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            tier = worker.inside.parts.tier
+            tier = only(worker).parts.tier
             await until(lambda: not removal.is_busy(tier, rig.name(1)))
             failing: Any = FailingWriter(lambda: None)
             with pytest.raises(OSError, match="Input/output"):
@@ -107,15 +107,15 @@ def test_an_eviction_that_waited_does_not_begin_in_a_tier_out_of_service(tmp_pat
         rig.put(1, SMALL)
         async with rig.worker() as worker:
             await fetch(worker, NAMESPACE, 1)
-            space, key = worker._space, rig.content(1).key
+            space, key = only(worker)._space, rig.content(1).key
             async with space._one_at_a_time:
                 going = asyncio.create_task(space.let_go([key]))
                 await asyncio.sleep(0)
-                worker.inside.watch.withdraw()
+                only(worker)._watch.withdraw()
             await going
-            assert not worker.inside.catalog.is_live(key)
+            assert not only(worker)._catalog.is_live(key)
             assert rig.published() == {rig.name(1)}
-            assert worker.inside.parts.tier.index.get(key) is not None
+            assert only(worker).parts.tier.index.get(key) is not None
 
     run(script())
 
@@ -131,16 +131,16 @@ def test_a_file_that_was_dropped_while_it_was_open_is_not_read_from_the_tier_tha
         async with rig.worker() as worker:
             reader = await open_reader(worker, 1)
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
-            entry = worker.inside.catalog.live(rig.content(1).key)
+            entry = only(worker)._catalog.live(rig.content(1).key)
             assert entry is not None
             await worker.free([rig.content(1)])
-            handle = worker._handles[reader.grant.handle]
+            handle = worker._handles[reader.grant.handle][1]
             handle.has_file = False
             os.pwrite(entry.fd, bytes(MIB), 0)  # the disk has zeros there
-            worker.inside.watch.withdraw()
-            await worker.inside.catalog.forsake()
-            worker.inside.watch.restore()
-            await until(lambda: worker.inside.parts.health.in_service)
+            only(worker)._watch.withdraw()
+            await only(worker)._catalog.forsake()
+            only(worker)._watch.restore()
+            await until(lambda: only(worker).parts.health.in_service)
             assert await reader.at(0, MIB) == rig.data[1][:MIB]
             reader.close()
 
@@ -150,7 +150,7 @@ def test_a_file_that_was_dropped_while_it_was_open_is_not_read_from_the_tier_tha
 def test_the_end_of_a_withdrawal_that_is_cancelled_leaves_fences_alone(tmp_path: Path) -> None:
     async def script() -> None:
         async with Rig(tmp_path, 100 * MIB).worker() as worker:
-            catalog = worker.inside.catalog
+            catalog = only(worker)._catalog
             with catalog.removing([b"k" * 36]):
                 forsaking = asyncio.create_task(catalog.forsake())
                 await asyncio.sleep(0)
@@ -168,15 +168,15 @@ def test_files_that_cannot_be_dropped_are_counted_once(
         rig = Rig(tmp_path, 100 * MIB)
         rig.put(1, SMALL)
         async with rig.worker() as worker:
-            ledger = worker.inside.parts.ledger
+            ledger = only(worker).parts.ledger
             await fetch(worker, NAMESPACE, 1)
-            entry = await worker.inside.catalog.open(rig.space.origins[1], rig.content(1).key)
+            entry = await only(worker)._catalog.open(rig.space.origins[1], rig.content(1).key)
             cached_bytes = ledger.cached_bytes
             with monkeypatch.context() as patch:
                 patch.setattr(Writer, "write", _fails)
                 with pytest.raises(OSError, match="Input/output"):
-                    await worker.inside.catalog.forsake()
-            worker.inside.catalog.leave(entry)
+                    await only(worker)._catalog.forsake()
+            only(worker)._catalog.leave(entry)
             await until(lambda: not ledger.unlinked_bytes)
             assert ledger.cached_bytes == cached_bytes
             await worker.free([rig.content(1)])

@@ -16,7 +16,7 @@ from cachefs.core.model import PAGE_BYTES, ContentId
 from cachefs.core.placement import Member, View
 from cachefs.core.policies import Policy, Rule
 from tests.unit.worker.rig import MIB, Namespace, Rig
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
 from worker.fill.source import OriginSource
 from worker.peers.ring import Ring
 from worker.peers.search import Times
@@ -50,7 +50,7 @@ class Node:
         self.number = number
         self.id = f"node{number}"
         self.ring = Ring(self.id)
-        self.worker: Worker
+        self.worker: Cache
         self.source: ClusterSource
         self.server: PeerServer
         self.url = ""

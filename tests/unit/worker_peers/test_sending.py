@@ -14,7 +14,8 @@ from aiohttp import web
 from cachefs.core import cluster as c
 from cachefs.core.access import EVERYTHING
 from cachefs.core.model import PAGE_BYTES
-from worker.cache.peer_reads import Pages, PeerCache
+from worker.cache.peer_reads import Pages
+from worker.cache.serving import CacheServing
 from worker.peers import sending
 from worker.peers.ring import Ring
 from worker.peers.sending import PagesResponse
@@ -145,7 +146,7 @@ def test_peers_that_go_away_are_no_errors(tmp_path: Path, caplog: pytest.LogCapt
         cache = OneFile(tmp_path / "file")
         handlers = Handlers(drop=nothing, status=dict)
         server = PeerServer(
-            cast(PeerCache, cache),
+            cast(CacheServing, cache),
             Ring("me"),
             handlers,
             refresh=nothing,

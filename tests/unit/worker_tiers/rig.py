@@ -8,13 +8,12 @@ import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cachefs.core.tiers import TierSpec
 from tests.unit.worker.rig import LIMIT_S, NAMESPACE, Reader, Rig
-from worker.cache.cache import Tiers
-from worker.cache.running import Running
-from worker.cache.worker import Worker
+from worker.cache.cache import Cache
+from worker.cache.tier import Tier
 from worker.fill.source import OriginSource, Source
 from worker.runtime.clocks import Clocks
 from worker.runtime.memory import MemoryBudget
@@ -22,7 +21,7 @@ from worker.tier.disk import Shared
 
 
 class TiersRig(Rig):
-    """Tiers in directories `0`, `1`, … of so many bytes each."""
+    """Cache in directories `0`, `1`, … of so many bytes each."""
 
     def __init__(self, directory: Path, *limits: int, seed: int = 0, **config: Any) -> None:
         super().__init__(directory, limits[0], seed, **config)
@@ -52,10 +51,10 @@ class TiersRig(Rig):
         os.close(fd)
 
     @contextlib.asynccontextmanager
-    async def tiers(self, **changes: Any) -> AsyncIterator[Tiers]:
+    async def tiers(self, **changes: Any) -> AsyncIterator[Cache]:
         config = dataclasses.replace(self.config, **changes)
         clocks = Clocks(wall=lambda: self.wall_s, jitter=lambda: 0.01)
-        tiers = await Tiers.start(
+        tiers = await Cache.start(
             config,
             self.specs,
             self._service,
@@ -65,36 +64,36 @@ class TiersRig(Rig):
             Shared(MemoryBudget(1 << 30), self.is_owned),
         )
         try:
-            for one in tiers._keeper.running:
-                loaded = one.worker.inside.space.order_loaded
+            for one in tiers._tiers.running:
+                loaded = one._space.order_loaded
                 await asyncio.wait_for(loaded.wait(), LIMIT_S)
             yield tiers
         finally:
             await tiers.close()
 
 
-def leave(one: Running) -> None:
+def leave(one: Tier) -> None:
     """Its disk hangs, until `come_back`."""
-    watch = one.worker.inside.watch
+    watch = one._watch
     watch._watch._leave()
     watch._watch._next_probe_s = float("inf")
     watch._leave()
 
 
-def come_back(one: Running) -> None:
+def come_back(one: Tier) -> None:
     """The disk answers again."""
-    watch = one.worker.inside.watch
+    watch = one._watch
     watch._watch.in_service = True
     watch._watch._next_probe_s = 0.0
     watch._return()
 
 
-async def open_reader(tiers: Tiers, ino: int) -> Reader:
+async def open_reader(tiers: Cache, ino: int) -> Reader:
     grant = await asyncio.wait_for(tiers.open(NAMESPACE, ino), LIMIT_S)
-    return Reader(cast(Worker, tiers), grant)
+    return Reader(tiers, grant)
 
 
-async def read(tiers: Tiers, ino: int, step: int = 1 << 20) -> tuple[bytes, int]:
+async def read(tiers: Cache, ino: int, step: int = 1 << 20) -> tuple[bytes, int]:
     """A whole file, and the tier it was read from."""
     reader = await open_reader(tiers, ino)
     try:

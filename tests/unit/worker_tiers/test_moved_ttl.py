@@ -9,12 +9,12 @@ from tests.unit.worker.rig import MIB, NAMESPACE, run
 from tests.unit.worker.test_expiry import Ruled
 from tests.unit.worker_tiers.rig import TiersRig
 from tests.unit.worker_tiers.test_tiers import promoted
-from worker.cache.cache import Tiers
+from worker.cache.cache import Cache
 
 
-async def tick(tiers: Tiers) -> None:
-    for one in tiers._keeper.running:
-        await one.worker.expirer.tick()
+async def tick(tiers: Cache) -> None:
+    for one in tiers._tiers.running:
+        await one.expirer.tick()
 
 
 def test_moving_up_is_no_fill(tmp_path: Path) -> None:

@@ -13,21 +13,20 @@ import pytest
 from cachefs.core.errors import BadConfig, Interrupted, InUse, ProtocolError
 from cachefs.core.model import ContentId
 from cachefs.core.tiers import TierSpec
-from tests.services.loading import fetch
+from tests.services.loading import fetch, load_into
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, come_back, leave, open_reader, read
 from worker.cache import tier_set as keeper_module
-from worker.cache.cache import Tiers
+from worker.cache.cache import Cache
 from worker.cache.load_requests import Load
-from worker.cache.running import Running
+from worker.cache.tier import Tier
 from worker.cache.tier_choice import PROMOTE_USES, Held
-from worker.cache.tier_set import NUMBERS
 from worker.store import filesystem
 
 SMALL = 110 << 10
 
 
-async def promoted(tiers: Tiers, ino: int) -> None:
+async def promoted(tiers: Cache, ino: int) -> None:
     """Opens a file so often that it is worth a faster tier, and waits for the end of the move."""
     for _ in range(PROMOTE_USES):
         await read(tiers, ino)
@@ -54,7 +53,7 @@ def test_new_files_go_to_the_first_tier_that_has_room_for_all_of_them(tmp_path: 
             assert status["origin_bytes"] == sum(map(len, rig.data.values()))
             assert [tier["files"] for tier in status["tiers"]] == [3, 2]
             assert status["limit_bytes"] == 448 * MIB
-            assert all(one.users == 0 for one in tiers._keeper.running)
+            assert all(one.users == 0 for one in tiers._tiers.running)
         async with rig.tiers() as tiers:  # again, warm
             for ino, data in rig.data.items():
                 assert await read(tiers, ino) == (data, where[ino])
@@ -133,10 +132,10 @@ def test_what_leaves_a_tier_for_want_of_room_moves_down_if_it_was_used(tmp_path:
                 await fetch(tiers, NAMESPACE, ino)
             assert rig.in_tier(0) == {used, unused}
             await read(tiers, used)
-            first = tiers._keeper.running[0]
+            first = tiers._tiers.running[0]
             for ino in (unused, used):  # in this order, and all of it
                 assert first.parts.order.was_used(rig.content(ino).key) == (ino == used)
-            await first.worker.inside.space.make_room_ahead(20 * MIB)
+            await first._space.make_room_ahead(20 * MIB)
             assert rig.in_tier(0) == set()
             assert rig.in_tier(1) == {used}
             await tiers._moves.tick()
@@ -162,21 +161,19 @@ def test_nobody_who_needs_room_waits_for_a_slow_tier(
             rig.put(ino, 4 * MIB)
         go_on = asyncio.Event()
         async with rig.tiers() as tiers:
-            first, second = tiers._keeper.running
+            first, second = tiers._tiers.running
             for ino in (1, 2, 3, 4):
                 await fetch(tiers, NAMESPACE, ino)
                 await read(tiers, ino)
-            load = second.worker.loading.load
+            load = second.loading.load
 
             async def slowly(wanted: Load) -> None:
                 await go_on.wait()
                 load(wanted)
 
-            monkeypatch.setattr(
-                second.worker.loading, "load", lambda wanted: tasks.start(slowly(wanted))
-            )
-            tasks = tiers._keeper.tasks
-            space = first.worker.inside.space
+            monkeypatch.setattr(second.loading, "load", lambda wanted: tasks.start(slowly(wanted)))
+            tasks = tiers._tiers.tasks
+            space = first._space
             making = asyncio.ensure_future(space.make_room_ahead(8 * MIB))
             await until(lambda: bool(space._demotion.copying))
             on_their_way = {
@@ -209,7 +206,7 @@ def test_what_was_copied_below_stays_until_it_has_left_above(tmp_path: Path) -> 
         ino = rig.put(1, 10 * MIB)
         async with rig.tiers() as tiers:
             await fetch(tiers, NAMESPACE, ino)
-            moves, first = tiers._moves, tiers._keeper.running[0]
+            moves, first = tiers._moves, tiers._tiers.running[0]
             await moves._demote(first, [rig.content(ino).key], 1)
             await moves.tick()
             assert rig.in_tier(0) == rig.in_tier(1) == {ino}
@@ -231,7 +228,7 @@ def test_a_tier_is_brought_below_its_low_mark(tmp_path: Path) -> None:
             for ino in rig.data:
                 await read(tiers, ino)
             await until(lambda: rig.in_tier(0) == {1, 2, 3})
-            first = tiers._keeper.running[0]
+            first = tiers._tiers.running[0]
             await tiers._moves.tick()
             await until(lambda: not tiers._moves._making_room)
             room = first.room()
@@ -273,10 +270,10 @@ def test_what_the_next_tier_has_of_a_file_is_not_fetched_again(tmp_path: Path) -
             await reader.at(0, 8 * MIB)
             reader.close()
             await until(lambda: tiers.status()["fills_in_flight"] == 0)
-            tiers._keeper.running[0].promised.clear()
+            tiers._tiers.running[0]._promises.clear()
             await fetch(tiers, NAMESPACE, other)
             fetched = tiers.status()["origin_bytes"]
-            first = tiers._keeper.running[0]
+            first = tiers._tiers.running[0]
             first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 8 * MIB
             assert await read(tiers, ino) == (rig.data[ino], 1)
             await fetch(tiers, NAMESPACE, ino)
@@ -300,10 +297,10 @@ def test_a_tier_that_hangs_is_a_smaller_cache_and_comes_back(tmp_path: Path) -> 
         rig.put(2, SMALL)
         told: list[list[bool]] = []
         async with rig.tiers() as tiers:
-            tiers.on_tiers = lambda: told.append([view.in_service for view in tiers.tiers()])
+            tiers.subscribe_tiers(lambda: told.append([view.in_service for view in tiers.tiers()]))
             for ino in rig.data:
                 assert (await read(tiers, ino))[1] == 0
-            first = tiers._keeper.running[0]
+            first = tiers._tiers.running[0]
             await until(lambda: rig.in_tier(0) == {1, 2})
             leave(first)
             for ino, data in rig.data.items():
@@ -330,19 +327,19 @@ def test_a_directory_that_is_gone_costs_a_refetch(tmp_path: Path, again: bool) -
             for ino in rig.data:
                 await read(tiers, ino)
             reader = await open_reader(tiers, 1)
-            kept = tiers._keeper.running[0]
+            kept = tiers._tiers.running[0]
             shutil.rmtree(rig.directory(0))
             if not again:  # nor can it be made
                 rig.directory(0).write_bytes(b"")
             rig.put(3, SMALL)
-            kept.worker.inside.watch.suspect()
+            kept._watch.suspect()
             for ino, data in rig.data.items():
                 assert (await read(tiers, ino))[0] == data
             await until(lambda: not kept.in_service)
             for ino, data in rig.data.items():
                 assert await read(tiers, ino) == (data, 1)
             before = tiers.tiers()[0]
-            await tiers._keeper.look()
+            await tiers._tiers.look()
             after = tiers.tiers()[0]
             assert after.in_service == again
             assert (after.number != before.number) == again
@@ -351,8 +348,8 @@ def test_a_directory_that_is_gone_costs_a_refetch(tmp_path: Path, again: bool) -
             rig.put(4, SMALL)
             assert (await read(tiers, 4))[1] == (0 if again else 1)
             origin_bytes = tiers.status()["origin_bytes"]
-            await tiers._keeper.look()
-            assert not tiers._keeper._retired
+            await tiers._tiers.look()
+            assert not tiers._tiers._retired
             assert tiers.status()["origin_bytes"] == origin_bytes, "totals never fall"
             rows = tiers.status()["tiers"]
             assert [row["state"] for row in rows] == ["normal" if again else "offline", "normal"]
@@ -369,23 +366,23 @@ def test_a_tier_that_is_replaced_while_it_is_chosen_serves_nobody(
         rig = TiersRig(tmp_path, 48 * MIB, 64 * MIB)
         rig.put(2, 12 * MIB)
         asked, go_on = asyncio.Event(), asyncio.Event()
-        held = Running.held
+        held = Tier.held
 
         async def held_slowly(
-            one: Running, key: bytes, size: int, *, for_load: bool = False
+            one: Tier, key: bytes, size: int, *, for_load: bool = False
         ) -> Held | None:
             answer = await held(one, key, size, for_load=for_load)
-            if one.tier == 1:
+            if one.index == 1:
                 asked.set()
                 await go_on.wait()
             return answer
 
         async with rig.tiers() as tiers:
             assert await read(tiers, 2) == (rig.data[2], 0)
-            keeper, old = tiers._keeper, tiers._keeper.running[0]
+            keeper, old = tiers._tiers, tiers._tiers.running[0]
             await until(lambda: not old.is_used)
-            monkeypatch.setattr(Running, "held", held_slowly)
-            monkeypatch.setattr(Running, "may_have", lambda one, key: True)
+            monkeypatch.setattr(Tier, "held", held_slowly)
+            monkeypatch.setattr(Tier, "may_have", lambda one, key: True)
             reading = asyncio.ensure_future(read(tiers, 2))
             await asyncio.wait_for(asked.wait(), LIMIT_S)
             shutil.rmtree(rig.directory(0))
@@ -406,7 +403,7 @@ def test_who_has_a_file_open_in_a_tier_that_was_replaced_reads_on_or_is_told(
         rig = TiersRig(tmp_path, 48 * MIB, 64 * MIB)
         rig.put(2, 20 * MIB)
         async with rig.tiers() as tiers:
-            keeper, old = tiers._keeper, tiers._keeper.running[0]
+            keeper, old = tiers._tiers, tiers._tiers.running[0]
             reader = await open_reader(tiers, 2)
             assert reader.grant.tier == 0
             shutil.rmtree(rig.directory(0))
@@ -414,12 +411,13 @@ def test_who_has_a_file_open_in_a_tier_that_was_replaced_reads_on_or_is_told(
             await keeper.look()
             assert await reader.at(8 * MIB, MIB) == rig.data[2][8 * MIB : 9 * MIB]
             monkeypatch.setattr(keeper_module, "MOST_RETIRED", 0)
+            _, handle = tiers._handles[reader.grant.handle]
             await keeper._end(old)  # as when there are too many of them
             with pytest.raises(ProtocolError):
                 await reader.at(16 * MIB, MIB)
-            handle = reader.grant.handle // NUMBERS
+            ensuring = old.ensure(handle, 19 * MIB, 1, past_tier=False, takes_bytes=True)
             with pytest.raises(Interrupted):  # one that had come as far as there
-                await asyncio.wait_for(old.worker.ensure(handle, 19 * MIB, 1), 5.0)
+                await asyncio.wait_for(ensuring, 5.0)
             reader.close()
 
     run(script())
@@ -439,7 +437,7 @@ def test_a_tier_that_cannot_be_taken_at_the_start_is_left_out(tmp_path: Path) ->
             assert (lost["files"], lost["limit_bytes"]) == (0, 48 * MIB)
             assert [row["state"] for row in tiers.status()["tiers"]] == ["offline", "normal"]
             os.unlink(rig.directory(0))
-            await tiers._keeper.look()
+            await tiers._tiers.look()
             assert all(view.in_service for view in tiers.tiers())
             rig.put(2, SMALL)
             assert await read(tiers, 2) == (rig.data[2], 0)
@@ -484,10 +482,10 @@ def test_copies_that_a_crash_left_in_two_tiers_are_settled(tmp_path: Path) -> No
         rig.put(1, 10 * MIB)
         rig.put(2, SMALL)
         async with rig.tiers() as tiers:
-            first, second = tiers._keeper.running
+            first, second = tiers._tiers.running
             for ino in rig.data:
                 for one in (first, second):
-                    await fetch(one.worker, NAMESPACE, ino)
+                    await load_into(one.loading, rig.space.origins[ino])
             assert rig.in_tier(0) == rig.in_tier(1) == {1, 2}
             assert tiers.status()["origin_bytes"] == 10 * MIB + SMALL
         async with rig.tiers() as tiers:
@@ -506,12 +504,12 @@ def test_all_tiers_out_of_service_reads_go_past_them(tmp_path: Path) -> None:
         rig.put(1, 10 * MIB)
         async with rig.tiers() as tiers:
             await read(tiers, 1)
-            for one in tiers._keeper.running:
+            for one in tiers._tiers.running:
                 leave(one)
             assert (await read(tiers, 1))[0] == rig.data[1]
             with pytest.raises(ProtocolError):
                 await tiers.ensure(7 * 256 + 99, 0, 1)
-            for one in tiers._keeper.running:
+            for one in tiers._tiers.running:
                 come_back(one)
 
     run(script())
@@ -551,7 +549,7 @@ def test_small_files_open_without_a_task(tmp_path: Path) -> None:
             os.close(grant.fd)
             tiers.release(grant.handle)
             await until(lambda: rig.in_tier(0) == {1})
-            assert all(one.users == 0 for one in tiers._keeper.running)
+            assert all(one.users == 0 for one in tiers._tiers.running)
 
     run(script())
 
@@ -600,10 +598,10 @@ def test_what_this_node_does_not_own_goes_first(tmp_path: Path, restarted: bool)
     run(script())
 
 
-async def makes_room(tiers: Tiers, rig: TiersRig, left: set[int]) -> None:
-    one = tiers._keeper.running[0]
+async def makes_room(tiers: Cache, rig: TiersRig, left: set[int]) -> None:
+    one = tiers._tiers.running[0]
     count = len(rig.in_tier(0)) - len(left)
-    await one.worker.inside.space.make_room_ahead(count * 8 * MIB - 2 * MIB)
+    await one._space.make_room_ahead(count * 8 * MIB - 2 * MIB)
     assert rig.in_tier(0) == left
 
 

@@ -11,7 +11,7 @@ from cachefs.core.jobs import TaskFile
 from tests.services.loading import fetch
 from tests.unit.worker.rig import MIB, NAMESPACE, run, until
 from tests.unit.worker_tiers.rig import TiersRig, open_reader, read
-from worker.cache.cache import Tiers
+from worker.cache.cache import Cache
 from worker.cache.load_requests import Load, Loaded
 from worker.store.holds import Hold
 from worker.tier.admission import NoRoom
@@ -23,7 +23,7 @@ def nothing() -> None:
     pass
 
 
-async def load(tiers: Tiers, rig: TiersRig, ino: int, hold_s: float = 3600.0) -> Loaded:
+async def load(tiers: Cache, rig: TiersRig, ino: int, hold_s: float = 3600.0) -> Loaded:
     done: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
     ended: Callable[[Loaded], None] = done.set_result
     hold = Hold(rig.wall_s + hold_s)
@@ -31,7 +31,7 @@ async def load(tiers: Tiers, rig: TiersRig, ino: int, hold_s: float = 3600.0) ->
     return await done
 
 
-async def errors(tiers: Tiers, rig: TiersRig, inos: range) -> list[CacheFSError | None]:
+async def errors(tiers: Cache, rig: TiersRig, inos: range) -> list[CacheFSError | None]:
     return [(await load(tiers, rig, rig.put(ino, SIZE))).error for ino in inos]
 
 
@@ -61,7 +61,7 @@ def test_a_hold_goes_where_its_file_goes(tmp_path: Path) -> None:
         async with rig.tiers() as tiers:
             rig.put(1, SIZE)
             await load(tiers, rig, 1)
-            first, second = tiers._keeper.running
+            first, second = tiers._tiers.running
             key = rig.content(1).key
             assert rig.in_tier(0) == {1}
             assert await tiers._moves._copy(rig.space.origins[1], first, second)
@@ -82,7 +82,7 @@ def test_a_read_in_any_tier_ends_the_hold(tmp_path: Path) -> None:
                 await load(tiers, rig, rig.put(ino, SIZE))
             for ino in range(1, 61):
                 assert (await read(tiers, ino))[0] == rig.data[ino]
-            await until(lambda: not any(t.parts.order.held_count for t in tiers._keeper.running))
+            await until(lambda: not any(t.parts.order.held_count for t in tiers._tiers.running))
 
     run(script())
 
@@ -98,13 +98,13 @@ def test_a_load_goes_on_where_its_file_was_begun_and_makes_room_there(tmp_path: 
             await reader.at(0, 8 * MIB)
             reader.close()
             await until(lambda: tiers.status()["fills_in_flight"] == 0)
-            first = tiers._keeper.running[0]
-            first.promised.clear()
+            first = tiers._tiers.running[0]
+            first._promises.clear()
             await fetch(tiers, NAMESPACE, other)
             assert rig.in_tier(0) == {other}
             first.parts.ledger.limit_bytes = first.parts.ledger.used_bytes + 16 * MIB
             origin = rig.space.origins[begun]
-            assert (await tiers.chosen(origin)).tier == 1, "a read makes no room"
-            assert (await tiers.chosen(origin, for_load=True)).tier == 0
+            assert (await tiers._chooser.chosen(origin)).index == 1, "a read makes no room"
+            assert (await tiers._chooser.chosen(origin, for_load=True)).index == 0
 
     run(script())

@@ -1,0 +1,91 @@
+"""What other workers, and the migration of blocks, get of a node's cache. Owned by the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from worker.cache.peer_reads import Pages, with_replicas
+from worker.store.holdings import Holding, merge_holdings
+
+if TYPE_CHECKING:
+    from cachefs.core.model import NamespaceId, Origin
+    from cachefs.core.services import MetadataService
+    from worker.cache.choosing import Chooser
+    from worker.cache.promotion import Moves
+    from worker.cache.tier import Tier
+    from worker.cache.tier_set import TierSet
+
+
+class CacheServing:
+    """See the module."""
+
+    def __init__(
+        self,
+        tiers: TierSet,
+        moves: Moves,
+        chooser: Chooser,
+        metadata: Callable[[NamespaceId], MetadataService],
+    ) -> None:
+        self._tiers = tiers
+        self._moves = moves
+        self._chooser = chooser
+        self._metadata = metadata
+
+    def _having(self, key: bytes) -> list[Tier]:
+        return [tier for tier in self._tiers.in_service() if tier.may_have(key)]
+
+    async def here(
+        self, key: bytes, first: int, end: int, *, for_reader: bool = False
+    ) -> Pages | None:
+        """Returns what is cached of the pages [first, end) from the first one on; None when that
+        one is not. Sends no request, not even to the master. `for_reader`: the caller reads what
+        was loaded."""
+        for tier in self._tiers.running:  # what was refused is in segments of any
+            found = await tier.serving.here(key, first, end, for_reader=for_reader)
+            if found is not None:
+                self._moves.used(key, tier)
+                return found
+        return None
+
+    async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
+        """Returns the same, fetched from the origin (or from peers that have it) where need be, for
+        a peer that goes by the view of this `epoch`. Raises NotHere when readers here wait for
+        peers to fetch it, by another view; NoSpace, and the error of the fill: Stale for another
+        version there. Cancelled: the fill goes on."""
+        tier = await self._chooser.chosen(origin)
+        with tier.using():
+            return await tier.serving.provide(origin, first, end, epoch)
+
+    async def bring(
+        self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
+    ) -> int:
+        """Fetches the pages [first, end) into the cache, `peers_only` from peers that have them.
+        Returns how many of them are cached then: fewer where no peer has them, or the cache does
+        not take them. Raises Stale, and the error of a fill."""
+        origin = await self._metadata(namespace).locate(ino)
+        tier = await self._chooser.chosen(origin)
+        with tier.using():
+            return await tier.serving.bring(origin, first, end, peers_only=peers_only)
+
+    async def bits(self, key: bytes) -> int:
+        """Returns the bitmap of the cached pages (bit i: page i)."""
+        found = 0
+        for tier in self._having(key):
+            found |= await tier.serving.bits(key)
+        return found
+
+    async def doubt(self, key: bytes, pages: Sequence[int]) -> bool:
+        """Looks at pages (`MOST_DOUBTED` at most) whose checksums did not match at a peer, and
+        drops the content when one is wrong here. Returns whether it did."""
+        found = [await tier.serving.doubt(key, pages) for tier in self._having(key)]
+        return any(found)
+
+    async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
+        """Returns what is cached, in key order, of keys greater than `after`; fewer than `limit`:
+        that was all. Raises OSError."""
+        of_tiers = [await t.serving.holdings(after, limit) for t in self._tiers.in_service()]
+        return with_replicas(merge_holdings(of_tiers, limit), self._replicas_of)
+
+    def _replicas_of(self, key: bytes) -> int:
+        return max((tier.serving.replicas(key) for tier in self._tiers.running), default=1)
