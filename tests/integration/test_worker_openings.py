@@ -229,6 +229,7 @@ def test_cached_empty_and_large_files_take_the_other_way(tmp_path: Path) -> None
         rig.put(3, SMALL_FILE_BYTES + 1)
         assert await read(worker, 1) == rig.data[1]
         await until(lambda: rig.published() == {rig.name(1)})
+        await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
 
         def never(_: Opening) -> None:
             raise AssertionError

@@ -19,7 +19,7 @@ from cachefs.core.errors import InUse
 from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId
 from cachefs.core.pages import range_bytes
 from tests.services.loading import fetch
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, until
+from tests.unit.worker.rig import MIB, NAMESPACE, Rig, only, open_reader, read, run, spec_of, until
 from worker.cache.cache import Cache
 from worker.store import filesystem
 from worker.store.changes import PutFile
@@ -67,7 +67,9 @@ def test_two_workers_never_share_a_directory(tmp_path: Path) -> None:
         rig = Rig(tmp_path, 64 * MIB)
         async with rig.worker():
             with pytest.raises(InUse, match=str(os.getpid())):
-                await Cache.start(rig.config, rig._service, lambda ns, key: rig.origin)
+                await Cache.start(
+                    rig.config, [spec_of(rig.config)], rig._service, lambda ns, key: rig.origin
+                )
 
     run(script())
 
@@ -193,7 +195,7 @@ _FILLER = """
 import asyncio, sys, threading
 sys.path.insert(0, {repo!r})
 from pathlib import Path
-from tests.unit.worker.rig import MIB, NAMESPACE, Rig, read
+from tests.unit.worker.rig import spec_of, MIB, NAMESPACE, Rig, read
 import time
 
 async def main():
@@ -350,7 +352,7 @@ def test_100_000_cached_files_are_taken_over_at_once(tmp_path: Path) -> None:
     async def script() -> None:
         config = WorkerConfig(str(tmp_path / "tier"), 1 << 40)
         started = time.monotonic()
-        worker = await Cache.start(config, lambda ns: None, lambda ns, key: None)  # type: ignore[arg-type, return-value]
+        worker = await Cache.start(config, [spec_of(config)], lambda ns: None, lambda ns, key: None)  # type: ignore[arg-type, return-value]
         took_s = time.monotonic() - started
         assert worker.status()["tiers"][0]["files"] == 100_000
         await asyncio.wait_for(only(worker)._space.order_loaded.wait(), 20)

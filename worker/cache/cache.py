@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cachefs.core.errors import CacheFSError, ProtocolError, Stale
+from cachefs.core.errors import CacheFSError, ProtocolError, Stale, Unavailable
 from cachefs.core.messages import Ensured
 from cachefs.core.model import SMALL_FILE_BYTES, ContentId, NamespaceId, Origin
 from cachefs.core.services import MetadataService
@@ -222,8 +222,11 @@ class Cache:
         written; tiers out of service have nothing that could be read."""
         wanted = [*contents]
         total = FreedCounts()
+        tiers = self._tiers.in_service()
         failed: CacheFSError | None = None
-        for tier in self._tiers.in_service():
+        if not tiers:
+            raise Unavailable("no tier of the cache is in service")
+        for tier in tiers:
             try:
                 total += await tier.free(wanted)
             except CacheFSError as err:

@@ -20,7 +20,8 @@ from cachefs.core.model import PAGE_BYTES, Origin
 from cachefs.core.pages import PageRange, page_count, range_bytes, split
 from worker.cache.reads import FETCH_PIECES, Provider
 from worker.fill.source import Purpose
-from worker.fill.transfer import PIECE_PAGES, verify
+from worker.fill.transfer import PIECE_PAGES
+from worker.store.cached_file import bad_pages, open_run
 from worker.store.holdings import Holding, read_holdings
 from worker.tier.disk import Parts, no_answer
 
@@ -282,25 +283,11 @@ def _recorded(tier: TierDirectory, key: bytes, first: int, end: int) -> Pages | 
     record = tier.index.get(key)
     if record is None or first >= page_count(record.size):
         return None
-    sums = tier.index.sums(key, record.size, first, min(end, page_count(record.size)))
-    run: list[int] = []
-    while first + len(run) in sums:
-        run.append(sums[first + len(run)])
-    fd = _open_right(tier, key, record.size) if run else None
-    if fd is None:
+    run = open_run(tier, key, record, first, end)
+    if run is None:
         return None
-    return Pages(fd, 0, first, range_bytes(record.size, first, first + len(run)), run)
-
-
-def _open_right(tier: TierDirectory, key: bytes, size_bytes: int) -> int | None:
-    try:
-        fd = tier.open_file(key.hex(), os.O_RDONLY)
-    except BlockingIOError:  # it is on its way out
-        return None
-    if fd is None or os.fstat(fd).st_size == size_bytes:
-        return fd
-    os.close(fd)
-    return None
+    size_bytes = range_bytes(record.size, first, first + len(run.sums))
+    return Pages(run.fd, 0, first, size_bytes, run.sums)
 
 
 def _recorded_bits(tier: TierDirectory, key: bytes) -> int:
@@ -309,18 +296,13 @@ def _recorded_bits(tier: TierDirectory, key: bytes) -> int:
 
 
 def _bad_pages(tier: TierDirectory, key: bytes, pages: Sequence[int]) -> list[int]:
-    """Those whose bytes are not what the index says. Raises OSError."""
+    """Returns those whose bytes are not what the index says. Raises OSError."""
     record = tier.index.get(key)
     if record is None or not pages:
         return []
     sums = tier.index.sums(key, record.size, min(pages), max(pages) + 1)
-    fd = _open_right(tier, key, record.size)
-    if fd is None:
-        return []
-    try:
-        return verify(fd, record.size, {page: sums[page] for page in pages if page in sums})
-    finally:
-        os.close(fd)
+    wanted = {page: sums[page] for page in pages if page in sums}
+    return bad_pages(tier, key, record.size, wanted) or []
 
 
 def _discard(found: Pages | None) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import xxhash
 
@@ -23,6 +22,7 @@ from connectors.fetch.request import Ask
 from worker.fill.clipped import clipped
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
+from worker.store.cached_file import Run, open_run
 from worker.store.directory import TierDirectory
 from worker.tier.disk import Parts
 from worker.tier.guarded_reads import DiskReader, GivenUp
@@ -31,13 +31,6 @@ log = logging.getLogger(__name__)
 
 Others = Callable[[], Sequence[Parts]]
 OnBad = Callable[[Parts, bytes, int], None]  # tier, content key, page; from a thread
-
-
-class _Found(NamedTuple):
-    """What a tier has of some pages: its file, and their checksums from the first one on."""
-
-    fd: int
-    sums: list[int]
 
 
 class TierSource:
@@ -77,7 +70,7 @@ class TierSource:
     def _may_have(self, parts: Parts, key: bytes) -> bool:
         return parts.health.in_service and (not parts.order_known or key in parts.order)
 
-    def _find(self, parts: Parts, origin: Origin, first: int, end: int) -> _Found | None:
+    def _find(self, parts: Parts, origin: Origin, first: int, end: int) -> Run | None:
         look = functools.partial(_look, parts.tier, origin.content.key, origin.size, first, end)
         try:
             return self.reader.call(parts, look, _discard)
@@ -96,7 +89,7 @@ class _Body(TierBody):
         origin: Origin,
         offset: int,
         size: int,
-        found: _Found,
+        found: Run,
         purpose: Purpose,
     ) -> None:
         super().__init__()
@@ -105,7 +98,7 @@ class _Body(TierBody):
         self._origin = origin
         self._at = offset
         self._end = offset + size
-        self._fd, self._sums = found
+        self._fd, _, self._sums = found
         self._purpose = purpose
         self._thread = threading.get_ident()
         self._rest: SourceBody | None = None
@@ -175,23 +168,15 @@ class _Body(TierBody):
 # ---- in threads of that tier ----
 
 
-def _look(tier: TierDirectory, key: bytes, file_bytes: int, first: int, end: int) -> _Found | None:
-    """None where not even the first page is there, or trusted. Raises OSError."""
+def _look(tier: TierDirectory, key: bytes, file_bytes: int, first: int, end: int) -> Run | None:
+    """Returns None where not even the first page is there, or trusted. Raises OSError."""
     record = tier.index.get(key)
     if record is None or record.size != file_bytes or not tier.header.trusts(record.epoch):
         return None
-    known = tier.index.sums(key, file_bytes, first, end)
-    sums: list[int] = []
-    while (checksum := known.get(first + len(sums))) is not None:
-        sums.append(checksum)
-    try:
-        fd = tier.open_file(key.hex(), os.O_RDONLY) if sums else None
-    except BlockingIOError:  # it is on its way out
-        return None
-    return _Found(fd, sums) if fd is not None else None
+    return open_run(tier, key, record, first, end)
 
 
-def _discard(found: _Found | None) -> None:
+def _discard(found: Run | None) -> None:
     if found is not None:
         _close(found.fd)
 

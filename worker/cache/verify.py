@@ -5,14 +5,14 @@ threads. Nothing is fetched.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import Final
 
 from cachefs.core.jobs import TaskFile
 from cachefs.core.pages import PageRange, split
 from worker.cache.load_requests import pages_of
-from worker.fill.transfer import PIECE_PAGES, verify
+from worker.fill.transfer import PIECE_PAGES
+from worker.store.cached_file import bad_pages
 from worker.store.directory import TierDirectory
 from worker.tier.catalog import Catalog
 from worker.tier.disk import Parts
@@ -123,15 +123,7 @@ def _has_block(tier: TierDirectory, key: bytes, file: TaskFile) -> bool:
 def _are_right(tier: TierDirectory, key: bytes, size_bytes: int, pages: PageRange) -> bool | None:
     """None where not all of these pages are here (any more). Raises OSError."""
     sums = tier.index.sums(key, size_bytes, *pages)
-    try:
-        fd = tier.open_file(key.hex(), os.O_RDONLY)
-    except BlockingIOError:  # it is on its way out
+    if len(sums) < pages[1] - pages[0]:
         return None
-    if fd is None:
-        return None
-    try:
-        if len(sums) < pages[1] - pages[0]:
-            return None
-        return not verify(fd, size_bytes, sums)
-    finally:
-        os.close(fd)
+    bad = bad_pages(tier, key, size_bytes, sums)
+    return None if bad is None else not bad

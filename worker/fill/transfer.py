@@ -17,7 +17,7 @@ import xxhash
 
 from cachefs.core.errors import BadBody, CacheFSError, Interrupted
 from cachefs.core.model import PAGE_BYTES, Origin
-from cachefs.core.pages import ByteRange, range_bytes
+from cachefs.core.pages import ByteRange
 from connectors.until import NEVER_S, bounded
 from worker.fill.source import Purpose, Source, SourceBody
 from worker.fill.tier_body import TierBody
@@ -204,19 +204,3 @@ def of_source(error: BaseException) -> CacheFSError:
 
 
 PIECE_PAGES: Final = 8  # of one request
-
-
-def verify(fd: int, size_bytes: int, checksums: dict[int, int]) -> list[int]:
-    """The pages whose bytes do not have the recorded checksum (or cannot be read)."""
-    buffer = memoryview(bytearray(min(PAGE_BYTES, max(1, size_bytes))))
-    bad = []
-    for page, checksum in checksums.items():
-        length = range_bytes(size_bytes, page, page + 1)
-        part = buffer[:length]
-        try:
-            right = os.preadv(fd, [part], page * PAGE_BYTES) == length
-        except OSError:
-            right = False
-        if not right or xxhash.xxh3_64_intdigest(part) != checksum:
-            bad.append(page)
-    return bad

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from worker.runtime.memory import KNOWN_BYTES, LIVE_BYTES
 from worker.store import filesystem
+from worker.store.cached_file import opened
 from worker.store.changes import DropFile, HoldFile, TouchFile
 from worker.store.holds import Hold
 from worker.store.index import Change, WritesLost
@@ -263,16 +263,10 @@ def _is_doubtful(tier: TierDirectory, name: str) -> bool:
 
 def _real_bytes(tier: TierDirectory, name: str, record: FileRecord) -> int:
     """What the file takes, -1 when that is what the record says."""
-    try:
-        fd = tier.open_file(name, os.O_RDONLY)
-    except BlockingIOError:  # it is on its way out
-        return -1
-    if fd is None:
-        return -1
-    try:
+    with opened(tier, name) as fd:
+        if fd is None:
+            return -1
         real = filesystem.allocated_bytes(fd)
-    finally:
-        os.close(fd)
     return real if real != record.allocated_bytes else -1
 
 

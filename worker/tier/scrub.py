@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import Final
 
 from cachefs.core.pages import range_bytes
 from cachefs.core.tiers import SCRUB_BYTES_PER_S
 from worker.store import on_disk
+from worker.store.cached_file import opened
 from worker.store.directory import TierDirectory
 from worker.store.records import FileRecord
 from worker.tier.catalog import Catalog
@@ -101,16 +101,11 @@ class Scrubber:
 
 def _is_right(tier: TierDirectory, name: str, page: int, length: int, checksum: int) -> bool | None:
     """None for a file that is no more, or on its way out. A page that cannot be read is wrong."""
-    try:
-        fd = tier.open_file(name, os.O_RDONLY)
-    except BlockingIOError:
-        return None
-    if fd is None:
-        return None
-    try:
-        return on_disk.is_right(fd, page, length, checksum)
-    except OSError as err:
-        log.warning("%s: page %d cannot be read: %s", name, page, err.strerror)
-        return False
-    finally:
-        os.close(fd)
+    with opened(tier, name) as fd:
+        if fd is None:
+            return None
+        try:
+            return on_disk.is_right(fd, page, length, checksum)
+        except OSError as err:
+            log.warning("%s: page %d cannot be read: %s", name, page, err.strerror)
+            return False

@@ -16,6 +16,7 @@ from cachefs.core.model import PAGE_BYTES, ContentId, NamespaceId, Origin
 from worker.cache import tier_source as source_module
 from worker.fill.source import Purpose
 from worker.fill.transfer import Transfer
+from worker.store.cached_file import Run
 from worker.tier.guarded_reads import DiskReader
 
 SIZE = 4 * PAGE_BYTES + 777
@@ -66,7 +67,7 @@ def tier_file(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
     def look(tier: object, key: bytes, size: int, first: int, end: int) -> Any:
         found = sums[first:end]
-        return source_module._Found(os.dup(fd), found) if found else None
+        return Run(os.dup(fd), size, found) if found else None
 
     monkeypatch.setattr(source_module, "_look", look)
     yield fd

@@ -14,6 +14,7 @@ import pytest
 from cachefs.core.model import ContentId, NamespaceId, Origin
 from worker.cache import tier_source as source_module
 from worker.fill.source import Purpose
+from worker.store.cached_file import Run
 from worker.tier import guarded_reads as reading
 from worker.tier.guarded_reads import MOST_THREADS, DiskReader, GivenUp
 
@@ -143,7 +144,7 @@ def test_a_page_that_is_given_up_and_fails_later_keeps_no_descriptor(
         reader.close()
     source: Any = SimpleNamespace(reader=reader, then=SimpleNamespace(read=lambda *_: [b"y" * 10]))
     origin = Origin(ContentId(NamespaceId(b"n" * 16), 1, 0, 1), "u", b"p", "e", 10, 0)
-    found = source_module._Found(fd, [0])
+    found = Run(fd, 10, [0])
     body = source_module._Body(source, parts, origin, 0, 10, found, Purpose.READ)
     assert list(body) == [b"y" * 10]
     answers()
