@@ -39,7 +39,8 @@ from worker.tier.disk import Shared
 
 
 class Cache:
-    """See the module. Made by `start`, ended by `close`. `arrivals`: when pages came last."""
+    """See the module. Made by `start`, ended by `close`. `arrivals`: the times of the last pages
+    from each source."""
 
     def __init__(self, setting: TierSetting, tiers: TierSet) -> None:
         self._metadata = setting.metadata
@@ -65,9 +66,9 @@ class Cache:
         shared: Shared | None = None,
     ) -> Cache:
         """Takes all directories over, without reading their data. A tier whose disk fails is left
-        out, and tried again later. `config` says everything but directories and sizes; `metadata`
+        out, and tried again later. `config` holds everything but directories and sizes; `metadata`
         raises NotFound for a namespace that is not attached; `source` (None: the origin, by
-        `connector_for`) is where bytes come from. Raises InUse (naming the owner) and BadConfig
+        `connector_for`) gives the bytes. Raises InUse (naming the owner) and BadConfig
         for any tier; AccessDenied, NoSpace, Unavailable when all fail."""
         setting = TierSetting(
             config,
@@ -87,7 +88,7 @@ class Cache:
         return self._tiers.views()
 
     def subscribe_tiers(self, on_change: Callable[[], None]) -> None:
-        """Has `on_change` called whenever `tiers()` has changed."""
+        """Calls `on_change` from now on whenever `tiers()` has changed."""
         self._tiers.subscribe(on_change)
 
     # ---- opens ----
@@ -97,7 +98,7 @@ class Cache:
     ) -> Grant:
         """Opens a file; small ones wait until they are whole. `past_tier`: the caller cannot read
         from the tier's disk, and gets nothing of it. `nonce`: see `Open`. Raises Stale,
-        IsADirectory, and what the origin answers. Cancelled: nothing stays open, the fill goes on
+        IsADirectory, and what the origin answers. Cancelled: nothing stays open, the fill continues
         for others."""
         origin = await self._metadata(namespace).locate(ino)
         _check_nonce(origin, nonce)
@@ -167,8 +168,8 @@ class Cache:
         """Makes bytes from `offset` on readable, `size` (8 MiB at most) unless readers crowd the
         room, and returns from what they are read: see `Ensured`. A descriptor is the receiver's to
         close. Raises the error of the fill, Stale, NoSpace; ProtocolError for an unknown handle.
-        `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill goes
-        on."""
+        `past_tier` as in `open`; `takes_bytes` as in the message `Ensure`. Cancelled: the fill
+        continues."""
         if (known := self._handles.get(handle)) is None or offset < 0:
             raise ProtocolError(f"no handle {handle}, or an offset below 0")
         tier, opened = known
@@ -247,8 +248,8 @@ class Cache:
             return await tier.at_disk(function, *args)
 
     async def ownership_changed(self) -> None:
-        """Makes what this node does not own any more the first to be evicted. Takes a while with
-        many files; a second call meanwhile does no harm."""
+        """Makes contents that this node no longer owns the first to be evicted. It takes a while
+        with many files, and may run twice at once."""
         for tier in [*self._tiers.running]:
             await tier.housekeeping.ask_owners()
 

@@ -1,5 +1,6 @@
-"""The tier of a content: where it is, where it is moved from, or where a new one goes. Owned by the
-loop."""
+"""The choice of a tier for a content: the one that has it, the one from which it is moved, or the
+one for a new content. Owned by the loop.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ class Chooser:
         key = origin.content.key
         asked = [await one.held(key, origin.size, for_load=for_load) for one in known]
         index = choose([held for held in asked if held is not None])
-        # Another tier may have taken its place meanwhile, and it was closed.
+        # One may have been replaced and closed during the look.
         still = [one for one in known if one in self._tiers.running]
         chosen = next((one for one in still if one.index == index), None)
         return chosen or self._placed(origin, for_load=for_load)
 
     def of_small(self, origin: Origin) -> Tier | None:
-        """Returns the tier that serves a small file; None where only the disks can tell."""
+        """Returns the tier that serves a small file; None where that takes a look at the disks."""
         key = origin.content.key
         running = self._tiers.in_service()
         having = [one for one in running if one.may_have(key)] if len(running) > 1 else running
@@ -62,7 +63,8 @@ class Chooser:
         return having[0] if having else self._placed(origin)
 
     def of_new(self, origin: Origin, *, for_load: bool = False) -> Tier | None:
-        """Returns where a content goes; None where one of several tiers may have something."""
+        """Returns the tier for a new content; None where one of several tiers may have something of
+        it."""
         key = origin.content.key
         running = self._tiers.in_service()
         if len(running) > 1 and any(one.may_have(key) for one in running):
@@ -77,8 +79,8 @@ class Chooser:
         return None
 
     def _placed(self, origin: Origin, *, for_load: bool = False) -> Tier:
-        """Returns where a content goes of which no tier has anything, or none that takes the
-        rest."""
+        """Returns the tier for a content of which no tier has anything, or whose rest no tier
+        takes."""
         running = self._tiers.running
         if len(running) == 1 and origin.size <= SMALL_FILE_BYTES:
             return running[0]

@@ -1,8 +1,8 @@
 """Reads of far more readers than the room for segments is large enough for. Owned by the loop.
 
-Each read is given a part (`worker.fill.shares`): the bytes that it asked for, fetched once, in
-memory, for it alone. Parts are served in the order in which they were asked for
-(`worker.fill.segments`). The client closes a part when it has answered the read of its last byte.
+Each read gets a part (`worker.fill.shares`): the bytes of its request, fetched once, in memory, for
+that read alone. Parts are served in the order of their requests (`worker.fill.segments`). The
+client closes a part when it has answered the read of its last byte.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Crowd:
             self._segments.drop(part.segment)
 
     def _ended(self, part: Piece, error: CacheFSError | None) -> None:
-        """A part that came after its reader had gone goes too."""
+        """Drops a part that was filled after its reader had left."""
         assert isinstance(part, Part)
         if not part.has_reader and part.segment is not None:
             self._segments.drop(part.segment)

@@ -1,7 +1,8 @@
-"""Which cached contents have a time to live, and which are over it. Pure.
+"""The cached contents that have a time to live, and those that are over it. Pure.
 
-Of each one: when it was last filled, and for how long it may stay after that. Times are wall clock,
-in seconds. A clock that was set back makes a fill lie in the future: it counts as one of now.
+Each content has the time of its last fill and the time that it may stay after that. Times are wall
+clock, in seconds. A clock that was set back makes a fill lie in the future: it counts as one of
+now.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Expiry:
         self._ttl.pop(key, None)
 
     def due(self, now_s: float, limit: int) -> list[bytes]:
-        """Those that are over it, the oldest first. They stay until they are dropped or
-        postponed, or are put again."""
+        """Returns the contents that are over their time, the oldest first. They stay until they are
+        dropped, postponed or put again."""
         found: dict[bytes, float] = {}
         while self._due and self._due[0][0] <= now_s and len(found) < limit:
             until_s, key = heapq.heappop(self._due)

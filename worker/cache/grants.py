@@ -1,4 +1,4 @@
-"""What the node socket gets of the cache: open files, and a view of the tiers."""
+"""Open files and views of tiers, as the cache gives them to the node socket."""
 
 from __future__ import annotations
 

@@ -16,29 +16,29 @@ from worker.store.holds import Hold
 PIECES: Final = 4  # of one block at once
 MISSING: Final = "missing"
 
-Gate = Callable[[int], Awaitable[None]]  # before a request for so many bytes
+Gate = Callable[[int], Awaitable[None]]  # before a request for that number of bytes
 
 
 class Missing(CacheFSError):
-    """A file that was being loaded was dropped meanwhile, or went otherwise."""
+    """A file was dropped while it was loaded."""
 
     code = MISSING
 
 
 class Loaded(NamedTuple):
-    """What became of a load. `fetched_bytes` came from the origin."""
+    """The result of a load. `fetched_bytes`: from the origin."""
 
     fetched_bytes: int
     error: CacheFSError | None
 
 
 class Load(NamedTuple):
-    """What is to be complete: a block of a file (-1: all of it). `hold`: None: it is not held.
-    `gate` is asked before each request of a file that takes several; it raises to end the load.
-    `came` is called when its requests are over, or none is likely to be made;
-    `ended` is called once, in the loop, perhaps before `load` returns.
-    `purpose`: a `SERVE` gets room whatever admission says; a `READ` only what a reader's fill would
-    get, and it waits for peers as that does."""
+    """A request to make a block of a file (-1: all of it) complete. `hold`: None for no hold.
+    `gate` is awaited before each request of a file that takes several; it raises to end the load.
+    `came` is called when the requests are over, or when the load is likely to make none. `ended` is
+    called once, in the loop, perhaps before `load` returns. `purpose`: a `SERVE` gets room whatever
+    admission decides; a `READ` gets only what a reader's fill would get, and waits for peers as
+    that does."""
 
     origin: Origin
     block: int
@@ -58,10 +58,10 @@ class Load(NamedTuple):
 
 
 class Outlook(enum.Enum):
-    """What comes of bringing a file ahead."""
+    """The result of a request to fetch a file ahead."""
 
     BEGUN = enum.auto()
-    HERE = enum.auto()  # some or all of it is cached, or somebody brings it
+    HERE = enum.auto()  # some or all of it is cached, or it is in flight
     REFUSED = enum.auto()  # memory is short, admission or a quota refuses it, the disk is degraded
 
 

@@ -1,5 +1,5 @@
-"""Loads into a node's cache: each goes where the content is, or to the fastest tier that has room
-or makes it. Owned by the loop.
+"""Loads into a node's cache. Each is done by the tier that has the content, or by the fastest tier
+that has room or makes it. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CacheLoading:
         tier.loading.load(load._replace(ended=ended))
 
     def _ended(self, tier: Tier, load: Load, loaded: Loaded) -> None:
-        """What one tier does not take may go to another."""
+        """Loads into another tier what one tier refused."""
         if isinstance(loaded.error, NoRoom):
             other = self._chooser.another(load.origin, tier, for_load=load.is_served)
             if other is not None:

@@ -1,8 +1,8 @@
 """Loads into one tier (see `worker.cache.loading.CacheLoading`). Owned by the loop.
 
-A small file of which nothing is here takes one request, one new file, and a part of one commit; no
-task is made for it. What was here before is looked up, and held, many at once. Everything else is
-brought piece by piece by a task of its own.
+A small file of which nothing is cached takes one request, one new file and a part of one commit,
+and no task. Files that may be cached are looked up, and held, many in one call. Everything else is
+loaded piece by piece, by a task for each load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worker.tier.over_quota import OverQuota
 
 ATTEMPTS: Final = 8  # of one block: each ends with more of it, or with an error
 FEW: Final = 4  # blocks of which a part was here, at once
-FREE_PLACES: Final = 16  # that files ahead leave to those that somebody opens
+FREE_PLACES: Final = 16  # that files ahead leave to opens
 
 
 class TierLoading:
@@ -134,7 +134,8 @@ class TierLoading:
     # ---- in one request ----
 
     def _begin_at_once(self, entry: Entry, load: Load) -> bool:
-        """Nothing of it is here, nobody brings it, and there is room."""
+        """Starts the load where nothing is cached or in flight, and there is room. Returns whether
+        it did."""
         if entry.pages.bits or entry.inflight or entry.detached or entry.failed is not None:
             return False
         need_bytes = allocation(entry.size)
@@ -172,7 +173,7 @@ class TierLoading:
         load.ended(Loaded(piece.origin_bytes, error))
 
     def _lost(self, entry: Entry) -> CacheFSError:
-        """Why what came is not here."""
+        """Returns why a file that was fetched is not cached."""
         if entry.failed is not None:
             return entry.failed
         if not self._parts.health.in_service:
@@ -240,7 +241,7 @@ class TierLoading:
         load.ended(Loaded(fetched_bytes + block.fetched_bytes, error))
 
     async def _complete(self, entry: Entry, block: _Block) -> None:
-        """Until the block is recorded and held."""
+        """Returns once the block is recorded and held."""
         first, end = block.load.pages
         for _ in range(ATTEMPTS):
             self._check(entry)
@@ -292,7 +293,7 @@ class TierLoading:
             raise NoRoom("the cache has no room for the file", remedy="give a larger --cache-size")
 
     async def _claim(self, entry: Entry, block: _Block, pages: PageRange) -> None:
-        """Pages that somebody else claimed in the meantime are theirs."""
+        """Claims the pages of a piece, but for those that another caller has claimed."""
         await block.few_in_flight()
         if block.load.gate is not None:
             await block.load.gate(range_bytes(entry.size, *pages))
@@ -314,7 +315,7 @@ class TierLoading:
 
 
 class _Block:
-    """A load under way. `room_bytes` are reserved for what was not claimed yet."""
+    """A load in progress. `room_bytes` are reserved for pieces that were not claimed yet."""
 
     def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
         self.load = load
@@ -326,7 +327,7 @@ class _Block:
         self._change: asyncio.Future[None] | None = None
 
     def ended(self, piece: Piece, error: CacheFSError | None) -> None:
-        """One of its pieces did."""
+        """Takes the end of a piece into account."""
         self.in_flight -= 1
         self.fetched_bytes += piece.origin_bytes
         self._error = self._error or error

@@ -34,7 +34,7 @@ class Opening:
             asyncio.get_running_loop().call_soon(self._wait)
 
     def cancel(self) -> None:
-        """Stops waiting; the fill goes on. Idempotent, and does nothing after `ready` was
+        """Stops waiting; the fill continues. Idempotent, and does nothing after `ready` was
         called."""
         if self._ready is not None:
             self._ready = None

@@ -126,7 +126,7 @@ class TierOpens:
             or not self._space.may_fit(allocation(PAGE_BYTES), entry)
         ):
             return
-        entry.users += 1  # for the thread, which goes on when we are cancelled
+        entry.users += 1  # for the thread, which continues when this is cancelled
         making = self._parts.disk.run(make_cache_file, entry, self._parts.tier)
 
         def made(future: asyncio.Future[None]) -> None:

@@ -1,5 +1,5 @@
-"""What peers get of this worker's cache: pages with the checksums that were taken when they came.
-Owned by the loop; bytes are read by whoever gets the descriptor.
+"""Pages of one tier for peers, with the checksums that were taken when they were fetched. Owned by
+the loop; bytes are read by the receiver of the descriptor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pages:
 
     @property
     def offset(self) -> int:
-        """In `fd`."""
+        """The offset of the first page in `fd`."""
         return self.first * PAGE_BYTES - self.base
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class TierServing:
         self._filler = filler
         self._housekeeping = housekeeping
 
-    # ---- what is here ----
+    # ---- reads ----
 
     async def here(
         self, key: bytes, first: int, end: int, *, for_reader: bool = False
@@ -123,7 +123,7 @@ class TierServing:
             return Pages(fd, 0, pages[0], length, known)
         try:
             if not self._parts.health.in_service:
-                raise no_answer()  # before there is a descriptor that nobody would close
+                raise no_answer()  # before there is a descriptor that would not be closed
             sums = await self._parts.ask_disk(
                 _checksums, self._parts.tier, os.dup(fd), key, size_bytes, pages
             )
@@ -144,7 +144,7 @@ class TierServing:
         return Pages(fd, segment.start, first, size_bytes, sums)
 
     async def _cold(self, key: bytes, first: int, end: int) -> Pages | None:
-        """Of a content that nobody uses just now."""
+        """Returns pages of a content that is not live."""
         parts = self._parts
         on_disk = not self._catalog.is_live(key) and not self._catalog.is_absent(key)
         if on_disk and parts.health.in_service:
@@ -175,7 +175,7 @@ class TierServing:
         """Returns how many nodes own a content, as far as the tier knows."""
         return self._parts.rules.replicas(key)
 
-    # ---- what is brought ----
+    # ---- fills ----
 
     async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """See `CacheServing`."""
@@ -216,7 +216,7 @@ class TierServing:
                 await asyncio.shield(next(iter(entry.inflight.values())))
 
     def _claim_missing(self, entry: Entry, piece: PageRange, purpose: Purpose) -> None:
-        """Pages that somebody else claimed in the meantime are theirs."""
+        """Claims the pages of a piece, but for those that another caller has claimed."""
         if entry.failed is not None:
             raise entry.failed
         for first, end in entry.pages.missing(*piece, entry.inflight_bits):
@@ -242,7 +242,7 @@ class TierServing:
         return True
 
     def _doubt_segments(self, key: bytes, pages: Iterable[int]) -> None:
-        """They are worth nothing: they go unseen."""
+        """Drops the segments of these pages without a check: they are cheap to fetch again."""
         for page in pages:
             segment: Segment | None = self._segments.find(key, page)
             if segment is not None:
@@ -252,7 +252,7 @@ class TierServing:
 def with_replicas(
     holdings: Iterable[Holding], replicas_of: Callable[[bytes], int]
 ) -> tuple[Holding, ...]:
-    """The same, with what is known of how many own them."""
+    """Returns the same holdings, with the number of owners where it is known."""
     return tuple(
         dataclasses.replace(one, replicas=count) if (count := replicas_of(one.key)) > 1 else one
         for one in holdings
@@ -265,8 +265,8 @@ def with_replicas(
 def _checksums(
     tier: TierDirectory, fd: int, key: bytes, size_bytes: int, pages: PageRange
 ) -> dict[int, int]:
-    """Of all these pages, from the index; of those whose records are just on their way, computed.
-    Closes `fd`. Raises OSError."""
+    """Returns the checksums of all these pages: from the index, or computed where the record is not
+    committed yet. Closes `fd`. Raises OSError."""
     try:
         sums = tier.index.sums(key, size_bytes, *pages)
         for page in range(*pages):
@@ -296,7 +296,7 @@ def _recorded_bits(tier: TierDirectory, key: bytes) -> int:
 
 
 def _bad_pages(tier: TierDirectory, key: bytes, pages: Sequence[int]) -> list[int]:
-    """Returns those whose bytes are not what the index says. Raises OSError."""
+    """Returns the pages whose bytes differ from their recorded checksums. Raises OSError."""
     record = tier.index.get(key)
     if record is None or not pages:
         return []

@@ -1,10 +1,10 @@
-"""What the master's policies say of what is cached: frees what is older than its time to live, and
-what is more than a quota allows; knows how many own it. Owned by the loop.
+"""The master's policies for what is cached: frees contents that are over their time to live or a
+quota, and learns how many nodes own them. Owned by the loop.
 
-What has just been filled is asked about once a second, many at once; everything that is cached is
-asked about again after a start, and whenever policies changed. Nothing goes without the master's
-permission, as in an eviction: what is pinned by now stays. A master that gives no answer makes it
-late. Open files go on: they read from the unlinked file.
+Once a second it requests the rules of what was just filled, many in one request. After a start, and
+whenever policies changed, it requests those of everything that is cached. Nothing is freed without
+the master's permission, as in an eviction: what is pinned by now stays. It waits for a master that
+gives no answer. Handles of open files read on from the unlinked file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TICK_S: Final = 1.0
 ASKED_AT_ONCE: Final = 500
 FREED_AT_ONCE: Final = 200
 MOST_FREED_PER_TICK: Final = 20_000
-MOST_FRESH: Final = 50_000  # fills between two ticks; with more, everything is asked about again
+MOST_FRESH: Final = 50_000  # fills between two ticks; with more, all rules are requested again
 ANSWER_S: Final = 5.0
 RETRY_S: Final = 3.0
 
@@ -67,27 +67,28 @@ class Expirer:
         return len(self._expiry)
 
     def filled(self, key: bytes) -> None:
-        """Something of a content came just now."""
+        """Notes that pages of a content were just recorded."""
         if len(self._fresh) < MOST_FRESH:
             self._fresh[key] = self._parts.clocks.wall()
         else:
             self._again.add(key_namespace(key))
 
     def moved(self, key: bytes, filled_s: int) -> None:
-        """A content came from another tier of this node, where it was filled then."""
+        """Notes that a content was moved here from another tier, where it was filled at
+        `filled_s`."""
         self.filled(key)
         if key in self._fresh:
             self._fresh[key] = float(filled_s)
         self._parts.writer.submit([TouchFile(key, filled_s=filled_s)], _ignore)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self.tick()
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """What is due now."""
+        """Does what is due now."""
         async with self._one_at_a_time:
             if not self._parts.health.in_service or not self._parts.order_known:
                 return
@@ -154,10 +155,11 @@ class Expirer:
         self._again_at_s = now + RETRY_S if self._again else now
 
     async def _ask_about_all_of(self, wanted: set[NamespaceId]) -> None:
-        """Those that gave no answer are in `_again` then. Raises OSError."""
+        """Requests the rules of everything in these namespaces. Those that gave no answer are in
+        `_again` then. Raises OSError."""
         async for batch in self._housekeeping.records():
             if not wanted - self._again:
-                return  # nobody answers
+                return  # no master answers
             filled = {key: float(_filled_s(record)) for key, record in batch}
             sizes = {key: record.allocated_bytes for key, record in batch}
             for namespace, some in _by_namespace(filled).items():
@@ -171,7 +173,8 @@ class Expirer:
         filled: dict[bytes, float],
         sizes: dict[bytes, int] | None = None,
     ) -> bool:
-        """Asks what is said of these, filled then. False: there was no answer."""
+        """Requests the rules of contents that were filled at these times. Returns whether there was
+        an answer."""
         keys = [*filled]
         for start in range(0, len(keys), ASKED_AT_ONCE):
             part = keys[start : start + ASKED_AT_ONCE]
@@ -189,7 +192,7 @@ class Expirer:
         return True
 
     def _heed(self, key: bytes, rule: Rule) -> None:
-        """What has an effect at once on what is cached or open."""
+        """Applies a rule to what is cached or open."""
         parts, entry = self._parts, self._catalog.live(key)
         if entry is not None and entry.origin.rule != rule:
             entry.origin = msgspec.structs.replace(entry.origin, rule=rule)
@@ -229,7 +232,7 @@ class Expirer:
         rules: list[Rule] = await self._parts.within(service.rules_of(contents), ANSWER_S)
         return rules
 
-    # ---- what goes -------------------------------------------------------------------------------
+    # ---- frees ----------------------------------------------------------------------------------
 
     async def _free_excess(self, path: bytes, excess_bytes: int) -> None:
         """Frees what was not used for longest of what counts against a quota: it was lowered, or
@@ -267,7 +270,7 @@ class Expirer:
         self.freed_files += counts.files
 
     def _is_quiet(self, key: bytes) -> bool:
-        """Can it be dropped at once, while the permission lasts?"""
+        """Returns whether a content can be dropped at once, while the permission lasts."""
         entry = self._catalog.live(key)
         return not self._catalog.is_live(key) if entry is None else entry.looking is None
 
@@ -301,5 +304,6 @@ def _by_namespace(filled: dict[bytes, float]) -> dict[NamespaceId, dict[bytes, f
 
 
 def _filled_s(record: FileRecord) -> int:
-    """Of a record of an earlier version, its last use stands for its last fill."""
+    """Returns the time of the last fill; of a record of an earlier version, that of the last
+    use."""
     return record.filled_s or record.last_use_s

@@ -19,7 +19,7 @@ class _Promise(NamedTuple):
 
 
 class Promises:
-    """By content key. A promise ends when its content is not filled any more."""
+    """Promises by content key. One ends when its content is no longer being filled."""
 
     def __init__(self, parts: Parts, catalog: Catalog) -> None:
         self._parts = parts

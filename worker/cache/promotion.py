@@ -1,7 +1,9 @@
-"""Moves contents between the tiers of a node: does what `worker.cache.tier_choice` decides. Owned
-by the loop. A move is a fill of one tier from another (`worker.cache.tier_source`), then an
-eviction there; until that, what is in two tiers is on a list, and read from where it was complete
-first.
+"""Moves of contents between the tiers of a node, as `worker.cache.tier_choice` decides. Owned by
+the loop.
+
+A move is a load of one tier from another (`worker.cache.tier_source`), then an eviction there.
+Until that eviction the content is on a list of what is in two tiers, and read from where it was
+complete first.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SETTLED_PER_TICK: Final = 256
 SWEEP_KEYS: Final = 2_000  # in one step of the loop
 # What was copied below has left above by then, if it does.
 EVICTED_WITHIN_S: Final = COPY_LIMIT_S + 15.0
-FIRST_PAUSE_S: Final = 1.0  # before another try to let go of what somebody has open
+FIRST_PAUSE_S: Final = 1.0  # before another try to evict what is open
 LONGEST_PAUSE_S: Final = 60.0
 
 
@@ -90,12 +92,12 @@ class Moves:
             self._tasks.start(self._promote(action, one))
 
     def used_name(self, name: str, one: Tier) -> None:
-        """The same by name; one that is no name is of nothing."""
+        """Notes the open of a file by its name; a string that is no name is ignored."""
         if one.index and len(name) == 2 * len(_EXAMPLE):
             self.used(bytes.fromhex(name), one)
 
     def source_of(self, key: bytes) -> Tier | None:
-        """Where a content is to be read that is on the move."""
+        """Returns the tier from which a content is being moved; None: it is not."""
         one = self._sources.get(key)
         return one if one in self._tiers.in_service() else None
 
@@ -116,7 +118,8 @@ class Moves:
             self._promotions.handle(Moved(action.key, done), now)
 
     async def _origin(self, key: bytes) -> Origin | None:
-        """None where the namespace is not attached, or the file has other contents."""
+        """Returns the origin of a content; None where the namespace is not attached, or the file
+        has other contents."""
         content = ContentId.of_key(key)
         try:
             origin = await self._metadata(content.namespace).locate(content.ino)
@@ -125,8 +128,8 @@ class Moves:
         return origin if origin.content.key == key else None
 
     async def _faster(self, one: Tier, size: int) -> Tier | None:
-        """A faster tier that has room, or in which it can be made from what nobody uses: else
-        contents used alike would push each other up and down for ever."""
+        """Returns a faster tier that has room, or makes it from what was idle for long. Else
+        contents that are used equally often would displace each other for ever."""
         for target in self._tiers.in_service():
             room = target.room()
             if target.index >= one.index or not room.writable or size > room.limit_bytes:
@@ -141,11 +144,11 @@ class Moves:
     async def _copy(
         self, origin: Origin, one: Tier, target: Tier, *, settled_later_s: float = 0.0
     ) -> bool:
-        """False when it was not taken."""
+        """Loads a content into another tier. Returns whether that took it."""
         key = origin.content.key
         held = await one.held(key, origin.size)
         if held is None or not held.complete or key in self._sources:
-            return False  # somebody else moves it, perhaps since a moment ago
+            return False  # another task moves it, perhaps since a moment ago
         self._sources[key] = one
         self.doubled(key, settled_later_s)
         try:
@@ -193,7 +196,8 @@ class Moves:
     # ---- what is in two tiers ----
 
     def doubled(self, key: bytes, later_s: float = 0.0) -> None:
-        """It may be in two tiers: one of them is to let it go, so much later at the earliest."""
+        """Notes that a content may be in two tiers. One of them is to evict it, `later_s` from now
+        at the earliest."""
         if len(self._doubled) < MOST_DOUBLED:
             known = self._doubled.setdefault(key, _Doubled())
             known.due_s = max(known.due_s, self._tiers.clocks.monotonic() + later_s)
@@ -221,12 +225,12 @@ class Moves:
         doubled = self._doubled.get(key)
         if len(having) < 2:
             self._doubled.pop(key, None)
-        elif doubled is not None:  # somebody has it open
+        elif doubled is not None:  # it is open
             doubled.due_s = self._tiers.clocks.monotonic() + doubled.pause_s
             doubled.pause_s = min(2 * doubled.pause_s, LONGEST_PAUSE_S)
 
     async def _sweep(self) -> None:
-        """Finds what is in two tiers, after a start, and after a tier has come back."""
+        """Finds what is in two tiers, after a start, and after a tier has returned."""
         self._sweep_due = False
         running = self._tiers.in_service()
         for number, one in enumerate(running):
@@ -240,13 +244,13 @@ class Moves:
     # ---- in the background ----
 
     async def _run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             await self.tick()
 
     async def tick(self) -> None:
-        """What is due now."""
+        """Does what is due now."""
         running = self._tiers.in_service()
         if self._sweep_due and all(one.order_known for one in running):
             await self._sweep()
@@ -259,7 +263,7 @@ class Moves:
             self._look_at_watermarks(one)
 
     def _service_changed(self) -> None:
-        """A tier that is back may have what others have got meanwhile."""
+        """Plans a sweep: a tier that returned may have what others fetched while it was lost."""
         self._sweep_due = True
 
     def _look_at_watermarks(self, one: Tier) -> None:
@@ -274,7 +278,7 @@ class Moves:
 
 async def _load(origin: Origin, target: Tier) -> None:
     """Makes a content complete and durable in a tier, within its admission. Raises the load's
-    error. Cancelled: the load goes on."""
+    error. Cancelled: the load continues."""
     ended: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
 
     def end(loaded: Loaded) -> None:

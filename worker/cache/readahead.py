@@ -1,12 +1,12 @@
-"""How far ahead of a reader to fetch, per open handle. Pure.
+"""The read-ahead of one open handle. Pure.
 
 A handle may be read as several streams (threads of one process, a reader of two columns): the last
-few are told apart by where they go on. Sequential reads double a stream's window up to a cap; a
-read elsewhere is a new stream, whose window opens only after reads that continue each other, so
-that random reads fetch nothing that nobody asked for. Requests of a kernel that reads ahead come
-several at a time and unordered: a step back within the window changes nothing. Skips forward of a
-few pages keep an open window (a reader that leaves out parts of records), longer ones halve it.
-Fetching starts again when half of the window is used up, so that requests stay large.
+few are distinguished by their next offsets. Sequential reads double a stream's window up to a cap.
+A read elsewhere is a new stream, whose window opens only after reads that continue each other, so
+that random reads fetch nothing in excess. Requests of a kernel that reads ahead arrive several at a
+time and unordered: a step back within the window changes nothing. Skips forward of a few pages keep
+an open window (a reader that leaves out parts of records), longer ones halve it. Fetching starts
+again when half of the window is used up, so that requests stay large.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ STREAMS: Final = 4  # of one handle
 
 
 class _Stream:
-    """`expected`: where a sequential reader asks next. `ahead`: up to here pages were asked for."""
+    """`expected`: the offset of the next sequential read. `ahead`: the end of what was
+    requested."""
 
     __slots__ = ("ahead", "expected", "streak", "window_bytes")
 
@@ -35,7 +36,7 @@ class _Stream:
         self.window_bytes = 0
 
     def distance(self, offset: int) -> int | None:
-        """How far `offset` is from where the stream goes on; None: it is another's."""
+        """Returns how far `offset` is from the next one of the stream; None: it is another's."""
         gap = offset - self.expected
         reach = min(self.window_bytes, SKIP_BYTES)
         if -max(BACK_BYTES, reach) <= gap <= max(NEAR_BYTES, reach):
@@ -46,7 +47,7 @@ class _Stream:
         """A read that continues the stream."""
         gap = offset - self.expected
         if demand <= self.expected:
-            return  # late: what is beyond it was asked for before
+            return  # late: what is beyond it was requested before
         if gap > KEEP_BYTES:
             self.window_bytes //= 2
         elif gap <= NEAR_BYTES:
@@ -66,17 +67,17 @@ class _Stream:
 
 
 class ReadAhead:
-    """One handle's pattern. `plan` is asked once per request of the reader that was not granted
-    before; `granted` hears how far the answer to the last one reached."""
+    """The pattern of one handle. The caller calls `plan` once per request of the reader that was
+    not granted before, and `granted` with the end of each answer."""
 
     __slots__ = ("_streams",)
 
     def __init__(self) -> None:
-        self._streams: list[_Stream] = []  # the last one read comes last
+        self._streams: list[_Stream] = []  # in the order of their last reads
 
     @property
     def sequential(self) -> bool:
-        """Is the window of the last reader open?"""
+        """True if the window of the last reader is open."""
         return bool(self._streams) and self._streams[-1].window_bytes > 0
 
     def plan(self, offset: int, size_bytes: int, most_bytes: int = MOST_WINDOW_BYTES) -> int:
@@ -94,14 +95,14 @@ class ReadAhead:
         return stream.plan(offset, demand, most_bytes)
 
     def granted(self, offset: int, end: int) -> None:
-        """Who asked at `offset` may read up to `end` without asking."""
+        """Notes that the reader at `offset` may read up to `end` without another request."""
         for stream in reversed(self._streams):
             if offset < stream.expected <= end:
                 stream.expected = end
                 return
 
     def _find(self, offset: int) -> _Stream | None:
-        """The stream that goes on nearest to `offset`."""
+        """Returns the stream whose next offset is nearest to `offset`."""
         found, nearest = None, 0
         for stream in self._streams:
             distance = stream.distance(offset)

@@ -1,4 +1,4 @@
-"""Makes pages readable for handles and says where they can be read. Owned by the loop."""
+"""Fills for the readers of open files, and descriptors for what can be read. Owned by the loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worker.tier.disk import Parts
     from worker.tier.entry import Entry
 
-GRANT_BYTES: Final = 8 << 20  # beyond what was asked for: the reader comes back for more
+GRANT_BYTES: Final = 8 << 20  # beyond what was requested: the reader sends another request for more
 ATTEMPTS: Final = 64  # of one wait: each ends with a page, an error, or lost room
 FETCH_PIECES: Final = 4  # of one file at a time in the background
 # Pieces ahead of a reader in flight at once. All in flight share the line: with the whole window in
@@ -35,7 +35,7 @@ AHEAD_PIECES: Final = 4
 
 
 class Provider:
-    """What `open` and `ensure` have in common: bring pages, wait for them."""
+    """The common part of `open` and `ensure`: fills pages, and waits for them."""
 
     def __init__(
         self, parts: Parts, catalog: Catalog, space: Space, segments: Segments, filler: Filler
@@ -70,7 +70,8 @@ class Provider:
             return await self._read_pages(handle, offset, size_bytes, window_bytes, known=known)
 
     def beyond(self, handle: Handle, offset: int, size_bytes: int) -> Ensured:
-        """As `ensure`, where nothing needs to be fetched: of a whole file, or behind its end."""
+        """Returns the answer of `ensure` where nothing needs to be fetched: of a whole file, or
+        behind its end."""
         end = max(offset, min(offset + size_bytes + GRANT_BYTES, handle.size))
         return Ensured(offset, end, complete=handle.entry is None or handle.entry.complete)
 
@@ -110,7 +111,7 @@ class Provider:
         raise NoSpace("there is not enough scratch room to read this file")
 
     def _goes_past(self, handle: Handle) -> bool:
-        """Must the handle's reader not be shown what lies in the tier?"""
+        """Returns whether the handle's reader is given nothing of the tier's disk."""
         return handle.past_tier or not self._parts.health.in_service
 
     def ended(self, handle: Handle) -> None:
@@ -118,12 +119,12 @@ class Provider:
         self._segments.readers.ended(handle)
 
     def _admits(self, entry: Entry) -> bool:
-        """Does the cache take more of the file?"""
+        """Returns whether the cache takes more of the file."""
         return not entry.detached and self._space.may_fit(allocation(FIRST_WINDOW_BYTES), entry)
 
     def _window_bytes(self, most_bytes: int) -> int:
-        """How far ahead of a reader to fetch: as far as the cache or else the scratch area has room
-        for (`most_bytes`), and memory."""
+        """Returns how far ahead of a reader to fetch: as far as the cache or else the scratch area
+        (`most_bytes`), and memory, have room."""
         streams = self._parts.counters.fills_in_flight // AHEAD_PIECES
         return self._parts.memory.window(most_bytes, streams)
 
@@ -133,7 +134,7 @@ class Provider:
             return
         for piece_first, piece_end in self._missing(entry, first, end, past=past):
             # The reader waits for the first page only. Were the rest waited for as well, its room
-            # would be kept from others, and from that page, until somebody has read it.
+            # would be kept from others, and from that page, until it was read.
             self._filler.claim(
                 entry, piece_first, piece_end, past=past, background=piece_first > first
             )
@@ -144,8 +145,8 @@ class Provider:
     def _missing(
         self, entry: Entry, first: int, end: int, *, past: bool = False
     ) -> Iterator[PageRange]:
-        """What of [first, end) is neither here nor on its way, in pieces. `past`: what lies in the
-        tier is not here."""
+        """Yields the parts of [first, end) that are neither readable nor in flight, in pieces.
+        `past`: nothing of the tier is readable."""
         pages = entry.pages if not past else PageMap(entry.size)
         here = entry.inflight_bits | self._segments.bits(entry.key, first, end)
         for run_first, run_end in pages.missing(first, end, here):
@@ -174,7 +175,8 @@ class Provider:
         return self._parts.memory.piece(most * PAGE_BYTES, PAGE_BYTES) // PAGE_BYTES
 
     async def _wait(self, entry: Entry, page: int, handle: Handle) -> None:
-        """Until the page is readable. Raises the error of its fill. Cancelled: the fill goes on."""
+        """Waits until the page is readable. Raises the error of its fill. Cancelled: the fill
+        continues."""
         for _ in range(ATTEMPTS):
             past = self._goes_past(handle)
             if self._filler.is_here(entry, page, past=past):
@@ -191,7 +193,7 @@ class Provider:
     async def _grant(
         self, handle: Handle, offset: int, size_bytes: int
     ) -> tuple[Ensured, int | None]:
-        """Raises OSError when the disk fails, or hangs meanwhile."""
+        """Returns what the reader reads from. Raises OSError when the disk fails, or hangs."""
         entry = handle.entry
         assert entry is not None
         most = min(entry.size, offset + size_bytes + GRANT_BYTES)
@@ -262,7 +264,7 @@ class Provider:
     # ---- whole files ----
 
     async def small(self, entry: Entry) -> int | None:
-        """Brings a whole small file; returns a descriptor of all of it, None when there is not even
+        """Fills a whole small file. Returns a descriptor of all of it; None when there is not even
         scratch room for it in one piece, or the disk failed. Raises the error of the fill."""
         self.claim_small(entry)
         try:
@@ -272,10 +274,10 @@ class Provider:
         return await self.grant_whole(entry)
 
     async def pages(self, entry: Entry, first: int, end: int, epoch: int) -> None:
-        """For a peer: brings the pages [first, end) and waits for them; they may be in segments.
-        Raises the error of the fill. What readers here wait for peers to bring is waited for only
-        by who has the same view, see `Purpose`: else NotHere, for the first page. Cancelled: the
-        fill goes on."""
+        """Fills the pages [first, end) for a peer and waits for them; they may be in segments.
+        Raises the error of the fill. A page for which readers here wait for peers is waited for
+        only by a peer with the same view, see `Purpose`: else this raises NotHere, for the first
+        page. Cancelled: the fill continues."""
         past = not self._parts.health.in_service
         if entry.small and end - first == entry.page_count:
             self.claim_small(entry, Purpose.SERVE)
@@ -294,7 +296,7 @@ class Provider:
                 raise entry.failed
 
     def claim_small(self, entry: Entry, purpose: Purpose = Purpose.READ) -> None:
-        """Starts to bring what is missing of a small file."""
+        """Starts to fill the missing pages of a small file."""
         count, past = entry.page_count, not self._parts.health.in_service
         if (past or not entry.pages.complete) and entry.failed is None:
             pages = entry.pages if not past else PageMap(entry.size)
@@ -304,7 +306,7 @@ class Provider:
                 self._filler.claim(entry, first, end, whole=whole, past=past, purpose=purpose)
 
     def grant_nowait(self, entry: Entry) -> int | None:
-        """As `grant_whole`, where that takes no waiting; None: call that."""
+        """Returns a descriptor as `grant_whole` does; None where that has to wait."""
         parts = self._parts
         if not (entry.complete and parts.health.in_service and parts.tier.reopens_at_once):
             return None
@@ -315,7 +317,8 @@ class Provider:
             return None
 
     async def grant_whole(self, entry: Entry) -> int | None:
-        """A descriptor of all of a file, None when it is not in one piece, or the disk failed."""
+        """Returns a descriptor of all of a file; None when it is not in one piece, or the disk
+        failed."""
         count = entry.page_count
         try:
             if entry.complete and self._parts.health.in_service:
@@ -329,7 +332,7 @@ class Provider:
             return None
 
     async def _wait_whole(self, entry: Entry) -> None:
-        """As `_wait`, but pages that are in pieces of segments are not waited for."""
+        """Waits as `_wait`, but not for pages that are in pieces of segments."""
         for page in range(entry.page_count):
             future = entry.inflight.get(page)
             if future is not None:

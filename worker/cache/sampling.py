@@ -15,13 +15,13 @@ LOOK_S: Final = 4.0  # for the answers; what is not known by then counts as othe
 
 
 class Sampling:
-    """Of one worker. `run` is the one task."""
+    """The samples of one tier. `run` is the one task."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_S)
             await self._look(self._parts.paths.take())

@@ -1,4 +1,6 @@
-"""What other workers, and the migration of blocks, get of a node's cache. Owned by the loop."""
+"""Pages and holdings of a node's cache, for peers and for the migration of blocks. Owned by the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,9 @@ class CacheServing:
 
     async def provide(self, origin: Origin, first: int, end: int, epoch: int) -> Pages:
         """Returns the same, fetched from the origin (or from peers that have it) where need be, for
-        a peer that goes by the view of this `epoch`. Raises NotHere when readers here wait for
+        a peer that uses the view of this `epoch`. Raises NotHere when readers here wait for
         peers to fetch it, by another view; NoSpace, and the error of the fill: Stale for another
-        version there. Cancelled: the fill goes on."""
+        version there. Cancelled: the fill continues."""
         tier = await self._chooser.chosen(origin)
         with tier.using():
             return await tier.serving.provide(origin, first, end, epoch)

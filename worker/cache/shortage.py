@@ -1,4 +1,4 @@
-"""Why something does not fit: what of a tier must stay. For people."""
+"""The reasons why a load does not fit: what of a tier must stay. For people."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from worker.tier.maintenance import Housekeeping
 LIMIT_S: Final = 3.0  # then what is known by then has to do
 ANSWER_S: Final = 2.0
 ASKED_AT_ONCE: Final = 1000
-MOST_PROBED: Final = 2000  # files, whether somebody has them open
+MOST_PROBED: Final = 2000  # files, whether they are open
 
 Sizes = dict[bytes, int]
 
 
 async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Room:
-    """As it is now."""
+    """Returns the tier's room as it is now."""
     ledger, until_s = parts.ledger, parts.clocks.monotonic() + LIMIT_S
     held_bytes, busy_bytes = 0, ledger.reserved_bytes + ledger.unlinked_bytes
     for entry in catalog.entries():
@@ -52,7 +52,7 @@ async def room(parts: Parts, catalog: Catalog, housekeeping: Housekeeping) -> Ro
 
 
 async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
-    """Those that the master does not let go."""
+    """Returns those that the master does not let be evicted."""
     by_namespace: dict[NamespaceId, list[ContentId]] = {}
     for key in sizes:
         content = ContentId.of_key(key)
@@ -74,5 +74,5 @@ async def _protected(parts: Parts, sizes: Sizes, until_s: float) -> Sizes:
 
 
 def _busy_bytes(tier: TierDirectory, keys: Sequence[bytes], sizes: Sizes) -> int:
-    """Of those that somebody has open. In a thread."""
+    """Returns the bytes of those that a client has open. In a thread."""
     return sum(sizes[key] for key in keys if is_busy(tier, key.hex()))

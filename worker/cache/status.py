@@ -1,4 +1,4 @@
-"""What a worker says of itself: plain values for operators."""
+"""The status of one tier: plain values for operators."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def status(
 
 
 def facts(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker tells its master at every beat: of its status, what is shown of many workers
-    together. Of the paths those that were used most."""
+    """Returns what a worker sends to its master with every heartbeat: the parts of its status that
+    are shown of many workers together, and the most used paths."""
     found = {name: status[name] for name in TOLD}
     used = sorted(status["paths"].items(), key=lambda one: -sum(one[1].values()))
     found["paths"] = dict(used[:TOLD_PATHS])

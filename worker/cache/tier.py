@@ -1,6 +1,6 @@
-"""One tier of a node's cache, from its start to its end: its directory, threads, accounts, and what
-reads and fills it. All methods belong to the event loop in which `Tier.start` ran. Bytes never pass
-through here: callers get descriptors and read themselves.
+"""One tier of a node's cache, from its start to its end: its directory, threads, accounts, reads
+and fills. All methods belong to the event loop in which `Tier.start` ran. Bytes never pass through
+here: callers get descriptors and read themselves.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ CLOSE_LIMIT_S: Final = 60.0  # for all, the last commit included
 
 @dataclass(frozen=True, slots=True)
 class TierSetting:
-    """What the tiers of a node have in common. `metadata` raises NotFound for a namespace that is
-    not attached. `config` holds everything but directories and sizes."""
+    """The common setting of a node's tiers. `metadata` raises NotFound for a namespace that is not
+    attached. `config` holds everything but directories and sizes."""
 
     config: WorkerConfig
     metadata: Callable[[NamespaceId], MetadataService]
@@ -267,7 +267,7 @@ class Tier:
             return False
 
     async def held(self, key: bytes, size: int, *, for_load: bool = False) -> Held | None:
-        """Returns what the index says; None for nothing, or where the disk gives no answer."""
+        """Returns what the index has; None for nothing, or where the disk gives no answer."""
         try:
             record: FileRecord | None = await self.parts.ask_disk(self.parts.tier.index.get, key)
         except OSError as err:
@@ -350,7 +350,7 @@ class Tier:
         return functools.partial(self._space.may_fit, entry=wanted)
 
     def promise(self, origin: Origin) -> None:
-        """Keeps the room of a large content that comes here from other new contents."""
+        """Keeps the room of a large content that is placed here from other new contents."""
         self._promises.add(origin.content.key, origin.size)
 
     @property
@@ -367,7 +367,7 @@ class Tier:
         await self._unless_left(self._space.let_go([key]))
 
     async def _unless_left(self, work: Coroutine[Any, Any, object]) -> None:
-        """Waits for work at the disk as long as that answers. The work goes on in any case."""
+        """Waits for work at the disk as long as that answers. The work continues in any case."""
         await self.parts.unless_left(self.parts.tasks.start(work), None)
 
     def excess_bytes(self, excess: Callable[[int, int, float, float], int]) -> int:
@@ -377,11 +377,11 @@ class Tier:
         return excess(used_bytes, limit_bytes, self.spec.high, self.spec.low)
 
     def make_room_ahead(self, size_bytes: int) -> asyncio.Task[None]:
-        """Evicts so many bytes before a fill needs the room."""
+        """Evicts `size_bytes` before a fill needs the room."""
         return self.parts.tasks.start(self._space.make_room_ahead(size_bytes))
 
     def copy_before_eviction(self, copy: Callable[[Sequence[bytes], int], Awaitable[None]]) -> None:
-        """Has `copy(keys, need_bytes)` called with contents that are about to be evicted."""
+        """Calls `copy(keys, need_bytes)` from now on with contents that are about to be evicted."""
         self._space.copy_before_eviction(copy)
 
     # ---- the end ----
@@ -408,7 +408,7 @@ class Tier:
             closer.close(0.0)
         if not closed:
             # A thread in a request may still write to a descriptor: those stay open until the
-            # process ends, so that none of them comes to mean another file.
+            # process ends, so that none of them is reused for another file.
             log.warning("closed with requests in flight")
 
     def _close_all(self) -> bool:

@@ -1,10 +1,10 @@
-"""Where a content goes among the tiers of a node, and when it moves. Pure.
+"""The place of a content among the tiers of a node, and its moves. Pure.
 
-A new one goes into the first tier (the fastest) that is in order and has room for all of it. Where
-none has, one makes room by its admission, the last first; a file larger than that tier goes to
-another. What a slower tier has and readers open `uses` times within `window_s` is copied to a
-faster one, and then dropped below: *promoted*. What leaves a faster tier for want of room and was
-used there is copied below first (`Space` asks for it): *demoted*.
+A new content is placed in the first tier (the fastest) that is writable and has room for all of it.
+Where none has room, a tier makes some by its admission, the last first; a file larger than that
+tier is placed in another. What a slower tier has and readers open `uses` times within `window_s` is
+copied to a faster one, and then evicted below: *promoted*. What a faster tier evicts for want of
+room and was used there is copied below first (`Space` requests it): *demoted*.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final
 
 PROMOTE_USES: Final = 3
 PROMOTE_WINDOW_S: Final = 600.0
-MOST_MOVES: Final = 2  # promotions under way at once
+MOST_MOVES: Final = 2  # promotions at once
 MOST_COUNTED: Final = 20_000  # contents whose uses are counted
 REST_S: Final = 60.0  # of a content that could not be promoted
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A tier, as a content sees it that wants to go there. `limit_bytes`: the most it takes of
-    files; `free_bytes`: what it would take now without anything leaving, promises to others taken
-    off. `makes_room(size)`: does its admission let others go for so much?"""
+    """The room of a tier for one content. `limit_bytes`: the most it takes of files; `free_bytes`:
+    what it would take now without an eviction, promises to others subtracted. `makes_room(size)`:
+    whether its admission would evict others for that size."""
 
     in_service: bool
     writable: bool
@@ -34,7 +34,7 @@ class Room:
     makes_room: Callable[[int], bool]
 
     def takes(self, size_bytes: int) -> bool:
-        """All of it, if need be by letting others go?"""
+        """Returns whether the tier takes all of it, if need be by evictions."""
         fits = self.writable and size_bytes <= self.limit_bytes
         return fits and (size_bytes <= self.free_bytes or self.makes_room(size_bytes))
 
@@ -55,8 +55,8 @@ def place(size_bytes: int, tiers: Sequence[Room]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a tier has of a content: all of it, or some bytes. `takes_more`: it has room for the
-    rest, or makes it."""
+    """The bytes that a tier has of a content. `takes_more`: it has room for the rest, or makes
+    it."""
 
     tier: int
     complete: bool
@@ -169,7 +169,7 @@ class Promotions:
 
 
 def excess(used_bytes: int, limit_bytes: int, high: float, low: float) -> int:
-    """How many bytes are to leave a tier that is above its high watermark; 0 below it."""
+    """Returns how many bytes a tier above its high watermark is to evict; 0 below it."""
     if used_bytes <= high * limit_bytes:
         return 0
     return used_bytes - int(low * limit_bytes)

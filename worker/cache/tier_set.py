@@ -1,7 +1,7 @@
-"""The tiers of a node: starts them, and starts another where a tier's directory is gone or is
+"""The tiers of a node: starts them, and starts another where a tier's directory was removed or is
 another one (a disk that was unmounted, a folder that was deleted). Owned by the loop.
 
-A tier that is out of service over its own directory returns without help (`worker.tier.probe`). A
+A tier that is out of service over its old directory returns without help (`worker.tier.probe`). A
 tier whose place was taken serves its open handles, past its disk, and is closed with the last.
 """
 
@@ -60,15 +60,15 @@ class TierSet:
         self._closed = False
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Has `on_change` called when a tier leaves service, returns, or is another directory."""
+        """Calls `on_change` from now on when a tier leaves service, returns, or is another directory."""
         self._on_change.append(on_change)
 
     def subscribe_started(self, on_started: Callable[[Tier], None]) -> None:
-        """Has `on_started` called with each tier that is started from now on."""
+        """Calls `on_started` with each tier that is started from now on."""
         self._on_started.append(on_started)
 
     def subscribe_ended(self, on_ended: Callable[[Tier], None]) -> None:
-        """Has `on_ended` called with each tier whose place was taken and that is closed."""
+        """Calls `on_ended` with each replaced tier that is closed from now on."""
         self._on_ended.append(on_ended)
 
     def _changed(self) -> None:
@@ -78,7 +78,7 @@ class TierSet:
     # ---- what there is ----
 
     def in_service(self) -> list[Tier]:
-        """Those whose disk answers, the fastest first; none may be there."""
+        """Returns the tiers whose disks answer, the fastest first; it may be none."""
         return [one for one in self.running if one.in_service]
 
     def views(self) -> list[TierView]:
@@ -133,7 +133,7 @@ class TierSet:
         return TierSource(self._setting.source, others, self._reader, self._bad_page)
 
     def _others(self, tier: int) -> list[Parts]:
-        """From any thread."""
+        """Returns the tiers but one. From any thread."""
         return [one.parts for one in self.running if one.index != tier]
 
     def _take_in(self, one: Tier) -> None:
@@ -147,7 +147,7 @@ class TierSet:
     # ---- a page that is wrong ----
 
     def _bad_page(self, parts: Parts, key: bytes, page: int) -> None:
-        """From a thread."""
+        """Reports a damaged page. From a thread."""
         parts.wake.call(self._doubt, parts, key, page)
 
     def _doubt(self, parts: Parts, key: bytes, page: int) -> None:
@@ -158,13 +158,13 @@ class TierSet:
     # ---- what is lost ----
 
     async def _look_after(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """One look at what is lost, and at what only serves handles."""
+        """Looks once at what is lost, and at what only serves handles."""
         async with self._one_look:
             # Not of those that were retired just now: other tiers may be about to read from them.
             over = [one for one in self._retired if not one.is_used]
@@ -187,7 +187,7 @@ class TierSet:
             return
         identity, device, has_header = looking.result()
         if old is not None and identity == old.identity:
-            return  # its own watch brings it back
+            return  # its own watch returns it to service
         if device != self._devices.get(tier, device) and not has_header:
             self._causes[tier] = "another file system is there now, without this tier"
             return
@@ -213,7 +213,7 @@ class TierSet:
     async def _end(self, one: Tier) -> None:
         await self._until_unread([one])
         if one.is_used and len(self._retired) <= MOST_RETIRED:
-            return  # by somebody who came meanwhile
+            return  # by a call that began during the wait
         self._retired.remove(one)
         await one.close()
         for on_ended in self._on_ended:
@@ -247,8 +247,8 @@ class TierSet:
 
 
 class _Look(NamedTuple):
-    """`identity` of the directory (st_dev, st_ino), None when it is gone; `device`: where it is or
-    would be; `has_header`: a tier is there."""
+    """`identity` of the directory (st_dev, st_ino), None when there is none; `device`: its file
+    system, or that of its parent; `has_header`: there is a tier."""
 
     identity: tuple[int, int] | None
     device: int

@@ -1,7 +1,8 @@
-"""Fills of one tier from the others of the node, before anybody else is asked: how a content moves.
+"""Fills of one tier from the others of the node, before any other source: the way a content moves.
 
-Pages are verified against their recorded checksums as they are read, so nothing wrong moves. A page
-that is wrong, or cannot be read in time, comes from the next source, as does what no tier has.
+Pages are verified against their recorded checksums as they are read, so no damaged page moves. A
+page that is damaged, or cannot be read in time, is read from the next source, as is what no tier
+has.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ OnBad = Callable[[Parts, bytes, int], None]  # tier, content key, page; from a t
 
 
 class TierSource:
-    """The source of one tier's fills (`worker.fill.source.Source`). `others`: the other tiers;
-    asked in threads. `on_bad` hears of pages that are not what their checksums say."""
+    """The source of one tier's fills (`worker.fill.source.Source`). `others` returns the other
+    tiers, and is called in threads. `on_bad` is called with pages that do not match their
+    checksums."""
 
     def __init__(self, then: Source, others: Others, reader: DiskReader, on_bad: OnBad) -> None:
         self.then = then
@@ -44,7 +46,8 @@ class TierSource:
         self._others = others
 
     def waits_for_peers(self, origin: Origin, offset: int) -> int | None:
-        """As of the next source: what other tiers have is not known without their disks."""
+        """Returns the answer of the next source: what other tiers have is not known without their
+        disks."""
         return self.then.waits_for_peers(origin, offset)
 
     def ask(self, origin: Origin) -> Ask | None:
@@ -80,7 +83,7 @@ class TierSource:
 
 
 class _Body(TierBody):
-    """Pages of another tier, then what the next source says. Made and read by one thread."""
+    """Pages of another tier, then those of the next source. Made and read by one thread."""
 
     def __init__(
         self,
@@ -151,8 +154,8 @@ class _Body(TierBody):
         return True
 
     def close(self) -> None:
-        """See `SourceBody`. The file is closed by the thread that reads it, which comes here too:
-        nobody else may close a descriptor that is being read from."""
+        """See `SourceBody`. The file is closed by the thread that reads it, which calls this too:
+        no other thread may close a descriptor that is being read from."""
         self._closed = True
         if self._thread == threading.get_ident():
             self._close_file()
@@ -169,7 +172,8 @@ class _Body(TierBody):
 
 
 def _look(tier: TierDirectory, key: bytes, file_bytes: int, first: int, end: int) -> Run | None:
-    """Returns None where not even the first page is there, or trusted. Raises OSError."""
+    """Opens what a tier has of some pages; None where not even the first page is cached, or
+    trusted. Raises OSError."""
     record = tier.index.get(key)
     if record is None or record.size != file_bytes or not tier.header.trusts(record.epoch):
         return None

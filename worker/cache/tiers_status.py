@@ -1,4 +1,4 @@
-"""What the tiers of a node say of themselves, as one."""
+"""The status of all tiers of a node, as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GAUGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tier. `status`: its worker's; None while it is lost, then `cause` says why."""
+    """The status of a tier; None while it is lost, then `cause` is the reason."""
 
     tier: int
     spec: TierSpec
@@ -31,8 +31,8 @@ class Row:
 
 
 def combined(rows: Sequence[Row], past: Mapping[str, Any]) -> dict[str, Any]:
-    """As `worker.cache.status.status`, `past` (see `counted`) included. One row at least is not
-    lost."""
+    """Returns the sums of `worker.cache.status.status`, `past` (see `counted`) included. One row at
+    least is not lost."""
     found = [row.status for row in rows if row.status is not None]
     total: dict[str, Any] = {name: found[0][name] for name in SHARED}
     for status in (*found, past):
@@ -75,7 +75,8 @@ def _sum(known: Any, value: Any) -> Any:
 
 
 def _tiers(row: Row, like: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`like`: another tier's; one that is lost says as much, all zeros."""
+    """Returns the rows of a tier. `like`: another tier's row; a lost tier has its keys, all
+    zeros."""
     if row.status is None:
         nothing: dict[str, Any] = dict.fromkeys(like, 0)
         facts = {"path": row.spec.path, "state": "offline", "cause": row.cause}

@@ -1,5 +1,5 @@
-"""Is what was loaded still here, and are its bytes right? Owned by the loop; disks are read by
-threads. Nothing is fetched.
+"""Checks of what was loaded: whether it is still cached, and its bytes are right. Owned by the
+loop; disks are read by threads. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READERS: Final = 2  # of the tier's threads at once
 
 
 class Checks:
-    """Of one tier."""
+    """The checks of one tier."""
 
     def __init__(self, parts: Parts, catalog: Catalog) -> None:
         self._parts = parts
@@ -55,7 +55,8 @@ class Checks:
         return sorted(missing)
 
     async def _is_here(self, file: TaskFile) -> bool:
-        """As the worker sees it who opens it: what is doubtful is verified."""
+        """Returns whether a file is complete as an open would find it: what is doubtful is
+        verified."""
         entry = await self._catalog.open(file.origin, file.origin.content.key)
         try:
             if entry.uncommitted:
@@ -67,8 +68,8 @@ class Checks:
             self._catalog.leave(entry)
 
     async def wrong(self, files: Sequence[TaskFile]) -> list[int]:
-        """As `missing`, after every page was read. What has wrong ones is dropped. Raises
-        OSError."""
+        """Returns those that are missing, after every page was read. What has damaged pages is
+        dropped. Raises OSError."""
         missing = await self.missing(files)
         gone = set(missing)
         for place, file in enumerate(files):
@@ -97,7 +98,7 @@ class Checks:
 
 
 def _look_at(tier: TierDirectory, files: Sequence[TaskFile]) -> list[bool | None]:
-    """Is each complete? None: it is doubtful. Raises OSError."""
+    """Returns whether each is complete; None: it is doubtful. Raises OSError."""
     keys = [file.origin.content.key for file in files]
     found: list[bool | None] = []
     for file, key, record in zip(files, keys, tier.index.get_all(keys), strict=True):
@@ -121,7 +122,7 @@ def _has_block(tier: TierDirectory, key: bytes, file: TaskFile) -> bool:
 
 
 def _are_right(tier: TierDirectory, key: bytes, size_bytes: int, pages: PageRange) -> bool | None:
-    """None where not all of these pages are here (any more). Raises OSError."""
+    """Returns None where not all of these pages are cached (any more). Raises OSError."""
     sums = tier.index.sums(key, size_bytes, *pages)
     if len(sums) < pages[1] - pages[0]:
         return None

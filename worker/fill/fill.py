@@ -63,7 +63,7 @@ class Filler:
         self._on_piece_end: list[Callable[[Entry], None]] = []
 
     def subscribe_ends(self, on_piece_end: Callable[[Entry], None]) -> None:
-        """Has `on_piece_end(entry)` called when the last page of a piece can be read."""
+        """Calls `on_piece_end(entry)` from now on when the last page of a piece can be read."""
         self._on_piece_end.append(on_piece_end)
 
     @property

@@ -83,7 +83,7 @@ class Space:
         self.order_loaded = asyncio.Event()
 
     def copy_before_eviction(self, copy: Copy) -> None:
-        """Has `copy(keys, need_bytes)` called before used contents are evicted for room."""
+        """Calls `copy(keys, need_bytes)` from now on before used contents are evicted."""
         self._demotion.subscribe(copy)
 
     async def reserve(self, size_bytes: int, entry: Wanted | None = None) -> bool:

@@ -37,7 +37,7 @@ class Demotion:
         self._copy_below: Copy | None = None  # None: there is no slower tier
 
     def subscribe(self, copy: Copy) -> None:
-        """Has `copy(keys, need_bytes)` called, which copies contents to a slower tier."""
+        """Copies contents to a slower tier by `copy(keys, need_bytes)` from now on."""
         self._copy_below = copy
 
     async def offer(self, keys: Sequence[bytes], short_bytes: int, then: Then) -> None:
