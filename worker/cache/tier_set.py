@@ -60,7 +60,7 @@ class TierSet:
         self._closed = False
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` from now on when a tier leaves service, returns, or is another directory."""
+        """Calls `on_change` from now on when a tier leaves service, returns, or is replaced."""
         self._on_change.append(on_change)
 
     def subscribe_started(self, on_started: Callable[[Tier], None]) -> None:

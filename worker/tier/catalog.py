@@ -64,7 +64,7 @@ class Catalog:
         return len(self._live) + len(self._detached)
 
     def subscribe_recorded(self, on_recorded: Callable[[bytes], None]) -> None:
-        """Calls `on_recorded(key)` from now on when pages of a content are submitted to the index."""
+        """Calls `on_recorded(key)` from now on when pages are submitted to the index."""
         self._on_recorded.append(on_recorded)
 
     def live(self, key: bytes) -> Entry | None:
