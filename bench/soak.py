@@ -2,7 +2,7 @@
 deaths of random victims, alone and in pairs: every read is right, RssAnon and descriptors of all
 processes flat.
 
-Every 12 s something happens to client, server, supervisor or the process for small files
+Every 12 s something happens to the client, the server or the supervisor
 (`bench/victims.py`): at least five SIGKILLs a minute, and processes that are stopped.
 
 Flat: the peak of the last third is at most 16 MiB and 32 descriptors above that of the second. The

@@ -54,18 +54,14 @@ class Victims:
         yield lambda: self.kill_pair("server", "client")
         for number in itertools.count(1):
             if number % 4 == 1:
-                yield lambda: self.kill(self._rng.choice(self._present()))
+                yield lambda: self.kill(self._rng.choice(NEEDED))
             elif number % 4 == 3:
                 yield self._stop_any
             else:
-                yield lambda: self.kill_pair(*self._rng.sample(self._present(), 2))
+                yield lambda: self.kill_pair(*self._rng.sample(NEEDED, 2))
 
     def _stop_any(self) -> None:
-        self.stop(self._rng.choice([role for role in self._present() if role != "supervisor"]))
-
-    def _present(self) -> list[str]:
-        """The roles that have a process now: that for small files comes when it is used."""
-        return [*NEEDED, *(["small-file process"] if self.pid("small-file process") else [])]
+        self.stop(self._rng.choice([role for role in NEEDED if role != "supervisor"]))
 
     def kill(self, role: str) -> None:
         with self._act(f"SIGKILL of the {role}", role):
@@ -95,7 +91,7 @@ class Victims:
         pointer = read_pointer(Path(self._record.socket).parent)
         if pointer is None:
             return 0
-        return pointer.pid if role == "server" else next(iter(_small(pointer.pid)), 0)
+        return pointer.pid
 
     @property
     def _record(self) -> MountRecord:
@@ -128,14 +124,6 @@ class Victims:
             return False
         pointer = read_pointer(Path(self._record.socket).parent)
         return pointer is not None and answers(pointer)
-
-
-def _small(server: int) -> Iterator[int]:
-    """The processes for small files of a server."""
-    for pid in children(server):
-        with contextlib.suppress(OSError):
-            if b"worker.fill.small.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                yield pid
 
 
 def longest_pauses(deaths: list[Death], records: Iterable[Record]) -> dict[str, float]:

@@ -112,8 +112,8 @@ class Worker:
         disk = Threads("disk", config.disk_threads, wake)
         tier = await take_tier(disk, config.cache_dir)
         parts = make_parts(config, clocks or Clocks(), tier, disk, wake, metadata, shared)
-        makers = None if tier.in_memory else disk
-        supply = make_supply(config, source or OriginSource(connector_for), wake, makers)
+        origin = source or OriginSource(connector_for)
+        supply = make_supply(config, origin, wake, in_memory=tier.in_memory)
         worker = cls(parts, supply)
         await worker.housekeeping.measure_overhead()
         worker._begin()
@@ -447,6 +447,7 @@ class Worker:
         self._closed = True
         parts = self._parts
         self._filler.abort()
+        self._supply.small.close()  # before the threads that it leaves files to
         self._catalog.freeze()
         self._segments.freeze()
         await parts.tasks.close()

@@ -1,7 +1,6 @@
 """The memory budget of a worker: what it holds, what more it may take. Pure.
 
-    process    interpreters, libraries, stacks, of a process that reads small files too: an
-               estimate (each tier has one of those; all but the first are not counted)
+    process    the interpreter, libraries, stacks: an estimate
     metadata   eviction order, live files, handles: an estimate by count
     buffers    bodies on their way for somebody who waits
     windows    bodies on their way ahead of readers
