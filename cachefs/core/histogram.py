@@ -1,4 +1,4 @@
-"""How long things took: counts by upper bounds, as Prometheus has them. Pure."""
+"""A latency histogram in the form of Prometheus. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 
 class Histogram:
-    """Counts of observations by bound; `bounds` ascend, what is above the last is counted too."""
+    """Counts of observations by upper bound. `bounds` ascend; a last bucket counts larger
+    values."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -24,7 +25,8 @@ class Histogram:
         self.total += value
 
     def status(self) -> dict[str, Any]:
-        """Plain values: `buckets` are [upper bound, observations up to it], +inf as "+Inf"."""
+        """Returns plain values: `buckets` are [upper bound, cumulative count], with "+Inf" as the
+        last bound."""
         buckets, seen = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count

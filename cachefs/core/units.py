@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: `20GiB`, `512 MB`, `60s`, `1h30m`. Pure."""
+"""Sizes and durations in text form: `20GiB`, `512 MB`, `60s`, `1h30m`. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER_S = -1.0
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number of bytes.
+    """Returns the bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number.
 
     Raises BadConfig with the accepted forms.
     """
@@ -32,7 +32,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `60s`, `1h30m`, `250ms`, a bare number of seconds, or -1 (never).
+    """Returns the seconds of `60s`, `1h30m`, `250ms`, a bare number of seconds, or -1 (never).
 
     Raises BadConfig with the accepted forms.
     """
@@ -47,7 +47,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """`1.5 GiB`: three significant digits, 1024-based."""
+    """Returns text like `1.5 GiB`: three significant digits, 1024-based."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
@@ -57,7 +57,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`1h02m`, `3m05s`, `7.2s`, `never`."""
+    """Returns text like `1h02m`, `3m05s`, `7.2s` or `never`."""
     if seconds < 0:
         return "never"
     if seconds < 60:
