@@ -200,13 +200,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"
     ),
     Setting("uid", Type.ID, -1, "Owner of files if the origin has none.", "the mounting user"),
-    Setting(
-        "gid",
-        Type.ID,
-        -1,
-        "Group of files if the origin has none.",
-        "the group of the user who mounts",
-    ),
+    Setting("gid", Type.ID, -1, "Group of files if the origin has none.", "that user's group"),
     Setting("file_mode", Type.MODE, 0o644, "Mode of files if the origin has none."),
     Setting("dir_mode", Type.MODE, 0o755, "Mode of directories if the origin has none."),
     Setting(
@@ -338,7 +332,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "master_listen",
         Type.TEXT,
         "127.0.0.1:19998",
-        "Address of a master, as HOST:PORT.",
+        "Address on which a master listens, as HOST:PORT.",
         commands=("master",),
         option="listen",
     ),
@@ -346,7 +340,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "worker_listen",
         Type.TEXT,
         "127.0.0.1:0",
-        "Address of a worker for its peers, as HOST:PORT; port 0: any free one.",
+        "Address on which a worker listens, as HOST:PORT; port 0: any free one.",
         commands=("worker",),
         option="listen",
     ),
