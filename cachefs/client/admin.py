@@ -146,8 +146,7 @@ class AdminClient:
     # ---- as the messages of `cachefs.core` -------------------------------------------------------
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Sends a message of `_CALLS`, and returns the reply, which must be of the expected
-        type."""
+        """Sends a message of `_CALLS`, and returns the reply, which must be of this type."""
         send = _CALLS.get(type(body))
         if send is None:
             raise ProtocolError(f"the admin API has no {type(body).__name__}")
@@ -193,8 +192,7 @@ class AdminClient:
         self.delete("/sources", {"path": a.text_of(path)})
 
     def workers(self) -> c.WorkerTable:
-        """Returns the workers. `view.before` has the members while blocks move, and is empty
-        otherwise."""
+        """Returns the workers. `view.before` has the members while blocks move, else none."""
         rows: list[c.WorkerRow] = []
         for page in self.pages("/workers", a.Workers, {"limit": a.MAX_LIMIT}):
             rows += [one.row() for one in page.items]
@@ -217,8 +215,7 @@ class AdminClient:
         return self.get("/policies", a.PolicyAt, {"path": a.text_of(path)}).message()
 
     def quotas(self, path: bytes) -> list[tuple[bytes, int, int]]:
-        """Returns (path, quota, used) in bytes, of the quotas that apply to a path and those below
-        it."""
+        """Returns (path, quota, used) in bytes, of the quotas of a path and of those below it."""
         pages = self.pages("/quotas", a.Quotas, {"path": a.text_of(path)})
         return [
             (a.bytes_of(one.path), one.quota_bytes, one.used_bytes)

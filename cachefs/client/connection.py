@@ -48,8 +48,7 @@ Answer = tuple[m.Message, int | None]
 
 
 class ConnectionLost(Unreachable):
-    """The connection to the node's server broke during a request. A retry waits for the next
-    connection."""
+    """The connection to the server broke during a request. A retry waits for the next one."""
 
 
 class Caller(NamedTuple):
@@ -114,7 +113,7 @@ class Connection:
         return conn
 
     async def attach(self, body: m.Attach) -> m.Attached:
-        """Attaches the source, now and after every reconnect. `run` must be running. Raises the
+        """Attaches the source, now and after every reconnect, while `run` is running. Raises the
         server's typed error."""
         reply, _ = await self.call(body, deadline_s=ATTACH_DEADLINE_S)
         if not isinstance(reply, m.Attached):
@@ -123,14 +122,12 @@ class Connection:
         return reply
 
     async def call(self, body: m.Message, *, deadline_s: float = CALL_DEADLINE_S) -> Answer:
-        """Returns the reply and its descriptor, which the caller owns.
-
-        Waits up to `RECONNECT_WAIT_S` for a reconnect. The exchange happens in the epoch of this
-        call, otherwise ConnectionLost is raised. Raises the typed error of a Failure,
-        ConnectionLost if the connection broke, Unreachable if it did not recover, DeadlineExceeded
-        `deadline_s` after the request was sent (checked every `DEADLINE_LOOKS_S`). Cancellation
-        sends Cancel and leaves nothing behind.
-        """
+        """Returns the reply and its descriptor, which the caller owns. Waits up to
+        `RECONNECT_WAIT_S` for a reconnect. The exchange happens in the epoch of this call,
+        otherwise ConnectionLost is raised. Raises the typed error of a Failure, ConnectionLost if
+        the connection broke, Unreachable if it did not recover, DeadlineExceeded `deadline_s` after
+        the request was sent (checked every `DEADLINE_LOOKS_S`). Cancellation sends Cancel and
+        leaves nothing behind."""
         epoch = self.epoch
         while True:
             if self._failed is not None:
@@ -155,8 +152,8 @@ class Connection:
         return self._sock is not None
 
     def ping(self) -> None:
-        """Requests a reply, which counts in `heard` even if it is an error: a server of an earlier
-        version refuses the request."""
+        """Requests a reply. Any reply counts in `heard`: servers of earlier versions return an
+        error."""
         if self._sock is not None:
             self._last_id += 1
             self._send(m.encode(self._last_id, m.Done()))
@@ -169,8 +166,7 @@ class Connection:
         self.published.close()
 
     async def run(self) -> None:
-        """Reads, writes and reconnects until cancelled or closed. Closes the connection at the
-        end."""
+        """Reads, writes and reconnects until cancelled or closed, then closes the connection."""
         try:
             while self._failed is None:
                 await self._serve()

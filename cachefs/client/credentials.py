@@ -54,15 +54,13 @@ def _check_private(info: os.stat_result, path: str) -> None:
 
 
 def presented_token(security: Security) -> str:
-    """Returns the token that this process presents; "" without a token file. Raises as
-    `read_tokens`."""
+    """Returns the token that this process presents; "" if none. Raises as `read_tokens`."""
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
 
 
 def presents_to(security: Security) -> Judge:
     """Returns the check that raises ForeignListener for an address to which this process must not
-    present its token. A token that a user configured is presented to each address that the user
-    names."""
+    present its token. A token that a user configured may be presented to every address."""
     return check_listener if security.own_token else any_process
 
 
@@ -79,8 +77,7 @@ def client_context(security: Security, url: str) -> ssl.SSLContext | None:
 
 
 def certificate_facts(security: Security) -> dict[str, Any]:
-    """Returns the server's certificate in the form of `cachefs.core.health`; {} for http. Raises
-    BadConfig."""
+    """Returns the server's certificate for `cachefs.core.health`; {} for http. Raises BadConfig."""
     if not security.tls_cert:
         return {}
     try:

@@ -27,8 +27,8 @@ class PublishedDirs:
         self.dirs: tuple[PublishedDir, ...] = ()
 
     def replace(self, tier: int, fd: int | None) -> None:
-        """Replaces the directory of a tier by `fd`, which this object owns from now on; None
-        removes it."""
+        """Replaces the directory of a tier by `fd`, which this object then owns; None removes
+        it."""
         if not 0 <= tier < MOST_TIERS:
             return close_fd(fd)
         kept = [known for known in self.dirs if known.tier != tier]

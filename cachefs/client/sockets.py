@@ -25,9 +25,7 @@ _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 def connect_socket(path: str) -> socket.socket:
     """Returns a connected blocking socket. `path` may be longer than the 107 bytes of an address.
-
-    Raises Unreachable if no process listens there, or accepts nothing within `CONNECT_LIMIT_S`.
-    """
+    Raises Unreachable if no process listens there, or accepts nothing within `CONNECT_LIMIT_S`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         _limit_sends(sock, CONNECT_LIMIT_S)
@@ -67,13 +65,12 @@ def connect_long(sock: socket.socket, path: str) -> None:
 
 
 def listener_of(sock: socket.socket) -> int:
-    """Returns the pid of the process that listens at the other end; 0 if it is in another pid
-    namespace."""
+    """Returns the pid of the listening process; 0 if it is in another pid namespace."""
     return _credentials(sock)[0]
 
 
 def listener_uid(sock: socket.socket) -> int:
-    """Returns the user of the process that listens at the other end."""
+    """Returns the user of the listening process."""
     return _credentials(sock)[1]
 
 
@@ -85,10 +82,8 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     """Returns one frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
-
     Raises OSError as the socket does, and ProtocolError for a frame that is truncated or has more
-    than one descriptor; then no descriptor stays open.
-    """
+    than one descriptor; then no descriptor stays open."""
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & _CUT_OFF:
         return data, None

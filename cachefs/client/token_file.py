@@ -24,9 +24,7 @@ LOOK_S: Final = 2.0
 
 class TokenFile:
     """The tokens of one file. Without a path every caller is accepted and no token is presented.
-
-    `look` may run in another thread than the rest: it replaces each value in one assignment.
-    """
+    `look` may run in another thread than the rest: it replaces each value in one assignment."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the file. Raises as `read_tokens`."""
@@ -74,8 +72,7 @@ class TokenFile:
         log.info("%s: the tokens were reloaded", self.path)
 
     def look_now_and_then(self) -> None:
-        """Checks the file if the last check was `LOOK_S` seconds ago, for callers without an event
-        loop."""
+        """Checks the file if the last check is `LOOK_S` old, for callers without an event loop."""
         if self._clock() - self._looked_at >= LOOK_S:
             self.look()
 

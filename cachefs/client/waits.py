@@ -1,6 +1,5 @@
-"""The waits of calls for their replies. `Waits` blocks the calling trio task.
-`cachefs.fuse.workers` has a cheaper implementation of the same interface for requests of the
-kernel."""
+"""The waits of calls for their replies. `Waits` blocks the calling trio task;
+`cachefs.fuse.workers` has a cheaper implementation for requests of the kernel."""
 
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ class Waits:
     """Waits of trio tasks."""
 
     def new(self, abandon: Abandon) -> Wait:
-        """Returns a wait of the calling task. Cancellation calls `abandon`; then the wait must not
-        be ended any more."""
+        """Returns a wait of the calling task. Cancellation calls `abandon`; after that, `resume`
+        and `fail` must not be called."""
         return TaskWait(abandon)
 
     async def in_task(self, work: Callable[[], Awaitable[T]]) -> T:

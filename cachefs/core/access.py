@@ -133,8 +133,7 @@ def token_of(header: str | None) -> str:
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
-    """Returns the tokens of a file, in its order. Raises BadConfig that names the line, never the
-    token."""
+    """Returns the tokens of a file, in order. Raises BadConfig with the line, never the token."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -248,8 +247,7 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
 
 
 def permit(caller: Caller, call: Message) -> None:
-    """Raises AccessDenied for a call that this caller may not make. Does not check the inos of a
-    call: see `inos_of`."""
+    """Raises AccessDenied for a call that this caller may not make. Inos: see `inos_of`."""
     if not caller.is_limited:
         return
     needs = _needs_of(call)
@@ -302,8 +300,7 @@ def permit_metrics(caller: Caller) -> None:
 
 
 def inos_of(call: Message) -> list[int]:
-    """Returns the inos that a call names. For a caller with a prefix, each must lie at or below
-    it."""
+    """Returns the inos of a call, which a caller with a prefix must see (see `Caller.sees`)."""
     match call:
         case Lookup():
             return [call.parent]

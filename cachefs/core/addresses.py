@@ -1,5 +1,5 @@
-"""The addresses of a cluster: `cachefs://HOST:PORT/path` of a mount, `http(s)://HOST:PORT` of a
-process. Pure."""
+"""The addresses of mounts, `cachefs://HOST:PORT/path`, and processes, `http(s)://HOST:PORT`.
+Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _HTTP: Final = re.compile(r"(https?)://([^/]*)/?")
 
 
 class ClusterPath(NamedTuple):
-    """A directory of a cluster's namespace: the master's address, and the path below the root,
-    without slashes at its ends."""
+    """A master's address, and a path below its namespace root, without slashes at its ends."""
 
     address: str  # HOST:PORT
     path: str

@@ -49,8 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Problem(Answer, frozen=True):
-    """The reason of a failed request. `code` is for programs, `cause` and `remedy` are for
-    people."""
+    """The cause of a failure. `code` is for programs, `cause` and `remedy` are for people."""
 
     status: int
     code: str
@@ -87,8 +86,7 @@ class Status(Answer, frozen=True):
 
 
 class NewSource(Request, frozen=True):
-    """A source to add. `url`: s3://bucket/prefix or file:///path. `options`: those of `cachefs ufs
-    add`."""
+    """A source. `url`: s3://bucket/prefix or file:///path. `options`: as of `cachefs ufs add`."""
 
     path: PathText
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -97,8 +95,7 @@ class NewSource(Request, frozen=True):
 
 
 class SourceAdded(Answer, frozen=True):
-    """A source that was added. `warning`: a line for people, for example that the source hides
-    existing names."""
+    """A source that was added. `warning`: for people, for example that it hides other names."""
 
     path: PathText
     url: str
@@ -160,8 +157,7 @@ class Worker(Answer, frozen=True):
 
 
 class Workers(Answer, frozen=True):
-    """The workers of the cluster. `moving`: blocks are moving to new owners. `members`: ids of the
-    workers that own data."""
+    """All workers. `moving`: blocks are moving to new owners. `members`: ids of the owners."""
 
     items: list[Worker]
     epoch: int
@@ -171,8 +167,8 @@ class Workers(Answer, frozen=True):
 
 
 class WorkerChange(Request, frozen=True):
-    """A change of a worker. `draining` true: it owns nothing from now on and hands its data over.
-    False: it owns data again."""
+    """`draining` true: the worker owns nothing and hands its data over. False: it owns data
+    again."""
 
     draining: bool
 
@@ -181,8 +177,7 @@ class WorkerChange(Request, frozen=True):
 
 
 class PolicyChange(Request, frozen=True):
-    """A change of the policy at a path: sets the fields of `set`, removes the fields of `unset`,
-    keeps the others."""
+    """A change of the policy at a path: sets the fields of `set` and removes those of `unset`."""
 
     set: Policy = Policy()
     unset: Annotated[list[str], Meta(max_length=100)] = []
@@ -200,8 +195,7 @@ class QuotaAt(Answer, frozen=True):
 
 class PolicyAt(Answer, frozen=True):
     """The policies at a path. `policy`: the effective values; `from`: the path that sets each.
-    `said`: set at the path itself. `below`: set below it (truncated, `below_count` in total).
-    `quotas`: all that apply."""
+    `said`: set at the path itself. `below`: set below it (truncated, of `below_count`)."""
 
     path: PathText
     policy: Policy
@@ -274,9 +268,8 @@ class FreeRequest(Request, frozen=True):
 
 
 class Freed(Answer, frozen=True):
-    """The cached bytes that were freed. If `next` is set, request the next page and add up. A file
-    counts once for each worker that cached it. Bytes of `busy_files` are freed at their last
-    close."""
+    """The freed bytes. If `next` is set, request the next page and add up. A file counts once for
+    each worker that cached it. Bytes of `busy_files` are freed at their last close."""
 
     files: int
     bytes: int
@@ -291,8 +284,7 @@ class CachedAt(Answer, frozen=True):
 
 
 class BlockAt(Answer, frozen=True):
-    """A block (256 MiB) of a file. `owners`: ids of the replicas, the primary owner first; empty if
-    no worker owns data."""
+    """A block (256 MiB) of a file. `owners`: ids, the primary owner first; empty without any."""
 
     block: int
     size_bytes: int
@@ -308,8 +300,8 @@ class FileAt(Answer, frozen=True):
 
 
 class Locations(Answer, frozen=True):
-    """The files at or below a path, and the workers that cache their blocks. `items` may be empty
-    although `next` is set."""
+    """The files at or below a path, and where they are cached. `items` may be empty with a
+    `next`."""
 
     items: list[FileAt]
     epoch: int
@@ -319,8 +311,8 @@ class Locations(Answer, frozen=True):
 
 
 class Misplaced(Answer, frozen=True):
-    """A worker that caches more of a block than its owners do: `worker` has `pages`, and `owner`,
-    which has most among the owners, has `owner_pages`."""
+    """A block of which a worker caches more than each of its owners: `worker` has `pages`, and
+    `owner`, the owner with the most pages, has `owner_pages`."""
 
     path: PathText
     block: int

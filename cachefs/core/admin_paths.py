@@ -27,8 +27,7 @@ def text_of(path: bytes) -> str:
 
 
 def bytes_of(text: str) -> bytes:
-    """Returns the path of a text, without slashes at its ends: the inverse of `text_of`. Raises
-    BadConfig."""
+    """Returns the path of a text: the inverse of `text_of`, stripped of '/'. Raises BadConfig."""
     wrong = ""
     if not text.startswith("/"):
         wrong = "start it with '/'"

@@ -1,4 +1,4 @@
-"""The bodies of the requests and replies of the admin API about syncs. Pure."""
+"""The bodies of the admin API about syncs. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from cachefs.core.syncs import Change, ChangeKind, SyncShown
 
 
 class NewSync(Request, frozen=True):
-    """A path to compare with its origin now. `recursive`: with everything below it. `dry_run`: only
-    report the changes."""
+    """A path to compare with its origin, `recursive` with all below it. `dry_run`: only report."""
 
     path: PathText
     recursive: bool = False
@@ -29,9 +28,8 @@ class ChangedName(Answer, frozen=True):
 
 class Sync(Answer, frozen=True):
     """A sync on demand. `state`: running, done, stopped, or failed with `message`. `changes`: from
-    the requested index on. `next`: the index after them; null if no more follow. `kept`: the number
-    of changes that can be requested. `seq`: the position in the namespace's events that includes
-    all its changes."""
+    the requested index on. `next`: the index after them; null at the end. `kept`: the number of
+    changes that can be requested. `seq`: the event position that includes all its changes."""
 
     sync: int
     state: str

@@ -106,9 +106,8 @@ class Registered(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A worker is alive; sent every `heartbeat_s`. `settled`: the latest epoch for which the worker
-    has finished its moves: all blocks that it sends or receives have arrived. `version`: of its
-    view (-1: not sent)."""
+    """A worker is alive; sent every `heartbeat_s`. `settled`: the last epoch for which all blocks
+    that it sends or receives have arrived. `version`: of its view (-1: not sent)."""
 
     worker: str
     epoch: int
@@ -121,8 +120,8 @@ class Heartbeat(Message, frozen=True):
 
 class Beaten(Message, frozen=True):
     """Reply to Heartbeat. `view`: set if the worker's is outdated. `known` False: the worker must
-    register again (the master was restarted, or considered it lost). `draining`: it must hand over
-    all its blocks."""
+    register again (the master restarted or gave it up). `draining`: it must hand over its
+    blocks."""
 
     view: View | None = None
     known: bool = True
@@ -136,8 +135,7 @@ class Leave(Message, frozen=True):
 
 
 class GetView(Message, frozen=True):
-    """A long poll for the view. Answered by ViewReply. `after`: waits up to `wait_s` for a later
-    epoch than that."""
+    """A long poll for a view later than epoch `after`, up to `wait_s`. Answered by ViewReply."""
 
     after: int = -1
     wait_s: float = 0.0
@@ -158,9 +156,9 @@ class Greeting(Message, frozen=True):
 
 
 class Greeted(Message, frozen=True):
-    """Reply to Greeting. `store_run`: drawn by the master at each start of its store; 0: its
-    version draws none. A node that sees another one distrusts its cached names: the store may be an
-    older copy."""
+    """Reply to Greeting. `store_run`: drawn by the master at each start of its store; 0: an older
+    version. A node that sees another one distrusts its cached names: the store may be an old
+    copy."""
 
     namespace: NamespaceId
     version: str = ""
@@ -204,8 +202,7 @@ class ReportChanged(Message, frozen=True):
 
 
 class PermitEviction(Message, frozen=True):
-    """Requests the permission to evict contents. `contents`: `ContentId.key` of each. Answered by
-    Permitted."""
+    """Requests to evict contents. `contents`: `ContentId.key` of each. Answered by Permitted."""
 
     namespace: NamespaceId
     contents: list[bytes]
@@ -219,16 +216,14 @@ class Permitted(Message, frozen=True):
 
 
 class RulesOf(Message, frozen=True):
-    """Requests the policies of contents, for workers. `contents`: `ContentId.key` of each. Answered
-    by Rules."""
+    """Requests the policies of `contents` (`ContentId.key` of each). Answered by Rules."""
 
     namespace: NamespaceId
     contents: list[bytes]
 
 
 class Rules(Message, frozen=True):
-    """Reply to RulesOf, in its order: `places` has the index in `rules` for each content, because
-    few rules differ."""
+    """Reply to RulesOf. `places` has the index in `rules` for each content, in order."""
 
     rules: list[Rule]
     places: list[int]
@@ -248,8 +243,7 @@ class Walk(Message, frozen=True):
 
 class Walked(Message, frozen=True):
     """Reply to Walk: (path below the namespace root, inode). `cursor` b"": the walk is complete.
-    `unlisted`: number of directories up to now that were never listed, if the walk is of known
-    files."""
+    `unlisted`: directories up to now that were never listed, in a walk of known files."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes
@@ -266,8 +260,7 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Message, frozen=True):
-    """Reply to GetEvents. `seq`: the next call's `after`, valid only in this `store_run`. `events`
-    may be empty."""
+    """Reply to GetEvents, maybe empty. `seq`: the next call's `after`, in this `store_run` only."""
 
     events: list[Invalidate]
     seq: int
@@ -288,9 +281,8 @@ class UfsFound(Message, frozen=True):
 
 
 class AddUfs(Message, frozen=True):
-    """Mounts a source at a directory of the namespace ("/imagenet") and creates the directory.
-    Idempotent for the same source. Raises the origin's error, and InUse if another source is
-    mounted there."""
+    """Mounts a source at a directory of the namespace ("/imagenet"), which is created. Idempotent.
+    Raises the origin's error, and InUse if another source is mounted there."""
 
     path: bytes
     source: UfsSpec
@@ -359,15 +351,13 @@ class Drain(Message, frozen=True):
 
 
 class RemoveWorker(Message, frozen=True):
-    """Removes a lost or drained worker from the cluster. Answered by Done; raises NotFound,
-    InUse."""
+    """Removes a lost or drained worker. Answered by Done; raises NotFound, InUse."""
 
     worker: str
 
 
 class MasterStatus(Message, frozen=True):
-    """Requests the status of a master. Answered by MasterStatusReply: plain values, see
-    docs/operations.md."""
+    """Requests the plain values of docs/operations.md. Answered by MasterStatusReply."""
 
 
 class MasterStatusReply(Message, frozen=True):
@@ -376,15 +366,12 @@ class MasterStatusReply(Message, frozen=True):
 
 class Work(Message, frozen=True):
     """A long poll of a worker's loader for tasks, with the outcomes of finished ones. Answered by
-    Worked.
-
-    `run`: of the last reply, "" at first. The master ignores outcomes of another run, and then
-    hands the worker's tasks out again. `room_bytes`: the tasks that the worker would accept now; a
-    task of small files counts at least 64 KiB a file. `wait_s`: how long the master waits for a
-    task. `seen`: the greatest task number received in this run, 0: none, -1: not sent. The reply
-    repeats later tasks, which were lost, with the same numbers. `capacity_bytes`: of the worker's
-    cache (-1: not sent). A new poll of a worker ends the wait of its previous one.
-    """
+    Worked. `run`: of the last reply, "" at first. The master ignores outcomes of another run, and
+    then hands the worker's tasks out again. `room_bytes`: size of the tasks that the worker accepts
+    now; a small file counts 64 KiB. `wait_s`: how long the master waits for a task. `seen`: the
+    greatest task number received in this run, 0: none, -1: not sent. The reply repeats later tasks,
+    which were lost, with the same numbers. `capacity_bytes`: of the worker's cache (-1: not sent).
+    A new poll of a worker ends the wait of its previous one."""
 
     worker: str
     run: str
@@ -408,8 +395,7 @@ class Worked(Message, frozen=True):
 
 
 class Have(Message, frozen=True):
-    """Requests which pages a worker caches of these contents. `contents`: `ContentId.key` of
-    each."""
+    """Requests the cached pages of `contents` (`ContentId.key` of each). Answered by Had."""
 
     contents: list[bytes]
 
@@ -454,7 +440,7 @@ class Dropped(Message, frozen=True):
 
 
 class WorkerStatus(Message, frozen=True):
-    """Requests the status of a worker. Answered by WorkerStatusReply: plain values."""
+    """Requests plain values. Answered by WorkerStatusReply."""
 
 
 class WorkerStatusReply(Message, frozen=True):

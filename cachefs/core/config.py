@@ -102,9 +102,7 @@ def load(
     files: Iterable[TomlFile],
 ) -> Config:
     """Merges all sources. Later files override earlier ones; None in `flags` means "not given".
-
-    Raises BadConfig that names the setting and the source of the first bad value.
-    """
+    Raises BadConfig that names the setting and the source of the first bad value."""
     values = {s.name: Value(s, s.default, DEFAULT) for s in SETTINGS}
     for file in files:
         for setting, raw in _toml_values(file):
@@ -122,8 +120,7 @@ def load(
 
 def config_paths(given: str | None, environ: Mapping[str, str], home_dir: str) -> list[str]:
     """Returns the files to read, the weakest first. A file named by the flag or $CACHEFS_CONFIG is
-    the only one, and must exist. Otherwise these are the system's and the user's file, both
-    optional."""
+    the only one, and must exist. Otherwise the system's and the user's file, both optional."""
     named = given or environ.get(CONFIG_ENV)
     if named:
         return [named]

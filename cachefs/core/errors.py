@@ -12,8 +12,7 @@ from typing import ClassVar
 
 
 class CacheFSError(Exception):
-    """Base of every expected failure. `cause`: one line, no secrets. `remedy`: what the user can
-    do."""
+    """Base of every expected failure. `cause`: one line, no secrets. `remedy`: for the user."""
 
     code: ClassVar[str] = "internal"
     errno: ClassVar[int] = errno.EIO
@@ -51,8 +50,7 @@ class AccessDenied(CacheFSError):
 
 
 class CredentialsMissing(CacheFSError):
-    """No valid credentials: none were found, they expired and could not be renewed, or the origin
-    rejects the signature's time."""
+    """No valid credentials: none found, expired, or rejected because of the signature's time."""
 
     code = "credentials-missing"
     errno = errno.EACCES
@@ -186,8 +184,7 @@ class ProtocolError(CacheFSError):
 
 
 class PositionGone(CacheFSError):
-    """The stream no longer has this event position: drop every cached name and start from a new
-    one."""
+    """The stream no longer has this event position: drop every cached name and start again."""
 
     code = "gone"
     errno = errno.ESTALE

@@ -60,8 +60,8 @@ def _regex(token: bytes) -> bytes:
 
 
 def _class(inner: bytes, *, negated: bool) -> bytes:
-    """Returns a regex for one byte in (or not in) the ranges of a class, never a slash. A reversed
-    range is empty."""
+    """Returns a regex for a byte in (or not in) a class, never a slash. Reversed ranges are
+    empty."""
     items, at = [], 0
     while at < len(inner):
         is_range = inner[at + 1 : at + 2] == b"-" and at + 2 < len(inner)

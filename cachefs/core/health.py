@@ -139,8 +139,7 @@ class QuotaFacts(msgspec.Struct, frozen=True):
 
 
 class CertificateFacts(msgspec.Struct, frozen=True):
-    """The certificate that a server presents since its start. `expires_at_s`: wall time; 0:
-    none."""
+    """The certificate that a server presents. `expires_at_s`: wall time; 0: no certificate."""
 
     path: str = ""
     expires_at_s: float = 0.0

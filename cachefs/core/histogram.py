@@ -10,8 +10,7 @@ LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 
 class Histogram:
-    """Counts of observations by upper bound. `bounds` ascend; a last bucket counts larger
-    values."""
+    """Counts of observations by ascending upper `bounds`, and of larger values."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -25,8 +24,7 @@ class Histogram:
         self.total += value
 
     def status(self) -> dict[str, Any]:
-        """Returns plain values: `buckets` are [upper bound, cumulative count], with "+Inf" as the
-        last bound."""
+        """Returns plain values. `buckets`: [upper bound, cumulative count], the last one "+Inf"."""
         buckets, seen = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count

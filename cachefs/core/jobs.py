@@ -43,9 +43,9 @@ class JobState(enum.Enum):
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """The operator's request. `paths`: paths or globs below the namespace root; a selected
     directory selects all files below it. `bandwidth_bytes_s`: of all workers together, 0: no limit.
-    `hold_s`: how long loaded files are protected from eviction, read or not (0: not at all); None:
-    until the first read, at most HOLD_S. `verify`: compare the cached bytes with their checksums at
-    the end."""
+    `hold_s`: protection of loaded files from eviction, even after a read (0: none); None: until the
+    first read, at most HOLD_S. `verify`: compare the cached bytes with their checksums at the
+    end."""
 
     paths: tuple[bytes, ...]
     bandwidth_bytes_s: int = 0
@@ -55,10 +55,10 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobShown(msgspec.Struct, frozen=True):
-    """The status of a job, for people. `paths`: the first of them. Counts cover the selected files:
+    """A job's status, for people. `paths`: the first of them. Counts cover the selected files:
     `found` (final once `listing_done`), `done` (cached now, by this job or otherwise) and `failed`.
-    `bytes_fetched`: from the origin for this job. `eta_s`: None if unknown. Times `…_at_s` are wall
-    clock, 0.0: not yet."""
+    `bytes_fetched`: from the origin for this job. `eta_s`: None if unknown. `…_at_s`: wall
+    clock."""
 
     job: int
     state: JobState
@@ -108,8 +108,7 @@ class TaskFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task for one worker. `number` is unique in one run of the master (`Worked.run`).
-    `hold_until_s`: wall clock, 0: not protected from eviction. `hold_read`: protected even after a
-    read."""
+    `hold_until_s`: wall clock, 0: not protected. `hold_read`: protected even after a read."""
 
     number: int
     job: int
@@ -120,8 +119,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A quota that refused a file. `limit_bytes`: the share of the refusing worker, of which it
-    uses `used_bytes`."""
+    """A quota that refused a file. `limit_bytes`, `used_bytes`: of the refusing worker's share."""
 
     path: bytes
     quota_bytes: int
@@ -130,9 +128,8 @@ class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FileFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The failure of one file of a task. `place`: its index there. `code`: "missing" if a check
-    found it incomplete, "no-space" (see `Outcome.room`), else of the typed error. `quota`: the one
-    that refused it."""
+    """A failure of the file at `place` in a task. `code`: "missing" if a check found it incomplete,
+    "no-space" (see `Outcome.room`), else of the typed error. `quota`: the one that refused it."""
 
     place: int
     code: str

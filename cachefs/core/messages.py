@@ -33,8 +33,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """The first frame of a client. `role` is "fuse" or "cli"; a fuse session keeps the server
-    alive."""
+    """The first frame of a client, "fuse" or "cli". A fuse session keeps the server alive."""
 
     role: str
     pid: int
@@ -56,8 +55,7 @@ class Welcome(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Makes a source known to the server (idempotent). The server checks a source that it has never
-    seen."""
+    """Makes a source known to the server, which checks a new source. Idempotent."""
 
     source: UfsSpec
     sync_interval_s: float = 60.0
@@ -65,8 +63,7 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """Reply to Attach. `warning`: one line for people (the origin is unreachable, an option was
-    ignored)."""
+    """Reply to Attach. `warning`: for people (the origin is unreachable, an option was ignored)."""
 
     namespace: NamespaceId
     root: Inode
@@ -132,8 +129,7 @@ class GetAttr(Message, frozen=True):
 
 
 class Found(Message, frozen=True):
-    """Reply to Lookup and GetAttr. `inode` is None for a name that does not exist (a negative
-    entry)."""
+    """Reply to Lookup and GetAttr. `inode` None: the name does not exist (a negative entry)."""
 
     inode: Inode | None
     valid_for_s: float
@@ -228,9 +224,9 @@ class Ensured(Message, frozen=True):
     """Reply to Ensure: bytes [start, end) are readable until Release. Without a descriptor, they
     are in the partial cache file. With one, they are in it at `offset - base` (a segment of the
     scratch area, for files that the cache refused). `data`: the bytes themselves, at most
-    `COPY_BYTES`. The client keeps the latest `keep` segments of a handle. With 1 it closes that
-    segment before it requests another. With 0 it also closes a segment as soon as it was read to
-    its end."""
+    `COPY_BYTES`. The client keeps the latest `keep` segments of a handle. With 1 it closes that one
+    before it requests another. With 0 it also closes a segment as soon as it was read to its
+    end."""
 
     start: int
     end: int
@@ -329,8 +325,7 @@ class PolicySet(Message, frozen=True):
 
 
 class GetPolicies(Message, frozen=True):
-    """Requests the policies that apply to a path, and those set below it. Answered by
-    PoliciesAt."""
+    """Requests the policies at a path and those set below it. Answered by PoliciesAt."""
 
     namespace: NamespaceId
     path: bytes
@@ -356,9 +351,8 @@ class PoliciesAt(Message, frozen=True):
 
 class SubmitJob(Message, frozen=True):
     """Starts a load job, or changes the settings of the running job with the same paths. `key`:
-    drawn by the caller, so that a retry makes no second job ("": none). `more`: the rest of the
-    paths follows in AddJobPaths; the job starts before that. Answered by JobSubmitted once it is
-    durable. Raises BadConfig."""
+    drawn by the caller, so that a retry makes no second job ("": none). `more`: AddJobPaths follow;
+    the job starts before them. Answered by JobSubmitted once durable. Raises BadConfig."""
 
     namespace: NamespaceId
     spec: JobSpec
@@ -372,9 +366,9 @@ class JobSubmitted(Message, frozen=True):
 
 
 class AddJobPaths(Message, frozen=True):
-    """Adds paths to a job that is still being submitted, at most PATHS_PER_CALL. `first`: the index
-    of the first one in the job's list, so that a retry adds nothing twice. Answered by Done. Raises
-    NotFound, BadConfig."""
+    """Adds paths to a job that is being submitted, at most PATHS_PER_CALL. `first`: the index of
+    the first one, so that a retry adds nothing twice. Answered by Done. Raises NotFound,
+    BadConfig."""
 
     namespace: NamespaceId
     job: int
@@ -435,9 +429,8 @@ class ControlJob(Message, frozen=True):
 
 
 class StartSync(Message, frozen=True):
-    """Compares a path with its origin now, even if its names are fresh. `recursive`: with
-    everything below it. `dry_run`: only reports. Answered by SyncReply at once; GetSync requests
-    the progress."""
+    """Compares a path with its origin now, even if its names are fresh; `recursive`: and all below
+    it. `dry_run`: only reports. Answered by SyncReply at once; poll with GetSync."""
 
     namespace: NamespaceId
     path: bytes

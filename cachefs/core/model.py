@@ -35,13 +35,9 @@ class Kind(enum.IntEnum):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The values that distinguish two versions of an object at the origin. A change creates a new
-    ino.
-
-    `mtime_ns` has the precision that *every* reply of the connector has (whole seconds on S3, where
-    HEAD has no more); `etag` is "" if the store has none. A directory's fingerprint is its kind
-    only.
-    """
+    """The values that distinguish two versions of an object. A change creates a new ino. `mtime_ns`
+    has the precision that *every* reply of the connector has (whole seconds on S3, where HEAD has
+    no more); `etag` is "" if the store has none. A directory's fingerprint is its kind only."""
 
     kind: Kind
     size: int = 0
@@ -139,15 +135,13 @@ class UfsSpec(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The stable identity of the source: the normalised URL and the options that change its
-        meaning."""
+        """The stable identity of the source: its normalised URL, and its endpoint if it has one."""
         endpoint = self.options.get("endpoint_url", "").rstrip("/")
         return f"{self.url.rstrip('/')}|{endpoint}" if endpoint else self.url.rstrip("/")
 
 
 def nodeid(ino: int, incarnation: int = 0) -> int:
-    """Returns the kernel's 64-bit nodeid: ino (48 bits) and incarnation (16 bits). The root stays
-    1."""
+    """Returns the kernel's nodeid: ino (48 bits) and incarnation (16 bits). The root stays 1."""
     if not 0 < ino <= MAX_INO or not 0 <= incarnation <= MAX_INCARNATION:
         raise ValueError(f"out of range: ino {ino}, incarnation {incarnation}")
     return incarnation << INO_BITS | ino

@@ -9,9 +9,8 @@ _MAX_NOTED: Final = 32768
 
 class Noted:
     """The positions of invalidations, which decide whether a reply is outdated when it arrives.
-    `position` counts invalidations. A request notes it when it is sent; its reply must not be
-    cached if the name was invalidated later. A full log forgets all names, which then count as
-    invalidated."""
+    `position` counts invalidations. A request notes it; the reply must not be cached if the name
+    was invalidated later. A full log forgets all names, which then count as invalidated."""
 
     def __init__(self) -> None:
         self.position = 0

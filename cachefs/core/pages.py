@@ -86,8 +86,7 @@ class PageMap:
         return page + (absent & -absent).bit_length() - 1
 
     def missing(self, first: int, end: int, taken: int = 0) -> Iterator[PageRange]:
-        """Yields the absent runs within [first, end), in order. Pages in the bitmap `taken` count
-        as present."""
+        """Yields the absent runs in [first, end), in order. Pages in `taken` count as present."""
         have = self.bits | taken
         page = first
         while page < end:

@@ -27,8 +27,7 @@ _TO_UNIT: Final = 2.0**-53
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A worker as its peers know it. `weight` is relative; 0 owns nothing. `url`: its address for
-    peers, http(s)://host:port."""
+    """A worker as its peers know it. `weight` is relative, 0 owns nothing. `url`: for peers."""
 
     id: str  # hex of a UUID that the worker stores in its first tier
     url: str
@@ -38,9 +37,8 @@ class Member(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """The members of one epoch. `before`: those of the last settled epoch, while blocks still move;
-    empty once they have. `between`: those of later epochs that never settled, in order. `version`
-    rises at every change of a view, even if the epoch stays because only `before` or an address
-    changed."""
+    else empty. `between`: those of later epochs that never settled, in order. `version` rises at
+    every change of a view, even if only `before` or an address changed."""
 
     epoch: int
     members: tuple[Member, ...] = ()

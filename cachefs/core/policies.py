@@ -31,10 +31,9 @@ EVICTIONS: Final = ("sieve", "lru")
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The policy set at one path. A field that is None is not set there. `ttl_s`: since the last
-    fill, FOREVER_S: never expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs
-    again. `replicas`: workers that own each block. `local_copy`: of blocks that other workers
-    own."""
+    """The policy set at one path; None: not set. `ttl_s`: since the last fill, FOREVER_S: never
+    expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs again. `replicas`:
+    workers that own each block. `local_copy`: of blocks that other workers own."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -65,9 +64,8 @@ DEFAULT: Final = "default"
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The policies of a content as workers need them. `admission` and `eviction` "": as the worker
-    is configured. `quotas`: (path, bytes) of each quota that it counts against. Trailing fields may
-    be added."""
+    """The policies of a content for workers. `admission` and `eviction` "": as the worker is
+    configured. `quotas`: (path, bytes) of those that it counts against. New fields go last."""
 
     pinned: bool = False
     ttl_s: float = FOREVER_S
@@ -87,9 +85,8 @@ NO_RULE: Final = Rule()
 
 
 class Effective(msgspec.Struct, frozen=True):
-    """The effective policy at a path. A field is None if neither a path nor a default sets it (then
-    the source's interval or the worker's admission applies). `where`: field -> the path that sets
-    it."""
+    """The effective policy at a path. A field is None if neither a path nor a default sets it: the
+    source's interval or the worker's admission applies. `where`: field -> path that sets it."""
 
     policy: Policy
     where: dict[str, str]
@@ -146,8 +143,7 @@ def shown(path: bytes) -> str:
 
 
 def normal(path: bytes) -> bytes:
-    """Returns the canonical form of a path of the namespace: without empty parts. Raises
-    BadConfig."""
+    """Returns a path of the namespace in canonical form (no empty parts). Raises BadConfig."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b".." in parts:
         raise BadConfig("a path of the namespace has no '..'", path=shown(path))

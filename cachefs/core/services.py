@@ -40,26 +40,22 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 class MetadataService(Protocol):
-    """The namespace of one master. Methods raise the typed errors; NotFound never means "not
-    ready"."""
+    """The namespace of one master. Raises the typed errors; NotFound never means "not ready"."""
 
     @property
     def namespace(self) -> NamespaceId: ...
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
-        """Returns the reply if the store has a fresh one, else None. Raises NotADirectory,
-        Stale."""
+        """Returns the store's reply if it is fresh, else None. Raises NotADirectory, Stale."""
 
     async def lookup(self, parent: int, name: bytes) -> Found:
-        """Returns a fresh reply, from the origin if necessary. Cancellation leaves shared work
-        running."""
+        """Returns a fresh reply, maybe from the origin. Cancellation leaves shared work running."""
 
     async def getattr(self, ino: int) -> Found:
         """Raises Stale if the ino was replaced or removed."""
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
-        """Returns a page of a fresh listing. Pages arrive while the origin is still being
-        listed."""
+        """Returns a page of a fresh listing, which may still be in progress."""
 
     async def resolve(self, path: bytes) -> Found:
         """Walks a path; `inode` is None if a component is missing."""
@@ -77,8 +73,7 @@ class MetadataService(Protocol):
         callers may ignore them. Cancellation leaves the listing running."""
 
     async def report_changed(self, ino: int) -> None:
-        """Reports that the origin has another version, or none: the master checks it and
-        invalidates."""
+        """Reports that the origin has another version or none; the master checks it."""
 
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
         """Yields every file below a directory (or the file itself) in batches of (path below the
@@ -101,12 +96,11 @@ class MetadataService(Protocol):
 
 @runtime_checkable
 class PolicyService(Protocol):
-    """The policies of one namespace; implemented by the metadata service, if it has any."""
+    """The policies of one namespace. A metadata service implements it if it has policies."""
 
     @property
     def policy_version(self) -> int:
-        """A number that changes with the TTLs or quotas of cached files, as far as known
-        locally."""
+        """A number that changes when TTLs or quotas of cached files do, as far as known here."""
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
         """Sets policy fields at a path, removes the fields `unset`, and returns the policy set
@@ -122,9 +116,8 @@ class PolicyService(Protocol):
 
 @runtime_checkable
 class JobService(Protocol):
-    """The load jobs of one namespace; implemented by the metadata service, if it has any. Each
-    method answers like the message of its name in `cachefs.core.messages`, and raises its
-    errors."""
+    """The load jobs of one namespace. A metadata service implements it if it has jobs. Methods
+    answer like the messages of their names in `cachefs.core.messages`, and raise their errors."""
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
         """Submits a job. If cancelled, it may have happened: submit again with the same `key`."""
@@ -152,8 +145,7 @@ class SyncService(Protocol):
 
 
 class Sources(Protocol):
-    """The namespaces by source: those of the embedded server, or of a node's connection to its
-    masters."""
+    """The namespaces, by source: of the embedded server, or of a node's masters."""
 
     async def attach(self, body: Attach) -> Attached: ...
     def service(self, namespace: NamespaceId) -> MetadataService: ...

@@ -91,8 +91,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The descriptors that keep a mount alive. A process that inherits them can start a supervisor
-    for it."""
+    """The descriptors that keep a mount alive. A process that inherits them can start a
+    supervisor."""
 
     fuse_fd: int
     table_fd: int
@@ -148,8 +148,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The one line (JSON) on a child's ready descriptor: the child is ready, or the reason why it
-    failed."""
+    """The one line (JSON) on a child's ready descriptor: it is ready, or why it failed."""
 
     pid: int
     failure: Failure | None = None

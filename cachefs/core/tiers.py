@@ -30,8 +30,7 @@ _REMEDY: Final = "write it as mem:/dev/shm/cache:16GiB or ssd:/var/cache/cachefs
 
 
 class TierSpec(msgspec.Struct, frozen=True):
-    """One tier: a directory, and the bytes of its file system that it may use. `high` and `low` are
-    shares of that."""
+    """One tier: a directory, and its limit in bytes, of which `high` and `low` are shares."""
 
     kind: str
     path: str

@@ -21,9 +21,7 @@ FOREVER_S = -1.0
 
 def parse_size(text: str) -> int:
     """Returns the bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number.
-
-    Raises BadConfig with the accepted forms.
-    """
+    Raises BadConfig with the accepted forms."""
     match = _SIZE.fullmatch(text)
     factor = _SIZE_UNITS.get(match[2].upper()) if match else None
     if match is None or factor is None:
@@ -33,9 +31,7 @@ def parse_size(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Returns the seconds of `60s`, `1h30m`, `250ms`, a bare number of seconds, or -1 (never).
-
-    Raises BadConfig with the accepted forms.
-    """
+    Raises BadConfig with the accepted forms."""
     text = text.strip()
     if text == "-1":
         return FOREVER_S

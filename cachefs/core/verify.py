@@ -1,5 +1,4 @@
-"""The messages by which `cachefs fsck` verifies a worker's pages; a part of
-`cachefs.core.cluster`."""
+"""The messages of `cachefs fsck` to workers; a part of `cachefs.core.cluster`."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class Verify(Message, frozen=True):
 
 
 class Verified(Message, frozen=True):
-    """Reply to Verify. `pages`: the number of pages compared, from the first one on. `wrong`: the
-    numbers of the damaged ones."""
+    """Reply to Verify. `pages`: the number of compared pages. `wrong`: the damaged ones."""
 
     pages: int
     wrong: list[int]

@@ -35,9 +35,8 @@ class RefusedRequest(ProtocolError):
 
 
 class Guard:
-    """The checks of one server. `authorize`: returns the caller for a header `Authorization`; None:
-    the server has no tokens. `on_loopback`: the server is reachable only from this machine. `most`:
-    limit of connections."""
+    """The checks of one server with at most `most` connections. `authorize`: returns the caller for
+    a header `Authorization`; None: no tokens. `on_loopback`: only this machine reaches it."""
 
     def __init__(self, authorize: Authorize | None, *, on_loopback: bool, most: int) -> None:
         self.on_loopback = on_loopback

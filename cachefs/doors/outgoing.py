@@ -31,9 +31,8 @@ def literal_of(host: str) -> str:
 
 
 def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> socket.socket:
-    """Returns a connection to the first address of a name that answers and passes `judge`. All
-    addresses share `timeout_s`. Raises ForeignListener if an address did not pass, else the OSError
-    of the last address."""
+    """Returns a connection to the first address of a name that answers and passes `judge`, within
+    `timeout_s`. Raises ForeignListener if an address did not pass, else the last OSError."""
     failed = OSError(f"{host} has no address")
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     found = socket.getaddrinfo(literal_of(host), port, type=socket.SOCK_STREAM)

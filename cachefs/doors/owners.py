@@ -46,8 +46,8 @@ def may_serve_me(uid: int) -> bool:
 
 
 def check_caller(local: Any, peer: Any) -> None:
-    """Raises AccessDenied unless the process that connected from `peer` to `local` belongs to this
-    process's user or to root."""
+    """Raises AccessDenied unless the process at `peer`, connected to `local`, is of our user or
+    root."""
     owner = _find(peer, local)
     if owner is None or owner.state != _ESTABLISHED or not owner.inode:
         raise AccessDenied("the kernel reports no owner of this connection", remedy=_REMEDY)

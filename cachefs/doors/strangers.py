@@ -19,8 +19,8 @@ class _Stranger(NamedTuple):
 
 class Strangers:
     """The unauthenticated connections of a server. Closes each one after `STRANGER_S`, and the
-    oldest one of an address that has more than half of `most`. A connection that sends its token at
-    once is never the oldest."""
+    oldest of an address with more than half of `most`. A connection that sends its token at once is
+    never the oldest."""
 
     def __init__(self, most: int) -> None:
         self._most_of_one = max(1, most // 2)
