@@ -146,7 +146,7 @@ class AdminClient:
     # ---- as the messages of `cachefs.core` -------------------------------------------------------
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Sends a message of `_CALLS`, and returns the reply, which must be of this type."""
+        """Sends a message of `_CALLS`, and returns the reply, which must be an `answer`."""
         send = _CALLS.get(type(body))
         if send is None:
             raise ProtocolError(f"the admin API has no {type(body).__name__}")

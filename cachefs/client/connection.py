@@ -51,8 +51,8 @@ class ConnectionLost(Unreachable):
     """The connection to the server broke during a request. A retry waits for the next one."""
 
 
-class Caller(NamedTuple):
-    """The wait of a call, and its deadline."""
+class _PendingCall(NamedTuple):
+    """A call whose reply has not arrived, and its deadline."""
 
     wait: Wait
     deadline: float
@@ -82,7 +82,7 @@ class Connection:
         self._connected.set()
         self._failed: CacheFSError | None = None
         self._last_id = 0
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, _PendingCall] = {}
         self._room = trio.lowlevel.ParkingLot()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._outbox_filled = trio.Event()
@@ -180,7 +180,7 @@ class Connection:
         self._last_id += 1
         id = self._last_id
         wait = self._waits.new(functools.partial(self._abandon, id))
-        self._callers[id] = Caller(wait, trio.current_time() + deadline_s)
+        self._callers[id] = _PendingCall(wait, trio.current_time() + deadline_s)
         self._send(m.encode(id, body))
         answer: Answer = await wait
         if isinstance(answer[0], m.Failure):
@@ -290,7 +290,8 @@ class Connection:
             self._outbox_filled = trio.Event()
 
     def _lose(self, cause: str) -> None:
-        """Raises ConnectionLost in every caller. Later calls wait for the next connection."""
+        """Closes the socket: every pending call raises ConnectionLost, later ones wait for a
+        reconnect."""
         sock, self._sock = self._sock, None
         if sock is None:
             return

@@ -1,4 +1,4 @@
-"""Loads the credentials of a process for the network: its token file and its TLS files.
+"""The credentials of a process for the network, from its token file and its TLS files.
 
 A token file must belong to the reader (or root), have mode 0600 or less, and be no symbolic link:
 every process that can read it has its rights.

@@ -42,7 +42,7 @@ class DeadlineSocket:
 
 
 class _Receives(io.RawIOBase):
-    """The receiving side."""
+    """The receiving side of a DeadlineSocket."""
 
     def __init__(self, limited: DeadlineSocket, raw: socket.SocketIO) -> None:
         super().__init__()

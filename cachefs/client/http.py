@@ -58,9 +58,9 @@ class HttpClient:
         self._answered_at = -math.inf
 
     def call(self, body: Message, answer: type[_T], timeout_s: float = CALL_TIMEOUT_S) -> _T:
-        """Returns the reply, which must be of the expected type. Raises the typed error of a
-        Failure, Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: if a kept
-        connection turns out to be broken, the call is sent again."""
+        """Returns the reply, which must be an `answer`. Raises the typed error of a Failure,
+        Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: if a kept connection
+        turns out to be broken, the call is sent again."""
         _, _, data = self.exchange("POST", c.CALL_PATH, c.encode(body), timeout_s, _MSGPACK)
         reply = self._decoded(data)
         if isinstance(reply, Failure):
@@ -70,7 +70,7 @@ class HttpClient:
         return reply
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the connection. Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -187,7 +187,7 @@ class _Connection(http.client.HTTPConnection):
     deadline = 0.0
 
     def connect(self) -> None:
-        """Raises OSError."""
+        """Connects until the deadline. Raises OSError."""
         self.sock = DeadlineSocket(self._open(), self.deadline)
 
     def until(self, deadline: float) -> None:

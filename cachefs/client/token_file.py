@@ -40,7 +40,7 @@ class TokenFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether callers need no token."""
+        """True if callers need no token."""
         return self._access.is_open
 
     @property

@@ -109,7 +109,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether callers need no token."""
+        """True if callers need no token."""
         return not self._callers
 
     def _digest(self, secret: str) -> bytes:
@@ -133,7 +133,8 @@ def token_of(header: str | None) -> str:
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
-    """Returns the tokens of a file, in order. Raises BadConfig with the line, never the token."""
+    """Returns the tokens of a file, in order. Raises BadConfig that names the line, not the
+    token."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -300,7 +301,7 @@ def permit_metrics(caller: Caller) -> None:
 
 
 def inos_of(call: Message) -> list[int]:
-    """Returns the inos of a call, which a caller with a prefix must see (see `Caller.sees`)."""
+    """Returns the inos of a call. For a caller with a prefix, each must be at or below it."""
     match call:
         case Lookup():
             return [call.parent]

@@ -368,7 +368,7 @@ class Work(Message, frozen=True):
     """A long poll of a worker's loader for tasks, with the outcomes of finished ones. Answered by
     Worked. `run`: of the last reply, "" at first. The master ignores outcomes of another run, and
     then hands the worker's tasks out again. `room_bytes`: size of the tasks that the worker accepts
-    now; a small file counts 64 KiB. `wait_s`: how long the master waits for a task. `seen`: the
+    now, at least 64 KiB a file. `wait_s`: how long the master waits for a task. `seen`: the
     greatest task number received in this run, 0: none, -1: not sent. The reply repeats later tasks,
     which were lost, with the same numbers. `capacity_bytes`: of the worker's cache (-1: not sent).
     A new poll of a worker ends the wait of its previous one."""
@@ -482,11 +482,12 @@ _answers = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(body: Message) -> bytes:
+    """Returns the msgpack of a call or a reply."""
     return _encoder.encode(body)
 
 
 def decode_call(data: bytes | bytearray | memoryview) -> Call:
-    """Raises ProtocolError."""
+    """Returns the call. Raises ProtocolError."""
     try:
         return cast(Call, _calls.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
@@ -494,7 +495,7 @@ def decode_call(data: bytes | bytearray | memoryview) -> Call:
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
-    """Raises ProtocolError."""
+    """Returns the reply. Raises ProtocolError."""
     try:
         return cast(Answer, _answers.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:

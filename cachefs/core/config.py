@@ -76,7 +76,7 @@ class Config:
         return undecided if value is None else bool(value)
 
     def source_options(self, keep: Collection[str]) -> dict[str, str]:
-        """Returns the options of a `UfsSpec`. Only those that are set, so that a source keeps one
+        """Returns the options of a `UfsSpec`: only those that are set, so that a source keeps one
         identity. Options not in `keep` (of other schemes) are included only if a flag sets them, so
         that the connector reports the error."""
         chosen = {}
@@ -170,7 +170,7 @@ def format_value(setting: Setting, value: Scalar) -> str:
 
 
 def mask_password(url: str) -> str:
-    """Returns `https://user:***@host`: hides the text between ':' and '@'."""
+    """Returns the URL with its password replaced by `***`."""
     return re.sub(r"(//[^/@:]*:)[^/@]+@", r"\1***@", url)
 
 

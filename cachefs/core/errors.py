@@ -132,7 +132,7 @@ class ReadOnly(CacheFSError):
 
 
 class NoSpace(CacheFSError):
-    """The tier, or the disk under it, has no room."""
+    """The tier, or the disk under it, is full."""
 
     code = "no-space"
     errno = errno.ENOSPC

@@ -18,7 +18,7 @@ from cachefs.core.units import format_duration, format_size
 
 UNSETTLED_AFTER_S: Final = 600.0  # if blocks move for longer, an operator must look
 STORE_FREE_BYTES: Final = 64 << 20  # with less free space the store cannot grow
-CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # a certificate must be renewed this long before it ends
+CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # a certificate is reported this long before it expires
 QUOTA_SLACK: Final = 64  # a quota is full if less than 1/64 of it is left
 FAILED_FOR_S: Final = 86_400.0  # how long a failed job is reported
 

@@ -87,7 +87,7 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @staticmethod
     def name_of(namespace: NamespaceId, inode: Inode) -> str:
-        """Returns `of(namespace, inode).name`, faster."""
+        """Returns the name of an inode's content without creating the ContentId."""
         return _CONTENT.pack(namespace, inode.ino, inode.version, inode.nonce).hex()
 
     @property
@@ -114,7 +114,8 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """The source of a file's bytes: the master's reply to a worker that must fill."""
+    """The location of a file's bytes at the origin: the master's reply to a worker that must
+    fill."""
 
     content: ContentId
     ufs: str  # key of the mount table's UFS spec (see `UfsSpec`)

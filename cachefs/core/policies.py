@@ -77,7 +77,7 @@ class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def owners(self) -> int:
-        """The number of owners of a block, within bounds whatever a peer sent."""
+        """The number of owners of a block, limited because a peer may send any number."""
         return min(max(1, self.replicas), MOST_REPLICAS)
 
 
@@ -94,7 +94,7 @@ class Effective(msgspec.Struct, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """The same for workers."""
+        """The rule for workers."""
         policy = self.policy
         ttl_s = FOREVER_S if policy.ttl_s is None else policy.ttl_s
         return Rule(
@@ -112,7 +112,7 @@ def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
     """Returns the effective policy below a chain of (path, policy), the outermost first."""
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    for policy, whose in _sayings(chain):
+    for policy, whose in _layers(chain):
         for name in FIELDS:
             value = getattr(policy, name)
             if value is not None:
@@ -121,7 +121,7 @@ def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
     return Effective(Policy(**values), where, quotas)
 
 
-def _sayings(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:
+def _layers(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:
     """Yields each policy and the path that sets it, the weakest first."""
     yield DEFAULTS, DEFAULT
     for path, policy in chain:

@@ -52,7 +52,7 @@ class MetadataService(Protocol):
         """Returns a fresh reply, maybe from the origin. Cancellation leaves shared work running."""
 
     async def getattr(self, ino: int) -> Found:
-        """Raises Stale if the ino was replaced or removed."""
+        """Returns a fresh inode. Raises Stale if the ino was replaced or removed."""
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
         """Returns a page of a fresh listing, which may still be in progress."""
@@ -64,7 +64,7 @@ class MetadataService(Protocol):
         """Returns the origin of a file's bytes. Raises Stale, IsADirectory."""
 
     def locate_nowait(self, ino: int) -> Origin | None:
-        """Returns the same if it is known locally, else None."""
+        """Returns the origin of a file's bytes if it is known locally, else None."""
 
     async def list_next(self, ino: int) -> None:
         """Prefetches the listing of the next sibling of a file's directory. A hint: a program opens

@@ -28,7 +28,7 @@ class Type(enum.Enum):
     COUNT = "count"  # int
     MODE = "octal mode"  # int, permission bits
     CHOICE = "choice"  # str, one of `choices`
-    LIST = "list"  # str, joined by ";"; a flag that may be given again, a list in TOML
+    LIST = "list"  # str, joined by ";"; a flag that may be repeated, a list in TOML
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -109,7 +109,7 @@ def is_own_name(host: str) -> bool:
 
 
 class GuardedServer(web.Server):
-    """An HTTP server with a limit of connections. Above it, it closes the oldest unauthenticated
+    """An HTTP server with a limit of connections. Beyond it, it closes the oldest unauthenticated
     connection, which may be the new one."""
 
     def __init__(self, handler: Any, guard: Guard, **options: Any) -> None:
