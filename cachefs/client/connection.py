@@ -34,7 +34,7 @@ from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, U
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
-DEADLINE_LOOKS_S: Final = 0.25  # interval between checks of the calls' deadlines
+DEADLINE_CHECK_S: Final = 0.25  # interval between checks of the calls' deadlines
 HELLO_DEADLINE_S: Final = 10.0
 ATTACH_DEADLINE_S: Final = 120.0
 RECONNECT_WAIT_S: Final = 30.0  # of a caller; `run` retries for ever
@@ -126,7 +126,7 @@ class Connection:
         `RECONNECT_WAIT_S` for a reconnect. The exchange happens in the epoch of this call,
         otherwise ConnectionLost is raised. Raises the typed error of a Failure, ConnectionLost if
         the connection broke, Unreachable if it did not recover, DeadlineExceeded `deadline_s` after
-        the request was sent (checked every `DEADLINE_LOOKS_S`). Cancellation sends Cancel and
+        the request was sent (checked every `DEADLINE_CHECK_S`). Cancellation sends Cancel and
         leaves nothing behind."""
         epoch = self.epoch
         while True:
@@ -196,7 +196,7 @@ class Connection:
 
     async def _end_overdue(self) -> None:
         while True:
-            await trio.sleep(DEADLINE_LOOKS_S)
+            await trio.sleep(DEADLINE_CHECK_S)
             now = trio.current_time()
             for id, caller in list(self._callers.items()):
                 if caller.deadline <= now and id in self._callers:

@@ -35,7 +35,7 @@ from cachefs.doors.owners import ForeignListener
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
 GREET_S: Final = 4.0  # a running process answers ALIVE_PATH within this time, even under load
-GREETED_FOR_S: Final = 1.0  # how long a reply proves that the process runs
+_PROBE_VALID_S: Final = 1.0  # how long a reply proves that the process runs
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
 UNIX: Final = "unix:"  # prefix of a socket's path, in place of a URL
@@ -115,7 +115,7 @@ class HttpClient:
         return self._exchange(request, deadline)
 
     def _needs_probe(self) -> bool:
-        return time.monotonic() - self._answered_at > GREETED_FOR_S
+        return time.monotonic() - self._answered_at > _PROBE_VALID_S
 
     def _exchange(self, request: _Request, deadline: float) -> Reply:
         connection = self._connected(deadline)

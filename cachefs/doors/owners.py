@@ -40,7 +40,7 @@ class Owner(NamedTuple):
     inode: int
 
 
-def may_serve_me(uid: int) -> bool:
+def _is_trusted(uid: int) -> bool:
     """Returns whether a process of this user may see the secrets of this process."""
     return uid in (0, os.geteuid())
 
@@ -51,7 +51,7 @@ def check_caller(local: Any, peer: Any) -> None:
     owner = _find(peer, local)
     if owner is None or owner.state != _ESTABLISHED or not owner.inode:
         raise AccessDenied("the kernel reports no owner of this connection", remedy=_REMEDY)
-    if not may_serve_me(owner.uid):
+    if not _is_trusted(owner.uid):
         raise AccessDenied(
             f"a server without tokens answers only user {os.geteuid()} and root,"
             f" not user {owner.uid}",
@@ -79,7 +79,7 @@ def check_listener(peer: Any, local: Any = None) -> None:
         return
     uid = _server_uid(peer, local)
     where = f"{peer[0]}:{peer[1]}"
-    if uid is not None and not may_serve_me(uid):
+    if uid is not None and not _is_trusted(uid):
         raise ForeignListener(
             errno.EACCES,
             f"a process of user {uid} listens at {where}: it does not get the token"
