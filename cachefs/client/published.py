@@ -10,7 +10,7 @@ MOST_TIERS: Final = 16  # larger numbers are ignored as invalid
 
 
 class PublishedDir:
-    """One directory: a descriptor and its tier. A replacement for the same tier is a new object,
+    """A directory: a descriptor and its tier. A replacement for the same tier is a new object,
     even if it gets the same descriptor number."""
 
     __slots__ = ("fd", "tier")

@@ -6,7 +6,7 @@ A token file has one token per line, optionally followed by its limits; `#` star
     TOKEN [name=NAME] [path=/PREFIX] [read-only]
 
 A token without limits grants everything, including the right to be a worker. A process presents the
-first token of its own file, in HTTP as `Authorization: Bearer TOKEN`.
+first token of its file, in HTTP as `Authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Nothing(Request, frozen=True):
-    """An empty body, {}: the path of the request says everything."""
+    """An empty body, {}: the path of the request is complete."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Worker(Answer, frozen=True):
 
 
 class Workers(Answer, frozen=True):
-    """All workers. `moving`: blocks are moving to new owners. `members`: ids of the owners."""
+    """The workers. `moving`: blocks are moving to new owners. `members`: ids of the owners."""
 
     items: list[Worker]
     epoch: int

@@ -46,7 +46,7 @@ class Value(msgspec.Struct, frozen=True):
 
 
 class Config:
-    """One value per setting, with an accessor for each type."""
+    """The value of each setting, with an accessor for each type."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.values: Mapping[str, Value] = values

@@ -53,7 +53,7 @@ CODES: Final[dict[str, Severity]] = {
 
 
 class HealthProblem(msgspec.Struct, frozen=True):
-    """One problem. `code`: see the table in docs/operations.md. `severity`: error (reads fail or
+    """A problem. `code`: see the table in docs/operations.md. `severity`: error (reads fail or
     bypass the cache) or warning. `since_s`: wall time in seconds, 0 if unknown. `subject`: the
     source, worker, directory or job concerned. `remedy`: what to do."""
 
@@ -114,7 +114,7 @@ class SourceFacts(msgspec.Struct, frozen=True):
 
 
 class TierFacts(msgspec.Struct, frozen=True):
-    """One cache directory."""
+    """A cache directory."""
 
     path: str = ""
     state: str = "normal"

@@ -71,7 +71,8 @@ class Attached(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """From the server (an event): it stops; unmount and exit. From a client: a request to stop."""
+    """An event of the server, which stops: unmount and exit. Sent by a client: a request to
+    stop."""
 
     reason: str = ""
 
@@ -465,7 +466,7 @@ Body = (
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One datagram. The client draws an `id` per request; the reply has the same id."""
+    """A datagram. The client draws an `id` per request; the reply has the same id."""
 
     id: int
     body: Body

@@ -128,7 +128,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 
 
 class UfsSpec(msgspec.Struct, frozen=True):
-    """One source of the mount table. `options` never holds a secret, only references (a profile
+    """A source of the mount table. `options` never holds a secret, only references (a profile
     name, a path), which the process that reads the source resolves."""
 
     url: str  # s3://bucket/prefix, file:///path

@@ -32,7 +32,7 @@ class Type(enum.Enum):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting. `shown`: what an empty default stands for, in words."""
+    """A setting. `shown`: what an empty default stands for, in words."""
 
     name: str
     type: Type

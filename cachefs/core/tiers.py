@@ -30,7 +30,7 @@ _REMEDY: Final = "write it as mem:/dev/shm/cache:16GiB or ssd:/var/cache/cachefs
 
 
 class TierSpec(msgspec.Struct, frozen=True):
-    """One tier: a directory, and its limit in bytes, of which `high` and `low` are shares."""
+    """A tier: a directory, and its limit in bytes, of which `high` and `low` are shares."""
 
     kind: str
     path: str

@@ -17,9 +17,9 @@ from cachefs.doors.outgoing import Judge, literal_of
 
 
 class JudgingConnector(aiohttp.TCPConnector):
-    """A connector that calls `judge` for each address before it connects, so that it can try the
-    next address of a name, and once for each connection before its first request. `socket_options`:
-    (level, option, value) of each socket."""
+    """A connector that calls `judge` for each address before it connects, and once for each
+    connection before its first request. A refused address leads to the next address of the name.
+    `socket_options`: (level, option, value) of each socket."""
 
     def __init__(
         self, judge: Judge, socket_options: Iterable[tuple[int, int, int]] = (), **options: Any

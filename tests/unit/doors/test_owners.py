@@ -94,7 +94,7 @@ def test_a_kernel_that_does_not_tell(
     def refuse(*_: object) -> bytes:
         raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
 
-    monkeypatch.setattr(owners, "_ask", refuse)
+    monkeypatch.setattr(owners, "_query", refuse)
     check_listener(listener.getsockname())
     with (
         socket.create_connection(listener.getsockname()) as client,
