@@ -28,8 +28,8 @@ same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). 
 Credentials are never settings: they come from the AWS default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.
 
-Flags are named with the commands that take them; without a name, `mount` takes the flag. "What
-asks" stands for the commands that ask a master, its workers or a mount's server: {ASKERS_SHOWN}.
+Flags are named with the commands that accept them; without a name, `mount` accepts the flag. Client
+commands send requests to a master, its workers or a mount's server: {ASKERS_SHOWN}.
 A flag of a group (`jobs`, `policy`, `ufs`, `workers`) may stand before or after the name of the
 group's command.
 
