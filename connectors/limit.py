@@ -1,6 +1,6 @@
-"""The limit towards one origin: requests in flight.
+"""The limit of requests in flight to one origin.
 
-A body counts as in flight until it was read to its end, failed or was closed.
+A body counts as in flight until it is read to its end, fails or is closed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from connectors.fetch.request import Ask
 from connectors.until import until
 
 T = TypeVar("T")
-IN_FLIGHT: Final = 512  # more than small reads and threads of a node make together
+IN_FLIGHT: Final = 512  # exceeds the small reads and threads of a node together
 
 
 class Limit(Decorator):
-    """Waits before a request until another one has ended, where `in_flight` are on their way: until
-    the caller's deadline (`connectors.until`), and at most for `wait_limit_s`."""
+    """A connector with at most `in_flight` requests in flight. A further request waits until the
+    caller's deadline (`connectors.until`), at most `wait_limit_s`, then raises DeadlineExceeded."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Limit(Decorator):
             raise
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """None where there is no place: the sender of such requests waits for nothing."""
+        """Returns None if the limit is reached, since the sender of small reads must not block."""
         if not self._places.acquire(blocking=False):
             return None
         ask = None
@@ -68,11 +68,11 @@ class Limit(Decorator):
     def _enter(self) -> None:
         wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))
         if not self._places.acquire(timeout=wait_s):
-            raise DeadlineExceeded(f"no free request to the origin in {wait_s:.3g} s")
+            raise DeadlineExceeded(f"no request slot to the origin was free in {wait_s:.3g} s")
 
 
 class LimitedBody:
-    """A body that gives its place back once."""
+    """A body that releases its slot once."""
 
     def __init__(self, inner: Body, leave: Callable[[], None]) -> None:
         self._inner = inner

@@ -1,8 +1,8 @@
-"""Whole small files, many at once, in one thread: for a file of 100 KB a change of threads costs
-more than the reading does (`bench/cold_small`).
+"""Reads of whole small files, many in flight in one thread: for a file of 100 KB a thread switch
+costs more than the read (`bench/cold_small`).
 
-Only what goes well is done here. After any other answer the read is given back, to be done by an
-ordinary thread, which knows what the answer means and tries again.
+Only the expected reply is handled here. After any other reply the caller's thread pool repeats the
+read, interprets the error and retries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from connectors.until import LEAST_BYTES_PER_S
 log = logging.getLogger(__name__)
 
 BODY_BYTES: Final = 1 << 20  # the largest file
-LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # of one read: slower ones count as silence
-SILENCE_LIMIT_S: Final = 10  # others wait behind it: a thread has more patience
-ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
-KEPT_BYTES: Final = 8 << 20  # of buffers, while nothing is read into them
+LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # the timeout of one read
+SILENCE_LIMIT_S: Final = 10  # less than a thread's, since other reads wait for the slot
+ROUND_BYTES: Final = 32 << 10  # the unit of buffer sizes, so that similar files share buffers
+KEPT_BYTES: Final = 8 << 20  # the most kept in unused buffers
 
 Taken = Callable[[memoryview | None, int, str, Made], None]
-"""The body, valid during the call, or None; how many bytes of it came; an error's code; the
-connections that the read made."""
+"""Called once with the outcome of a read: the body (valid during the call) or None, the bytes
+received, the code of an error or "", and the connections that the read made."""
 
 
 def _limits() -> Iterable[tuple[int, int]]:
@@ -40,19 +40,20 @@ def _limits() -> Iterable[tuple[int, int]]:
 
 
 class Inbox(Protocol):
-    """A descriptor by which the thread is told what to read."""
+    """A descriptor from which the serving thread receives requests for reads."""
 
     def fileno(self) -> int: ...
     def ready(self) -> bool:
-        """Something came: starts what it asks for. False: nothing more will."""
+        """Called by `Many.serve` when the descriptor is readable: starts the requested reads.
+        Returns False at the end of the input."""
 
     def turned(self) -> None:
-        """Some reads may have ended, and the thread is about to wait."""
+        """Called by `Many.serve` before it waits; reads may have ended since the last call."""
 
 
 class Many:
-    """Reads that are started, by the inbox and by those that are told of others, while this serves.
-    Owned by one thread."""
+    """The reads in flight of one thread, which owns this object. `start` is called by the inbox and
+    by `taken` call-backs, while `serve` runs."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -64,13 +65,13 @@ class Many:
         self._kept_bytes = 0
 
     def start(self, get: Get, taken: Taken) -> None:
-        """Reads a file of at most `BODY_BYTES`. `taken` is called exactly once, and not before this
-        returns."""
+        """Starts the read of a file of at most `BODY_BYTES`. `taken` is called exactly once, after
+        this has returned."""
         self._coming.append((get, taken))
 
     def serve(self) -> None:
-        """Until the inbox has ended; then all reads are given back, and this serves no second time.
-        Raises what the inbox, or who is told of a read, raises: also then."""
+        """Runs until the inbox has ended, once. Then all reads left fail, also if the inbox or a
+        `taken` raises; that error is raised again."""
         try:
             goes_on = True
             while goes_on:
@@ -90,8 +91,8 @@ class Many:
         for _, taken in left:
             try:
                 taken(None, 0, Unreachable.code, NOTHING_MADE)
-            except Exception:  # the others are told all the same
-                log.exception("a read of a small file could not be given back")
+            except Exception:  # call the others too
+                log.exception("could not report the end of a small-file read")
 
     def _begin_some(self) -> None:
         while self._coming and len(self._running) < AT_ONCE:

@@ -1,8 +1,8 @@
-"""Requests under way on handles of libcurl, driven by one thread: CurlMulti on epoll.
+"""The requests in flight on handles of libcurl, driven by one thread: CurlMulti on epoll.
 
-libcurl says by call-backs which sockets to watch and when to come back at the latest. The latter is
-kept: OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the same
-for descriptors below 1024 only.
+libcurl sets by call-backs the sockets to watch and the time of its next call. That time must be
+met, since OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the
+same for descriptors below 1024 only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _EVENTS: Final = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-_LONGEST_S: Final = 60.0  # of one wait, whatever libcurl says
+_LONGEST_S: Final = 60.0  # the longest wait, even if libcurl allows more
 
 
 class Ended(NamedTuple):
-    """A request that has ended. `code`: libcurl's; 0: the reply came to its end."""
+    """A request that has ended. `code` is libcurl's; 0: the reply is complete."""
 
     exchange: Exchange
     code: int
@@ -35,11 +35,11 @@ class Ended(NamedTuple):
 
 
 class Multi:
-    """Owned by one thread at a time; `wake` alone may be called by any other."""
+    """A CurlMulti and its epoll. Owned by one thread at a time; any thread may call `wake`."""
 
     def __init__(self, connections: int, inbox: int = -1) -> None:
-        """Keeps so many connections at most for later requests. `inbox`: a descriptor that `turn`
-        looks at, too."""
+        """`connections`: the most that are kept for later requests. `inbox`: a descriptor that
+        `turn` watches too; -1: none."""
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -47,10 +47,10 @@ class Multi:
         self.has_mail = False  # the inbox could be read at the last turn
         if inbox >= 0:
             self._epoll.register(inbox, select.EPOLLIN)
-        self._lock = threading.Lock()  # of the bell's end
+        self._lock = threading.Lock()  # guards the close of the bell
         self._is_closed = False
         self._watched: set[int] = set()
-        self._due_s: float | None = None  # monotonic; when libcurl wants to be called
+        self._due_s: float | None = None  # monotonic; the time of libcurl's next call
         self._running: dict[Any, Exchange] = {}
         self._curl: Any = pycurl.CurlMulti()
         self._curl.setopt(pycurl.M_MAXCONNECTS, connections)
@@ -58,18 +58,18 @@ class Multi:
         self._curl.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
 
     def add(self, exchange: Exchange) -> None:
-        """Starts a request that was begun; it goes on in `turn`."""
+        """Starts a request after `Exchange.begin`; `turn` drives it."""
         self._running[exchange.curl] = exchange
         self._curl.add_handle(exchange.curl)
 
     def remove(self, exchange: Exchange) -> None:
-        """Ends a request; a connection whose reply was not read to its end is closed."""
+        """Ends a request; closes its connection unless the reply was read to its end."""
         if self._running.pop(exchange.curl, None) is not None:
             self._curl.remove_handle(exchange.curl)
 
     def turn(self, limit_s: float) -> list[Ended]:
-        """Waits for at most `limit_s` seconds, or until something happens; moves all requests on.
-        Returns those that have ended, which are removed."""
+        """Waits for events, at most `limit_s` seconds, and drives all requests. Removes and returns
+        those that have ended."""
         wait_s = min(limit_s, _LONGEST_S)
         if self._due_s is not None:
             wait_s = min(wait_s, self._due_s - time.monotonic())
@@ -99,7 +99,7 @@ class Multi:
         return ended
 
     def wake(self) -> None:
-        """From any thread: a `turn` under way, or else the next one, returns soon."""
+        """Makes the current `turn`, or else the next one, return soon. From any thread."""
         with self._lock:
             if not self._is_closed:
                 os.eventfd_write(self._bell, 1)
@@ -119,7 +119,7 @@ class Multi:
         events = _EVENTS.get(what, 0)
         if fd in self._watched:
             self._watched.discard(fd)
-            with contextlib.suppress(OSError):  # the socket is closed: epoll has forgotten it
+            with contextlib.suppress(OSError):  # a closed socket is no longer in the epoll
                 self._epoll.unregister(fd)
         if events:
             self._watched.add(fd)

@@ -1,5 +1,5 @@
-"""Every failure of an S3 request as one of our errors: the only place that knows S3's error codes
-and how botocore words its own. Pure."""
+"""Translation of the failures of S3 and botocore to typed errors: S3's error codes, and botocore's
+exception classes. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _REGION: Final = frozenset(
     }
 )
 _PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
-# What parsing raises: for torn XML, for an unknown encoding, for one of several bytes.
+# Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 
 class S3Failure(NamedTuple):
-    """What a reply that is not 2xx said."""
+    """The error document of a reply that is not 2xx."""
 
     status: int
     code: str = ""
@@ -47,7 +47,7 @@ class S3Failure(NamedTuple):
 
 
 def parse_failure(status: int, body: bytes, request_id: str = "", region: str = "") -> S3Failure:
-    """The error document of a reply; an empty or strange body leaves the status alone."""
+    """Returns the error document of a reply; only its status if the body is empty or malformed."""
     try:
         root = ElementTree.fromstring(body) if body else None
     except XML_ERRORS:
@@ -65,7 +65,7 @@ def parse_failure(status: int, body: bytes, request_id: str = "", region: str = 
 
 
 def classify(failure: S3Failure, path: str = "") -> CacheFSError:
-    """The error that a failed request is."""
+    """Returns the typed error of a failed request."""
     kind, cause, remedy = _by_code(failure) or _by_status(failure)
     return kind(cause, remedy=remedy, path=path, request_id=failure.request_id)
 
@@ -117,7 +117,7 @@ def _said(failure: S3Failure) -> str:
     return f"{words}: {failure.message}" if failure.message else words
 
 
-# botocore: by the names of its classes, so that this module does not import it.
+# botocore's errors, by class name, so that this module does not import it.
 
 _CREDENTIALS: Final = (
     ("ProfileNotFound", "choose one: --aws-profile NAME"),
@@ -137,7 +137,7 @@ _CREDENTIALS: Final = (
 
 
 def from_botocore(error: BaseException) -> CacheFSError:
-    """Returns the error that an exception of botocore's chain of credentials means."""
+    """Returns the typed error for an exception of botocore's credentials chain."""
     names = {cls.__name__ for cls in type(error).__mro__}
     for name, remedy in _CREDENTIALS:
         if name in names:
