@@ -53,7 +53,7 @@ class IndexLost(WritesLost):
 
 
 class IndexWriter:
-    """One write transaction: records, and the totals that change with them."""
+    """A write transaction: records, and the totals that change with them."""
 
     def __init__(self, txn: Any, index: Index) -> None:
         self._txn = txn
