@@ -28,7 +28,7 @@ class Turns(Generic[T]):
         self._lock = threading.Lock()
         self._means: T | None = None
         self._until_s = 0.0
-        self._wait = 1  # reads by threads until the next turn of `many`
+        self._thread_reads_left = 1  # successful ones, until `many` may read
         self._failures = 0  # in a row
         self._is_closed = False
 
@@ -36,14 +36,14 @@ class Turns(Generic[T]):
         """Returns the means for `many`, or None if a thread has to read."""
         with self._lock:
             if self._means is not None and self._clock() > self._until_s:
-                self._means, self._wait = None, 1
+                self._means, self._thread_reads_left = None, 1
             return self._means
 
     def succeeded(self, means: T) -> None:
         """Records that a thread has read a file by these means."""
         with self._lock:
-            self._wait -= 1
-            if self._means is None and self._wait <= 0 and not self._is_closed:
+            self._thread_reads_left -= 1
+            if self._means is None and self._thread_reads_left <= 0 and not self._is_closed:
                 self._means, self._until_s = means, self._clock() + self._kept_s
 
     def ended(self, means: T, error: str) -> None:
@@ -54,7 +54,7 @@ class Turns(Generic[T]):
                 self._failures = 0
             elif error != NOT_SENT and self._means is means:
                 self._means = None
-                self._wait = 1 << self._failures
+                self._thread_reads_left = 1 << self._failures
                 self._failures = min(self._failures + 1, MOST_FAILURES)
 
     def close(self) -> None:

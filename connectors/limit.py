@@ -36,47 +36,47 @@ class Limit(Decorator):
         super().__init__(inner)
         self._clock = clock
         self._wait_limit_s = wait_limit_s
-        self._places = threading.BoundedSemaphore(in_flight)
+        self._slots = threading.BoundedSemaphore(in_flight)
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
-        self._enter()
+        self._acquire()
         try:
             return act()
         finally:
-            self._places.release()
+            self._slots.release()
 
     def _body(self, open_body: Callable[[], Body]) -> Body:
-        self._enter()
+        self._acquire()
         try:
-            return LimitedBody(open_body(), self._places.release)
+            return LimitedBody(open_body(), self._slots.release)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
         """Returns None if the limit is reached, since the sender of small reads must not block."""
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             return None
         ask = None
         try:
             ask = super().ask(path, version)
         finally:
             if ask is None:
-                self._places.release()
-        return ask and ask.also(lambda _size, _error: self._places.release())
+                self._slots.release()
+        return ask and ask.also(lambda _size, _error: self._slots.release())
 
-    def _enter(self) -> None:
+    def _acquire(self) -> None:
         wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))
-        if not self._places.acquire(timeout=wait_s):
+        if not self._slots.acquire(timeout=wait_s):
             raise DeadlineExceeded(f"no request slot to the origin was free in {wait_s:.3g} s")
 
 
 class LimitedBody:
     """A body that releases its slot once."""
 
-    def __init__(self, inner: Body, leave: Callable[[], None]) -> None:
+    def __init__(self, inner: Body, release: Callable[[], None]) -> None:
         self._inner = inner
-        self._leave: Callable[[], None] | None = leave
+        self._release: Callable[[], None] | None = release
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -87,10 +87,10 @@ class LimitedBody:
 
     def close(self) -> None:
         with self._lock:
-            leave, self._leave = self._leave, None
+            release, self._release = self._release, None
         self._inner.close()
-        if leave:
-            leave()
+        if release:
+            release()
 
     def __del__(self) -> None:
         self.close()

@@ -150,7 +150,7 @@ class Node:
                 MemoryBudget(limit_bytes),
                 self._is_owned,
                 Quotas(self._share),
-                self._came,
+                self._on_filled,
                 self._owners_changed,
             ),
         )
@@ -178,7 +178,7 @@ class Node:
         ino, blocks = ContentId.of_key(key).ino, range(block_count(size))
         return any(self._ring.owns(ino, block, replicas) for block in blocks)
 
-    def _came(self, key: bytes, size_bytes: int, replicas: int) -> None:
+    def _on_filled(self, key: bytes, size_bytes: int, replicas: int) -> None:
         if self._migration is not None:
             self._migration.came(key, size_bytes, replicas)
 
@@ -208,7 +208,7 @@ class Node:
         if self._spec.advertise:
             return _with_port(self._spec.advertise, port)
         scheme = "http" if self._proof.server_ssl is None else "https"
-        return f"{scheme}://{join_address(_reached_at(self._listen[0]), port)}"
+        return f"{scheme}://{join_address(_reachable_host(self._listen[0]), port)}"
 
     async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> None:
         """Joins the cluster. Raises the errors of `Membership.start`."""
@@ -341,7 +341,7 @@ class Node:
         }
 
 
-def _reached_at(host: str) -> str:
+def _reachable_host(host: str) -> str:
     """Returns the address of this machine for peers; its host name if it listens on all."""
     return socket.getfqdn() if host in ("", "0.0.0.0", "::") else host
 

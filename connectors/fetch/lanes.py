@@ -87,11 +87,11 @@ class FetchBody:
     """A reply: its head, and its body as `connectors.base.Body`. All chunks use one buffer. An
     early `close` ends the request, and the iteration of a reading thread ends."""
 
-    def __init__(self, lane: Lane, give: Callable[[Lane], None], get: Get, path: str) -> None:
+    def __init__(self, lane: Lane, release: Callable[[Lane], None], get: Get, path: str) -> None:
         """Sends the request and waits for the head of the reply, and for the body of an error
         reply. Raises Unreachable on a timeout, else the errors of `from_curl`."""
         self._lane: Lane | None = lane
-        self._give = give
+        self._release = release
         self._get = get
         self._path = path
         self._lock = threading.Lock()  # held by the thread that drives the lane
@@ -178,16 +178,16 @@ class FetchBody:
         """Yields the lane and holds the lock; yields None after `close`."""
         with self._lock:
             yield self._lane if not self._is_closed else None
-        self._settle()
+        self._release_lane()
 
     def close(self) -> None:
         self._is_closed = True
         lane = self._lane
         if lane is not None:
             lane.wake()
-        self._settle()
+        self._release_lane()
 
-    def _settle(self) -> None:
+    def _release_lane(self) -> None:
         """Returns the lane of a closed body to the pool. If a thread drives the lane, that thread
         returns it."""
         while self._is_closed and self._lane is not None and self._lock.acquire(blocking=False):
@@ -195,7 +195,7 @@ class FetchBody:
                 lane, self._lane = self._lane, None
                 if lane is not None:
                     lane.end()
-                    self._give(lane)
+                    self._release(lane)
             finally:
                 self._lock.release()
 

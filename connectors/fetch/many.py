@@ -58,7 +58,7 @@ class Many:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._multi = Multi(AT_ONCE, inbox.fileno())
-        self._coming: collections.deque[tuple[Get, Taken]] = collections.deque()
+        self._queued: collections.deque[tuple[Get, Taken]] = collections.deque()
         self._running: dict[Exchange, tuple[Get, Taken]] = {}
         self._idle: list[Exchange] = []
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
@@ -67,26 +67,26 @@ class Many:
     def start(self, get: Get, taken: Taken) -> None:
         """Starts the read of a file of at most `BODY_BYTES`. `taken` is called exactly once, after
         this has returned."""
-        self._coming.append((get, taken))
+        self._queued.append((get, taken))
 
     def serve(self) -> None:
         """Runs until the inbox has ended, once. Then all reads left fail, also if the inbox or a
         `taken` raises; that error is raised again."""
         try:
-            goes_on = True
-            while goes_on:
-                self._begin_some()
+            has_input = True
+            while has_input:
+                self._start_queued()
                 self._inbox.turned()
                 for ended in self._multi.turn(LIMIT_S):
                     self._finish(ended)
-                goes_on = not self._multi.has_mail or self._inbox.ready()
+                has_input = not self._multi.has_mail or self._inbox.ready()
         finally:
-            self._give_back()
+            self._fail_all()
 
-    def _give_back(self) -> None:
-        left = [*self._running.values(), *self._coming]
+    def _fail_all(self) -> None:
+        left = [*self._running.values(), *self._queued]
         self._running.clear()
-        self._coming.clear()
+        self._queued.clear()
         self._multi.close()
         for _, taken in left:
             try:
@@ -94,9 +94,9 @@ class Many:
             except Exception:  # call the others too
                 log.exception("could not report the end of a small-file read")
 
-    def _begin_some(self) -> None:
-        while self._coming and len(self._running) < AT_ONCE:
-            get, taken = self._coming.popleft()
+    def _start_queued(self) -> None:
+        while self._queued and len(self._running) < AT_ONCE:
+            get, taken = self._queued.popleft()
             exchange = self._idle.pop() if self._idle else Exchange(_limits())
             self._running[exchange] = get, taken
             exchange.begin(get, memoryview(self._buffer(get.size))[: get.size])
@@ -105,13 +105,13 @@ class Many:
     def _finish(self, ended: Ended) -> None:
         exchange = ended.exchange
         get, taken = self._running.pop(exchange)
-        body, came = exchange.room, exchange.got
+        body, received = exchange.room, exchange.got
         is_right = ended.code == 0 and get.is_answer(exchange.head) and exchange.left == 0
         is_cut = ended.code not in (0, pycurl.E_WRITE_ERROR)
         exchange.room = memoryview(b"")
         self._idle.append(exchange)
         code = "" if is_right else Unreachable.code if is_cut else OriginError.code
-        taken(body if is_right else None, came, code, exchange.made)
+        taken(body if is_right else None, received, code, exchange.made)
         self._keep(body)
 
     def _buffer(self, size_bytes: int) -> bytearray:

@@ -41,13 +41,13 @@ class Multi:
         """`connections`: the most that are kept for later requests. `inbox`: a descriptor that
         `turn` watches too; -1: none."""
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._inbox = inbox
         self.has_mail = False  # the inbox could be read at the last turn
         if inbox >= 0:
             self._epoll.register(inbox, select.EPOLLIN)
-        self._lock = threading.Lock()  # guards the close of the bell
+        self._lock = threading.Lock()  # guards the close of `_wake_fd`
         self._is_closed = False
         self._watched: set[int] = set()
         self._due_s: float | None = None  # monotonic; the time of libcurl's next call
@@ -77,8 +77,8 @@ class Multi:
         for fd, events in self._epoll.poll(max(0.0, wait_s)):
             if fd == self._inbox:
                 self.has_mail = True
-            elif fd == self._bell:
-                os.eventfd_read(self._bell)
+            elif fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
             elif fd in self._watched:
                 self._curl.socket_action(fd, _action(events))
         if self._due_s is not None and self._due_s <= time.monotonic():
@@ -102,7 +102,7 @@ class Multi:
         """Makes the current `turn`, or else the next one, return soon. From any thread."""
         with self._lock:
             if not self._is_closed:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Ends all requests and closes all connections. Idempotent."""
@@ -112,7 +112,7 @@ class Multi:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self._bell)
+                os.close(self._wake_fd)
         self._epoll.close()
 
     def _on_socket(self, what: int, fd: int, multi: Any, data: Any) -> None:

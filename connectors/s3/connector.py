@@ -33,7 +33,7 @@ from connectors.whole import EmptyBody, joined
 
 PAGE_KEYS: Final = 1000
 REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
-NOT_SAID_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
+NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 _LAST_CHAR: Final = "\U0010ffff"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
@@ -229,7 +229,7 @@ class S3Connector:
         total = content_range.rpartition("/")[2]
         if total != str(version.size):
             raise Stale("the object is another version now", path=self._shown(path))
-        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NOT_SAID_NS)
+        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NO_TIME_NS)
         etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
         if content_range != f"bytes {offset}-{offset + size - 1}/{total}":

@@ -74,45 +74,45 @@ _Verdict = tuple[type[CacheFSError], str, str]
 
 
 def _by_code(failure: S3Failure) -> _Verdict | None:
-    code, said = failure.code, _said(failure)
+    code, details = failure.code, _details(failure)
     if code == "NoSuchBucket":
         return errors.NotFound, "no such bucket", "check the bucket's name and the endpoint"
     if code in _EXPIRED:
         return errors.CredentialsMissing, "the credentials have expired", RENEW
     if code in _BAD_KEY:
-        return errors.AccessDenied, said, "check the credentials and the profile"
+        return errors.AccessDenied, details, "check the credentials and the profile"
     if code == "InvalidObjectState":
         return errors.Archived, "the object is archived", ARCHIVED
     if code == "RequestTimeTooSkewed":
-        return errors.CredentialsMissing, "this machine's clock is wrong: " + said, CLOCK
+        return errors.CredentialsMissing, "this machine's clock is wrong: " + details, CLOCK
     if code in _REGION or failure.status == 301:
         wanted = f": the server wants {failure.region}" if failure.region else ""
-        return errors.OriginError, f"wrong region{wanted} ({said})", WRONG_REGION
+        return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":
         return errors.NotFound, "no bucket can have this name", "check the bucket's name"
     if code in _THROTTLED:
-        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+        return errors.Throttled, f"the origin throttles requests ({details})", ""
     if code in _PASSING:
-        return errors.Unavailable, said, ""
+        return errors.Unavailable, details, ""
     return None
 
 
 def _by_status(failure: S3Failure) -> _Verdict:
-    status, said = failure.status, _said(failure)
+    status, details = failure.status, _details(failure)
     if status == 404:
         return errors.NotFound, "no such object", ""
     if status in (401, 403):
-        return errors.AccessDenied, f"access denied ({said})", MAY_READ
+        return errors.AccessDenied, f"access denied ({details})", MAY_READ
     if status in (412, 416):
         return errors.Stale, "the object is another version now", ""
     if status == 429:
-        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+        return errors.Throttled, f"the origin throttles requests ({details})", ""
     if status >= 500:
-        return errors.Unavailable, f"the origin failed for now ({said})", ""
-    return errors.OriginError, f"the origin refused ({said})", ""
+        return errors.Unavailable, f"the origin failed temporarily ({details})", ""
+    return errors.OriginError, f"the origin refused ({details})", ""
 
 
-def _said(failure: S3Failure) -> str:
+def _details(failure: S3Failure) -> str:
     words = f"{failure.status} {failure.code}".strip()
     return f"{words}: {failure.message}" if failure.message else words
 

@@ -52,11 +52,11 @@ class Progress:
         self._greatest = ""
         self._idle_pages = 0
 
-    def check(self, asked: str, listing: Listing) -> None:
-        """Checks the reply to the token `asked`. Raises OriginError for an endless listing."""
+    def check(self, token: str, listing: Listing) -> None:
+        """Checks the reply to `token` ("": none). Raises OriginError for an endless listing."""
         if not listing.token:
             return
-        if listing.token == asked:
+        if listing.token == token:
             raise OriginError("a page of the listing names itself as the next one")
         if (greatest := listing.greatest) > self._greatest:
             self._greatest, self._idle_pages = greatest, 0

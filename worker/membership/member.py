@@ -79,7 +79,7 @@ class Membership:
         self._jitter = jitter
         self._namespace: NamespaceId | None = None
         self._heartbeat_s = c.HEARTBEAT_S
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._answered_at = clock()
 
@@ -92,17 +92,17 @@ class Membership:
         """Registers, then sends heartbeats until `stop`. Raises the errors of `MasterClient.ask`;
         no task runs then."""
         await self._register(reach_s)
-        self._beating = asyncio.get_running_loop().create_task(self._beat_for_ever())
-        self._beating.add_done_callback(_log_failure)
+        self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+        self._heartbeats.add_done_callback(_log_failure)
         return self.current
 
     async def stop(self, *, leave: bool = True) -> None:
         """Ends the heartbeats, and with `leave` sends `Leave` without retries. Idempotent."""
-        beating, self._beating = self._beating, None
-        if beating is None:
+        heartbeats, self._heartbeats = self._heartbeats, None
+        if heartbeats is None:
             return
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        heartbeats.cancel()
+        await asyncio.gather(heartbeats, return_exceptions=True)
         if leave:
             with contextlib.suppress(CacheFSError):
                 left = c.Leave(self.me.worker)
@@ -156,11 +156,11 @@ class Membership:
         self.current = view
         self.on_view(view)
 
-    async def _beat_for_ever(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self._pause()
             try:
-                await self._beat()
+                await self._send_heartbeat()
             except CacheFSError as err:  # the client logs it when the master is down
                 log.debug("heartbeat: %s", err.one_line())
 
@@ -171,7 +171,7 @@ class Membership:
                 await self._soon.wait()
         self._soon.clear()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         answer = await self._master.ask(
             self._heartbeat(),
             c.Beaten,
@@ -214,7 +214,7 @@ class Membership:
         }
 
 
-def _log_failure(beating: asyncio.Task[None]) -> None:
+def _log_failure(heartbeats: asyncio.Task[None]) -> None:
     """Logs the end of the heartbeats, without which the master soon declares this worker lost."""
-    if not beating.cancelled() and (error := beating.exception()) is not None:
+    if not heartbeats.cancelled() and (error := heartbeats.exception()) is not None:
         log.critical("no more heartbeats: %s", error, exc_info=error)

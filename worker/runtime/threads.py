@@ -119,7 +119,7 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._kept = 0  # threads without a request to end; for the loop only
+        self._live = 0  # threads without a request to end; for the loop only
         self._waiting = 0  # calls queued or running; for the loop only
         self._running: set[_Call] = set()
         self._lock = threading.Lock()  # no call is queued after `close`
@@ -153,7 +153,7 @@ class Threads:
         with self._lock:
             if not self._closed:
                 self._calls.put(_Call(function, args, done))
-                if self._waiting > self._kept < self._most:
+                if self._waiting > self._live < self._most:
                     self._start()
                 return
         self._loop.call_soon(self._ended, done, None, Interrupted("the worker is closing"))
@@ -162,7 +162,7 @@ class Threads:
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
-        self._kept += 1
+        self._live += 1
         thread.start()
 
     @property
@@ -179,11 +179,11 @@ class Threads:
         causes together add at most `count` threads."""
         self._stuck[cause] = stuck
         self._most = self._count + min(sum(self._stuck.values()), self._count)
-        while self._kept > self._most:
-            self._kept -= 1
+        while self._live > self._most:
+            self._live -= 1
             self._calls.put(None)
         with self._lock:
-            while self._waiting > self._kept < self._most and not self._closed:
+            while self._waiting > self._live < self._most and not self._closed:
                 self._start()
 
     def close(self, wait_s: float) -> bool:
@@ -200,7 +200,7 @@ class Threads:
         return not any(thread.is_alive() for thread in threads)
 
     def _work(self) -> None:
-        _take_turns()
+        _set_batch_policy()
         while (call := self._calls.get()) is not None:
             self._running.add(call)
             result: Any = None
@@ -219,7 +219,7 @@ class Threads:
         done(result, error)
 
 
-def _take_turns() -> None:
+def _set_batch_policy() -> None:
     """Sets SCHED_BATCH, so that a woken thread does not preempt the thread that woke it. That
     thread still holds the GIL, for which this one would only wait."""
     with contextlib.suppress(OSError):  # where a sandbox forbids it

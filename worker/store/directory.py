@@ -85,7 +85,7 @@ class Tier:
                 tier.close()
                 raise
         except OSError as err:
-            raise _typed(err, path) from err
+            raise _typed_error(err, path) from err
         return tier
 
     def _open(self, boot: bytes) -> None:
@@ -104,11 +104,11 @@ class Tier:
         for name in (*_FOLDERS, "index"):
             self._make_folder(name)
         self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
-        self._throw_away("scratch")
+        self._move_to_trash("scratch")
         self.index = self._open_index()
         self.cached_at_start_bytes = self.index.totals().allocated_bytes
         if self.index.fresh or boot != known.boot:
-            self._throw_away("pub")
+            self._move_to_trash("pub")
         for name in ("files", "pub", "scratch"):
             self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
 
@@ -117,15 +117,15 @@ class Tier:
         damaged."""
         data = self._read_header()
         if data is None:
-            self._refuse_strangers()
+            self._check_unused()
             return None
         header = decode_header(data)
         if header is None:
             log.warning("%s: the tier's header is damaged; the cache starts empty", self.path)
-            self._forget_everything()
+            self._discard_all()
         return header
 
-    def _refuse_strangers(self) -> None:
+    def _check_unused(self) -> None:
         """Raises BadConfig if a directory without a header has files in the tier's folders."""
         for name in (*_FOLDERS, "index"):
             try:
@@ -147,7 +147,7 @@ class Tier:
         except FileExistsError:
             pass
 
-    def _throw_away(self, name: str) -> None:
+    def _move_to_trash(self, name: str) -> None:
         """Replaces a folder by an empty one; `empty_trash` deletes the old one later."""
         trash = f"{name}-{uuid.uuid4().hex}"
         os.rename(name, trash, src_dir_fd=self._dir_fd, dst_dir_fd=self._fds["trash"])
@@ -159,7 +159,7 @@ class Tier:
             return Index(path, self.header.tier)
         except IndexDamaged as err:
             log.warning("%s: the index is unusable (%s); the cache starts empty", self.path, err)
-        self._throw_away("index")
+        self._move_to_trash("index")
         try:
             return Index(path, self.header.tier)
         except IndexDamaged as err:
@@ -175,13 +175,13 @@ class Tier:
         with open(fd, "rb") as file:
             return file.read(1 << 16)
 
-    def _forget_everything(self) -> None:
+    def _discard_all(self) -> None:
         for name in ("trash", "index", "pub"):
             self._make_folder(name)
         self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
         for name in ("index", "pub", "files"):
             self._make_folder(name)
-            self._throw_away(name)
+            self._move_to_trash(name)
         os.close(self._fds.pop("trash"))
 
     def _write_header(self) -> None:
@@ -194,7 +194,7 @@ class Tier:
         os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         os.fsync(self._dir_fd)
 
-    def _write_header_somehow(self) -> None:
+    def _write_header_or_overwrite(self) -> None:
         """Writes the header, over the old one if the disk has no room for a second file. If that
         write is interrupted, the next start is empty."""
         try:
@@ -221,7 +221,7 @@ class Tier:
         except WritesLost:
             self.header = failed(before, epoch)
             with contextlib.suppress(OSError):  # `distrust` writes it again
-                self._write_header_somehow()
+                self._write_header_or_overwrite()
             raise
         try:
             self.header = synced(before, epoch)
@@ -242,7 +242,7 @@ class Tier:
     def distrust(self) -> None:
         """Unpublishes the files recorded since the last good sync, after a failed sync. Raises
         OSError if the disk fails: the caller must then call `abandon`."""
-        self._write_header_somehow()
+        self._write_header_or_overwrite()
         after = b""
         while batch := self.index.scan(after, _SCAN_FILES):
             for key, record in batch:
@@ -250,7 +250,7 @@ class Tier:
                     self.unpublish(key.hex())
             after = batch[-1][0]
         self.header = msgspec.structs.replace(self.header, boot=self._boot)
-        self._write_header_somehow()
+        self._write_header_or_overwrite()
 
     def abandon(self) -> None:
         """Drops the whole cache, since its index is unreliable: unpublishes all files and discards
@@ -259,7 +259,7 @@ class Tier:
             for name in os.listdir(self._fds["pub"]):
                 self.unpublish(name)
         finally:
-            self._throw_away("index")
+            self._move_to_trash("index")
 
     # ---- cache files ----
 
@@ -310,7 +310,7 @@ class Tier:
             except FileExistsError:
                 self._remove(self._fds["files"], place)
             except FileNotFoundError:
-                self._make_fan(place[:2])
+                self._make_fan_folder(place[:2])
         else:
             raise OSError(errno.EBUSY, f"cannot create {place}")
         if size_bytes <= PAGE_BYTES:
@@ -322,7 +322,7 @@ class Tier:
             raise
         return fd
 
-    def _make_fan(self, name: str) -> None:
+    def _make_fan_folder(self, name: str) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=self._fds["files"])
         except FileExistsError:
@@ -486,7 +486,7 @@ def _lock(path: str, dir_fd: int) -> int:
     return fd
 
 
-def _typed(err: OSError, path: str) -> CacheFSError:
+def _typed_error(err: OSError, path: str) -> CacheFSError:
     if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDenied(
             f"the cache directory cannot be written: {err.strerror}", remedy=_ANOTHER, path=path

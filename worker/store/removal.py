@@ -100,10 +100,10 @@ def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]
     """Removes files from the tier even if they are open. The caller submits no more changes for
     them. Raises OSError before any file was unlinked."""
     writer.write([])  # waits until queued changes are published, so that they are unpublished here
-    found: dict[str, _Found] = {}
+    found: dict[str, _Removal] = {}
     try:
         for name in names:
-            found[name] = _Found(tier, name)
+            found[name] = _Removal(tier, name)
         writer.write([DropFile(bytes.fromhex(name)) for name in names])
     except OSError:
         for one in found.values():
@@ -112,7 +112,7 @@ def drop(tier: Tier, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]
     return {name: one.unlink(tier, name) for name, one in found.items()}
 
 
-class _Found:
+class _Removal:
     """A file that is being removed: unpublished, and held by a descriptor."""
 
     def __init__(self, tier: Tier, name: str) -> None:

@@ -163,7 +163,7 @@ class Writer:
         while self._batch:
             if error is None:
                 self._publish(self._batch[0])
-            self._tell(error)
+            self._end_first(error)
         self.at_disk += 1
 
     def _publish(self, job: Job) -> None:
@@ -172,7 +172,7 @@ class Writer:
         except OSError as err:  # the file is recorded, so its next open publishes it
             log.warning("a file could not be published: %s", err.strerror)
 
-    def _tell(self, error: OSError | None) -> None:
+    def _end_first(self, error: OSError | None) -> None:
         """Ends the first job of the batch."""
         job = self._batch.popleft()
         self._finished += 1
@@ -187,7 +187,7 @@ class Writer:
             self._gather(math.inf)
         while self._batch:
             try:
-                self._tell(broken)
+                self._end_first(broken)
             except BaseException:  # call the others too
                 log.exception("the call-back of a commit failed")
         self.at_disk += self.at_disk & 1
