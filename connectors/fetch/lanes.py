@@ -147,7 +147,7 @@ class FetchBody:
             time.monotonic() + CHUNK_LIMIT_S,
         )
         if not in_time:
-            return Unreachable("timed out waiting for the rest of the body", path=self._path)
+            return Unreachable("the rest of the body did not arrive in time", path=self._path)
         if lane.ended is None:
             return None
         if exchange.is_over:
@@ -160,7 +160,7 @@ class FetchBody:
 
     def _too_long(self) -> CacheFSError:
         if self._get.is_limit:
-            cause = f"the reply is larger than {self._get.size >> 20} MiB"
+            cause = f"the reply has more than {self._get.size >> 20} MiB"
             return OriginError(cause, path=self._path)
         return BadBody("the body is longer than requested", path=self._path)
 
