@@ -47,8 +47,7 @@ class Turns(Generic[T]):
                 self._means, self._until_s = means, self._clock() + self._kept_s
 
     def ended(self, means: T, error: str) -> None:
-        """Records the outcome of a read by `many`. Reads that fail together count as one failure.
-        `error` is "" on success."""
+        """Records the end of a read by `many`. Reads that fail together count as one failure."""
         with self._lock:
             if not error:
                 self._failures = 0

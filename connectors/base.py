@@ -73,13 +73,11 @@ class Connector(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def check(self) -> None:
-        """Checks that the root exists and can be listed. Raises NotFound (no bucket, no directory,
-        or nothing under the prefix), AccessDenied, CredentialsMissing, Unreachable, with a
-        remedy."""
+        """Checks that the root exists and can be listed. Raises NotFound (no bucket, directory or
+        key under the prefix), AccessDenied, CredentialsMissing, Unreachable, with a remedy."""
 
     def stat(self, path: bytes) -> Entry:
-        """Returns the present entry of `path`. A directory hides an object of the same name. Raises
-        NotFound."""
+        """Returns the entry of `path`. A directory hides an object of its name. Raises NotFound."""
 
     def list_dir(self, path: bytes, after: bytes = b"") -> Iterator[Page]:
         """Yields the children of a directory, in pages of about 1,000; with ordered listings only
@@ -99,14 +97,12 @@ class Connector(Protocol):
         `version.size`. A chunk is valid until the next one."""
 
     def read_all(self, path: bytes, version: Fingerprint) -> memoryview:
-        """Returns the whole file, of exactly that version, in one buffer; cheaper than `read` for a
-        small file. Raises the errors of `read` and of its body, and then discards the bytes
-        received."""
+        """Returns the whole file, of exactly that version, in one buffer: cheaper than `read` for
+        small files. Raises the errors of `read` and of its body; partial data is discarded."""
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """Returns the request for a whole small file, for `connectors.fetch.many`, or None if the
-        caller has to use `read_all`. Never blocks or raises. The caller calls `ended` of the
-        request once."""
+        """Returns the request for a whole small file, for `connectors.fetch.many`; None: use
+        `read_all`. Never blocks or raises. The caller must call `ended` of the request once."""
 
     def close(self) -> None:
         """Releases connections; idempotent."""

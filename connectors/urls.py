@@ -23,9 +23,8 @@ _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
 def normalise(url: str) -> str:
-    """Returns the normal form of a source: `s3://bucket/prefix` or `file:///path`, without a
-    trailing '/'. A bare absolute path is a file URL; nothing is percent-decoded. Raises
-    BadConfig."""
+    """Returns the normal form of a source: `s3://bucket/prefix` or `file:///path`, no trailing '/'.
+    A bare absolute path is a file URL; nothing is percent-decoded. Raises BadConfig."""
     if url.startswith("/"):
         url = f"file://{url}"
     scheme, separator, rest = url.partition("://")

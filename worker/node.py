@@ -261,9 +261,8 @@ class Node:
         return await self._master.ask(call, c.Worked, answer_s=call.wait_s + WORK_S, reach_s=0)
 
     async def _leave(self) -> None:
-        """Stops the membership. A worker that owns blocks is expected back, so it does not send
-        `Leave` and keeps them until the master declares it lost. A drained worker, or one of weight
-        0, sends `Leave`."""
+        """Stops the membership. Only a drained worker, or one of weight 0, sends `Leave`; another
+        one is expected back, and owns its blocks until the master declares it lost."""
         await self._members.stop(leave=self._members.draining or not self._weight())
 
     def _on_view(self, view: View) -> None:

@@ -105,8 +105,7 @@ class Exchange:
         return None if 100 <= head.status < 200 else head
 
     def drop(self, size: int) -> None:
-        """Drops the first `size` bytes and moves the rest to the buffer's start. Resumes a paused
-        transfer."""
+        """Drops the first `size` bytes, moves the rest to the start, and resumes the transfer."""
         rest = self.got - size
         self.room[:rest] = self.room[size : self.got]
         self.got = rest

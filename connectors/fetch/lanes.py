@@ -139,8 +139,7 @@ class FetchBody:
                 return
 
     def _receive(self, lane: Lane) -> CacheFSError | None:
-        """Fills the buffer. Returns the error of a body that stalled, ended early or is too
-        long."""
+        """Fills the buffer. Returns the error of a body that stalls, ends early or is too long."""
         exchange = lane.exchange
         in_time = lane.wait(
             lambda: self._is_closed or exchange.is_paused or exchange.got >= CHUNK_BYTES,
@@ -188,8 +187,7 @@ class FetchBody:
         self._release_lane()
 
     def _release_lane(self) -> None:
-        """Returns the lane of a closed body to the pool. If a thread drives the lane, that thread
-        returns it."""
+        """Returns the lane of a closed body to the pool, or leaves that to the driving thread."""
         while self._is_closed and self._lane is not None and self._lock.acquire(blocking=False):
             try:
                 lane, self._lane = self._lane, None
@@ -216,8 +214,7 @@ class Lanes:
         register(self)
 
     def get(self, get: Get, path: str) -> FetchBody:
-        """Sends a request and returns the reply, whose status the caller checks. Raises the errors
-        of `FetchBody`."""
+        """Returns the reply to a request; the caller checks its status. Raises as `FetchBody`."""
         return FetchBody(self._take(), self._keep, get, path)
 
     def _take(self) -> Lane:

@@ -18,8 +18,7 @@ _NAMES: Final = {
 
 
 class Get(NamedTuple):
-    """A GET request, or a HEAD. `options` are libcurl's, by their numbers: certificates, proxy,
-    signature."""
+    """A GET or HEAD request. `options` are libcurl's, by number: certificates, proxy, signature."""
 
     url: str
     headers: Sequence[str]  # lines without their ends
@@ -43,8 +42,7 @@ class Get(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The number of new connections, and of TLS handshakes on them. libcurl does not report whether
-    a handshake resumed a session."""
+    """The counts of new connections and of their TLS handshakes, resumed sessions included."""
 
     connections: int
     handshakes: int

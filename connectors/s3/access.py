@@ -60,8 +60,7 @@ class S3Credentials:
         self._found: Any = None
 
     def current(self) -> Keys | None:
-        """Returns the credentials, or None if requests are not signed. Raises
-        CredentialsMissing."""
+        """Returns the credentials; None: requests are unsigned. Raises CredentialsMissing."""
         if self.anonymous:
             return None
         try:

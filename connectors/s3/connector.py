@@ -240,8 +240,7 @@ class S3Connector:
             raise BadBody(cause, path=self._shown(path))
 
     def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
-        """Raises Stale unless size and etag are equal; if the version has no etag, size and
-        mtime."""
+        """Raises Stale unless size and etag are equal (size and mtime if there is no etag)."""
         by_etag = found.etag == version.etag
         by_time = found.mtime_ns == version.mtime_ns
         if found.size != version.size or not (by_etag if version.etag else by_time):

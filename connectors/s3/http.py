@@ -1,5 +1,4 @@
-"""Requests to one bucket, which libcurl signs and sends (`connectors.fetch`). No retries; every
-failure is raised as a typed error."""
+"""Requests to a bucket, which libcurl signs and sends. No retries; every error is a typed one."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ class Listing(NamedTuple):
 
 class Progress:
     """The check that one listing ends. A store may send pages without a name while it skips deleted
-    objects. A listing is endless if `IDLE_PAGES` pages in a row have no greater name, regardless of
-    the time that takes."""
+    objects. `IDLE_PAGES` pages in a row without a greater name are an error, however slow."""
 
     def __init__(self) -> None:
         self._greatest = ""
@@ -124,8 +123,7 @@ def _mtime_ns(text: str) -> int:
 
 
 def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
-    """Returns the children of `prefix` beyond `after`, in order, from a listing with a
-    delimiter."""
+    """Returns the children of `prefix` after `after`, in order, of a listing with delimiter."""
     start = _below(listing, prefix)
     files: dict[bytes, Fingerprint] = {}
     hidden = 0

@@ -36,8 +36,7 @@ DEFAULT_BYTES_PER_S: Final = 200 << 20
 
 
 class Migration:
-    """The migration of one worker, by its id. `bytes_per_s` bounds the bytes that it receives, and
-    those that it offers."""
+    """The migration of one worker. `bytes_per_s` bounds its received and its offered bytes each."""
 
     def __init__(self, worker: str, *, bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
         self.giver = Giver(worker, TokenBucket(bytes_per_s))

@@ -71,8 +71,7 @@ class Cache(Protocol):
     """The node's cache, as migration calls it."""
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
-        """Returns up to `limit` contents with keys greater than `after`, in key order. Raises
-        OSError."""
+        """Returns up to `limit` contents with keys after `after`, in order. Raises OSError."""
 
     async def bits(self, key: bytes) -> int:
         """Returns the bitmap of the cached pages of a content."""

@@ -224,8 +224,7 @@ class Giver:
         return self._call(receiver, now_s) + self._scan(now_s)
 
     def on_outdated(self, event: Outdated) -> list[Action]:
-        """Ends the moves of stale contents. They are part of an offer in flight, whose result
-        follows."""
+        """Ends the moves of stale contents, before the result of their offer."""
         receiver = self._answered(event.epoch, event.peer)
         if receiver is not None:
             for block in [block for block in receiver.calling or () if block[0] in event.keys]:

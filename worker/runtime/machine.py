@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Returns the memory limit of this process, in bytes. `root` has `proc` and
-    `sys/fs/cgroup`."""
+    """Returns the memory limit of this process, in bytes. `root` has `proc` and `sys`."""
     limits = [total_memory(root)]
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -46,8 +45,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def allow_many_descriptors() -> None:
-    """Raises the soft limit of descriptors to the hard limit: partial files and segments take one
-    each."""
+    """Sets the descriptor limit to the hard limit, since each partial file and segment has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -31,8 +31,7 @@ COPIED_SHARE: Final = 4  # 1/4 of that is reserved for segments that are never l
 
 
 def budget(requested_bytes: int, available_bytes: int) -> int:
-    """Returns the limit: the requested bytes, at most the available ones; for 0, a share of
-    these."""
+    """Returns the limit: the requested bytes (0: a share of the available), at most all."""
     if not requested_bytes:
         return max(LEAST_BYTES, int(available_bytes * DEFAULT_SHARE))
     return max(LEAST_BYTES, min(requested_bytes, available_bytes))

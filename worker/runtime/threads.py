@@ -108,8 +108,7 @@ class Behind:
 
 
 class Threads:
-    """Up to `count` threads, started on demand; up to twice as many while some are stuck
-    (`count_out`)."""
+    """Up to `count` threads, started on demand; up to twice as many while some are stuck."""
 
     def __init__(self, name: str, count: int, wake: Wake) -> None:
         self._name = name
@@ -140,8 +139,7 @@ class Threads:
     def run(
         self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = _keep
     ) -> asyncio.Future[T]:
-        """Runs a call in a thread. Cancelling the future does not stop the call; `discard` then
-        gets its result."""
+        """Runs a call in a thread. If the future is cancelled, `discard` gets the call's result."""
         future: asyncio.Future[T] = self._loop.create_future()
         self.submit(function, *args, done=functools.partial(_settle, future, discard))
         return future

@@ -17,8 +17,7 @@ class Slowest:
         self._heap: list[tuple[float, float, str, int]] = []  # took, ended at, path, bytes
 
     def note(self, took_s: float, path: Callable[[], str], size_bytes: int, now: float) -> None:
-        """Records the end of a fill of `size_bytes` of a file. `path` is called only if it is
-        kept."""
+        """Records the end of a fill. `path` is called only if the fill is among the slowest."""
         if len(self._heap) >= KEPT:
             if took_s <= self._heap[0][0] and self._heap[0][1] > now - WINDOW_S:
                 return

@@ -113,8 +113,7 @@ class Tier:
             self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
 
     def _known_header(self) -> Header | None:
-        """Returns the header, or None if the tier starts empty: it is new, or its header is
-        damaged."""
+        """Returns the header; None: the tier starts empty, as it is new or its header damaged."""
         data = self._read_header()
         if data is None:
             self._check_unused()

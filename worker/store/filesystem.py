@@ -59,8 +59,7 @@ def syncfs(fd: int) -> None:
 
 
 def read_from_disk(name: str, dir_fd: int) -> None:
-    """Reads the beginning of a file past the page cache, if the file system supports that. Raises
-    OSError."""
+    """Reads the beginning of a file, past the page cache if supported. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         with mmap.mmap(-1, _DIRECT_BYTES) as aligned:

@@ -171,8 +171,7 @@ class Index:
             return decode_meta(txn.get(META_KEY, db=self.meta) or b"")
 
     def get(self, key: bytes) -> FileRecord | None:
-        """Returns a record; None if it does not exist or cannot be decoded. Raises OSError, as all
-        reads do."""
+        """Returns a record, or None (also if it is damaged). Raises OSError, as all reads do."""
         with self._reading() as txn:
             return _decoded(txn.get(key, db=self.files))
 
@@ -256,8 +255,7 @@ class Index:
         return found
 
     def write(self, changes: list[Change]) -> None:
-        """Applies changes in one transaction; for the writer thread only. Raises lmdb.Error,
-        OSError."""
+        """Applies changes in one transaction, in the writer thread. Raises lmdb.Error, OSError."""
         with self._env.begin(write=True) as txn:
             writer = IndexWriter(txn, self)
             for change in changes:

@@ -21,7 +21,6 @@ def publish_trusted(tier: Tier, name: str, epoch: int) -> bool:
 
 
 def publish_again(tier: Tier, name: str) -> bool:
-    """Calls `publish_trusted` with the epoch in the index. Returns False too if the file has no
-    record."""
+    """Calls `publish_trusted` with the epoch in the index; returns False if there is none."""
     record = tier.index.get(bytes.fromhex(name))
     return record is not None and publish_trusted(tier, name, record.epoch)

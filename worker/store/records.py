@@ -159,8 +159,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes) -> Header | None:
-    """Returns the header; None if it is incomplete or damaged. Raises BadConfig for a newer
-    format."""
+    """Returns the header; None if it is damaged. Raises BadConfig for a newer format."""
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         return None
     _, form, tier, boot, epoch, synced, count = _HEADER.unpack_from(data)

@@ -139,8 +139,7 @@ class _Removal:
 
 
 def _open(tier: Tier, name: str) -> int | None:
-    """Returns a descriptor of the file; None if it does not exist. Waits for leases. Raises
-    OSError."""
+    """Opens the file, after a wait for leases; None if it does not exist. Raises OSError."""
     for _ in range(LEASE_LOOKS):
         try:
             return tier.open_file(name, os.O_RDONLY)

@@ -110,8 +110,7 @@ class Writer:
             raise failed[0]
 
     def close(self, wait_s: float | None = None) -> bool:
-        """Commits the queue and ends the thread. Returns False if the thread still runs after
-        `wait_s`."""
+        """Commits the queue and ends the thread. Returns False if that takes more than `wait_s`."""
         with self._lock:
             if not self._closed:
                 self._jobs.put(None)
