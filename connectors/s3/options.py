@@ -15,8 +15,8 @@ from cachefs.core.errors import BadConfig
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the S3 server; default: the environment's or profile's, else AWS",
     "profile": "profile in the AWS configuration files; default: AWS_PROFILE, or the default chain",
-    "region": "region to sign for; default: asked of the bucket, then the profile's, us-east-1",
-    "requester_pays": "true: the requests say that the requester pays for them; default false",
+    "region": "region to sign for; default: the bucket's, else the profile's, else us-east-1",
+    "requester_pays": "true: the requester pays for the requests; default false",
     "anonymous": "true: requests are not signed (public buckets); default false",
     "ca_bundle": "PEM file of certificates; default: AWS_CA_BUNDLE, the profile's, the system's",
     "addressing_style": "path | virtual | auto (virtual on AWS, path elsewhere); default auto",
