@@ -1,8 +1,8 @@
-"""Requests under way on handles of libcurl, driven by one thread: CurlMulti on epoll.
+"""The requests in flight on handles of libcurl, driven by one thread: CurlMulti on epoll.
 
-libcurl says by call-backs which sockets to watch and when to come back at the latest. The latter is
-kept: OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the same
-for descriptors below 1024 only.
+libcurl sets by call-backs the sockets to watch and the time of its next call. That time must be
+met, since OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the
+same for descriptors below 1024 only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _EVENTS: Final = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-_LONGEST_S: Final = 60.0  # of one wait, whatever libcurl says
+_LONGEST_S: Final = 60.0  # the longest wait, even if libcurl allows more
 
 
 class Ended(NamedTuple):
-    """A request that has ended. `code`: libcurl's; 0: the reply came to its end."""
+    """A request that has ended. `code` is libcurl's; 0: the reply is complete."""
 
     exchange: Exchange
     code: int
@@ -36,14 +36,14 @@ class Ended(NamedTuple):
 
 
 class Multi:
-    """Owned by one thread at a time; `wake` alone may be called by any other."""
+    """A CurlMulti and its epoll. Owned by one thread at a time; any thread may call `wake`."""
 
     def __init__(self, connections: int) -> None:
         """Keeps up to `connections` of them for later requests."""
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._lock = threading.Lock()  # of the bell's end
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._lock = threading.Lock()  # guards the close of `_wake_fd`
         self._is_closed = False
         self._watched: set[int] = set()
         self.due_s: float | None = None  # monotonic; when libcurl wants to be called
@@ -54,12 +54,12 @@ class Multi:
         self._curl.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
 
     def add(self, exchange: Exchange) -> None:
-        """Starts a request that was begun; it goes on in `turn`."""
+        """Starts a request after `Exchange.begin`; `turn` drives it."""
         self._running[exchange.curl] = exchange
         self._curl.add_handle(exchange.curl)
 
     def remove(self, exchange: Exchange) -> None:
-        """Ends a request; a connection whose reply was not read to its end is closed."""
+        """Ends a request; closes its connection unless the reply was read to its end."""
         if self._running.pop(exchange.curl, None) is not None:
             self._curl.remove_handle(exchange.curl)
 
@@ -75,8 +75,8 @@ class Multi:
         if self.due_s is not None:
             wait_s = min(wait_s, self.due_s - time.monotonic())
         for fd, events in self._epoll.poll(max(0.0, wait_s), events_at_once):
-            if fd == self._bell:
-                os.eventfd_read(self._bell)
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
             elif fd in self._watched:
                 self._curl.socket_action(fd, _action(events))
         if self.due_s is not None and self.due_s <= time.monotonic():
@@ -97,10 +97,10 @@ class Multi:
         return ended
 
     def wake(self) -> None:
-        """From any thread: a `turn` under way, or else the next one, returns soon."""
+        """Makes the current `turn`, or else the next one, return soon. From any thread."""
         with self._lock:
             if not self._is_closed:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Ends all requests and closes all connections. Idempotent."""
@@ -110,14 +110,14 @@ class Multi:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self._bell)
+                os.close(self._wake_fd)
         self._epoll.close()
 
     def _on_socket(self, what: int, fd: int, multi: Any, data: Any) -> None:
         events = _EVENTS.get(what, 0)
         if fd in self._watched:
             self._watched.discard(fd)
-            with contextlib.suppress(OSError):  # the socket is closed: epoll has forgotten it
+            with contextlib.suppress(OSError):  # a closed socket is no longer in the epoll
                 self._epoll.unregister(fd)
         if events:
             self._watched.add(fd)
