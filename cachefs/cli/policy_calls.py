@@ -1,4 +1,4 @@
-"""From a path that a person typed to who knows its policies: a mount's server, or a master."""
+"""Resolves a path to the server of its policies: a mount's server, or a master."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Asker(Protocol):
 
 
 class Asked:
-    """A path, below the namespace root, and who is asked about it. `session`: of the mount that it
-    lies in; None where it is a URL of a cluster."""
+    """A path below the namespace root, and the server of its policies. `session` is of the mount
+    that has the path; None for a URL of a cluster."""
 
     def __init__(
         self, asker: Asker, namespace: NamespaceId, path: bytes, target: Target | None = None
@@ -36,7 +36,7 @@ class Asked:
         self.session = asker if isinstance(asker, Session) else None
 
     def set(self, policy: Policy, unset: list[str] | None = None) -> Policy:
-        """What is said there then. Raises NotFound, BadConfig, AccessDenied."""
+        """Changes the policy; returns the result. Raises NotFound, BadConfig, AccessDenied."""
         body = m.SetPolicy(self.namespace, self.path, policy, unset or [])
         return self.asker.call(body, m.PolicySet).policy
 
@@ -44,7 +44,7 @@ class Asked:
         return self.asker.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
 
     def shown(self, path: bytes | None = None) -> str:
-        """A path of the namespace as the person sees it: through the mount, where it lies in it."""
+        """Returns a path of the namespace as the user sees it, through the mount if possible."""
         path = self.path if path is None else path.strip(b"/")
         if self.target is None:
             return "/" + output.text_of(path)
@@ -53,7 +53,7 @@ class Asked:
 
 @contextlib.contextmanager
 def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator[Asked]:
-    """Raises what `paths.find` and connecting raise."""
+    """Opens the server of a path's policies. Raises as `paths.find` and connecting."""
     chosen = settings.load_settings(flags, config_file)
     place = find(path, chosen, settings.state_home(chosen))
     if isinstance(place, InCluster):
@@ -65,5 +65,5 @@ def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator
 
 
 def said(policy: Policy) -> str:
-    """`pin=yes ttl=7d`, or that nothing is said."""
+    """Returns `pin=yes ttl=7d`, or `nothing` for an empty policy."""
     return " ".join(f"{key}={text}" for key, text in formatted(policy).items()) or "nothing"

@@ -1,4 +1,4 @@
-"""`cachefs quota`: how many bytes below a path may be cached, and how many are."""
+"""`cachefs quota`: the limit of cached bytes below a path, and their current number."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Let no more than SIZE bytes of what is at or below PATH be cached; what is more is read past
-    the cache. `none` takes it back. Without a size: show what counts against which quota below."""
+    """Limit the cached bytes at or below PATH to SIZE; reads beyond it bypass the cache. `none`
+    removes the limit. Without a size: show the quotas of PATH and below it, and their use."""
     with asked(path, flags, config_file) as at:
         if size is not None:
             at.set(
@@ -57,13 +57,14 @@ def command(
 
 
 def _quotas(at: Asked, found: m.PoliciesAt) -> list[tuple[bytes, int]]:
-    """(path, bytes) of the quotas that hold for a path, and of those below it."""
+    """Returns (path, bytes) of the quotas that apply to a path, and of those below it."""
     below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
     return [one for one in (*found.quotas, *below) if one[1]]
 
 
 def _used(at: Asked, chosen: Config) -> dict[bytes, int]:
-    """By path of the namespace: on all workers of a cluster, as of their last heartbeats."""
+    """Returns the used bytes by path of the namespace; in a cluster, of all workers as of their
+    last heartbeats."""
     if at.session is None:
         assert isinstance(at.asker, AdminClient), "else it is a session"
         return {where: used for where, _, used in at.asker.quotas(at.path)}

@@ -1,4 +1,4 @@
-"""`cachefs stat`: everything known about one path."""
+"""`cachefs stat`: the attributes, version and cached bytes of one path."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cachefs.launcher.state import MountRecord
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """Everything known about PATH: attributes, version, what is cached of it: here, or, of a
-    cluster's path, by any of its workers. A path of a cluster needs no mount. Exit code 3 if a
-    worker did not answer.
+    """Show everything known about PATH: attributes, version, and the cached bytes: here or, in a
+    cluster, on any worker. A path of a cluster needs no mount. Exit code 3 if a worker did not
+    answer.
 
     \b
     cachefs stat /mnt/data/train/0001.jpg
