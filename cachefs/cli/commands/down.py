@@ -47,7 +47,7 @@ def command(
         return output.print_json({"unmounted": unmounted, "ended": ended})
     for mountpoint in unmounted:
         click.echo(f"{output.text_of(os.fsencode(mountpoint))} is unmounted")
-    click.echo(f"OK, {', '.join(ended)} ended" if ended else "OK, no process of it was running")
+    click.echo(f"OK, {', '.join(ended)} ended" if ended else "OK, nothing of it was running")
 
 
 def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:

@@ -204,5 +204,5 @@ def say_started(place: Place, submitted: m.JobSubmitted, as_json: bool) -> None:
     if as_json:
         facts = {"job": job, "where": place.where, "updated": submitted.updated}
         return output.print_json_line(facts)
-    what = "existed, its settings are changed" if submitted.updated else "is started"
+    what = "already exists and takes these settings" if submitted.updated else "is started"
     click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.named}` shows it")

@@ -137,10 +137,10 @@ def _renew(record: MountRecord, done: Upgraded) -> None:
             renew_server(record)
             done.server_version = _version_of(record)
     except CacheFSError as err:
-        done.note = f"its server has version {done.server_version or '?'}: {err.one_line()}"
+        done.note = f"its server is of version {done.server_version or '?'}: {err.one_line()}"
         return
     if done.server_version != cachefs.__version__:
-        done.note = f"its server has version {done.server_version}: the client of another mount"
+        done.note = f"its server is of version {done.server_version}: the client of another mount"
         done.note += " started it; upgrade all of them: cachefs mount --upgrade --all"
 
 

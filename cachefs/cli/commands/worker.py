@@ -83,7 +83,7 @@ def check_reach(master: str, listen: str, advertise: str) -> None:
     host, _ = parse_address(address_of(advertise or f"http://{listen}"), 0)
     if is_loopback(host) and not is_loopback(parse_address(address_of(master), DEFAULT_PORT)[0]):
         raise BadConfig(
-            f"no other machine can reach a worker at {host}, and the master is at {master}",
+            f"a worker at {host} is reached from no other machine, and the master is at {master}",
             remedy="give --listen 0.0.0.0:PORT and --advertise HOST",
         )
 

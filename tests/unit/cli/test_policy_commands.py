@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
     assert ok(run("pin", "/mnt/data/d")) == (
-        "OK, /mnt/data/d is pinned; job 7 brings in what is missing:"
+        "OK, /mnt/data/d is pinned; job 7 loads what is missing:"
         " `cachefs jobs show 7 /mnt/data` shows it\n"
     )
     assert ok(run("pin", "--no-load", "/mnt/data/d/x")).endswith("what is cached of it stays\n")
