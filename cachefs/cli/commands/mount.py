@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 @click.command("mount")
 @click.argument("source", required=False)
 @click.argument("where", metavar="MOUNTPOINT", required=False)
-@click.option("-f", "--foreground", is_flag=True, help="Do not detach; Ctrl-C unmounts.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground; Ctrl-C unmounts.")
 @click.option("--upgrade", is_flag=True, help="Let this version take over the mount DIR.")
 @click.option("--all", "every", is_flag=True, help="With --upgrade: every mount of this user.")
 @settings.setting_flags("mount")
