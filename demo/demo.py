@@ -52,8 +52,7 @@ class Demo:
         say(f"  ({time.monotonic() - started:.1f} s)")
 
     def read_mount(self, name: str) -> int:
-        """Reads everything through the mount and prints a row. Returns the bytes fetched from the
-        origin."""
+        """Reads all through the mount, prints a row; returns the bytes fetched from the origin."""
         before = origin_bytes(self.status())
         rates = readers.from_directory(self.dataset, self.box.mountpoint)
         fetched = origin_bytes(self.status()) - before

@@ -61,8 +61,8 @@ class Sandbox:
             del os.environ[name]
 
     def mounts(self) -> list[str]:
-        """Returns the mount points below the folder, from the kernel's table: a dead mount is not
-        touched."""
+        """Returns the mount points below the folder by the kernel's table: touches no dead
+        mount."""
         table = Path("/proc/self/mountinfo").read_text()
         points = [line.split()[4] for line in table.splitlines()]
         return [point for point in points if point.startswith(f"{self.folder}/")]
@@ -79,8 +79,7 @@ class Sandbox:
         return [pid for pid in found if is_running(pid)]
 
     def kill(self, pids: list[int]) -> None:
-        """Stops all processes first, so that none can start another, kills them, and waits for
-        their end."""
+        """Stops all processes, so that none starts another, kills them, and waits for their end."""
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

@@ -21,8 +21,8 @@ UPLOADERS = 8
 
 
 def find_versitygw() -> bool:
-    """Returns whether versitygw exists, and pins its path. Called before the demo changes the cache
-    home."""
+    """Returns whether versitygw exists, and pins its path. Call it before the cache home
+    changes."""
     try:
         os.environ["CACHEFS_VERSITYGW"] = versitygw.binary()
     except FileNotFoundError:

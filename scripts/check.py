@@ -46,8 +46,7 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 
 
 def passes(name: str, command: list[str]) -> bool:
-    """Runs one check and returns whether it passed. Prints one line, and its output if it
-    failed."""
+    """Runs one check, prints one line (and the output of a failure), returns whether it passed."""
     started = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
