@@ -47,7 +47,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "ufs": ("ufs", "Manage the sources of a cluster: add, ls, rm."),
         "workers": ("workers", "Manage the workers of a cluster: list, drain, remove."),
         "location": ("location", "Show which workers own and which cache a file's blocks."),
-        "fsck": ("fsck", "Check the place and the checksums of cached data."),
+        "fsck": ("fsck", "Verify the location and checksums of cached data."),
     },
     "This program": {
         "config": ("config_cmd", "Show every setting, its value and its source."),

@@ -40,14 +40,14 @@ def to_its_end(place: Place, job: int, as_json: bool) -> int:
         shown = follow(place, job, view)
     except (KeyboardInterrupt, Unreachable, DeadlineExceeded):
         view.close()
-        print(f"cachefs: {goes_on(place, job)}", file=sys.stderr)
+        print(f"cachefs: {continue_hint(place, job)}", file=sys.stderr)
         raise
     finally:
         view.close()
     return report(place, shown, as_json)
 
 
-def goes_on(place: Place, job: int) -> str:
+def continue_hint(place: Place, job: int) -> str:
     return (
         f"job {job} continues: `cachefs jobs show {job} {place.named}` shows it,"
         f" `cachefs jobs stop {job} {place.named}` stops it"
@@ -79,13 +79,13 @@ def report(place: Place, job: JobShown, as_json: bool) -> int:
         named = [failure_document(place, one) for one in listed]
         output.print_json_line({**document(place, job), "failures": named})
     else:
-        for text in _what_failed(place, job):
+        for text in _failure_causes(place, job):
             print(f"cachefs: {text}", file=sys.stderr)
-        click.echo("; ".join([summary(job), *_how_on(place, job)]))
+        click.echo("; ".join([summary(job), *_next_command(place, job)]))
     return 0 if job.state is JobState.SUCCEEDED else FAILED
 
 
-def _what_failed(place: Place, job: JobShown) -> list[str]:
+def _failure_causes(place: Place, job: JobShown) -> list[str]:
     """Returns a line for each cause of failures, and the command that lists the files."""
     known = list(itertools.islice(failures(place, job.job), LOOKED_FAILURES))
     lines = failure_lines(place, known)
@@ -97,7 +97,7 @@ def _what_failed(place: Place, job: JobShown) -> list[str]:
     return lines
 
 
-def _how_on(place: Place, job: JobShown) -> list[str]:
+def _next_command(place: Place, job: JobShown) -> list[str]:
     """Returns the command that continues or repairs the job, if one exists."""
     if job.state is JobState.STOPPED:
         return [f"`cachefs jobs resume {job.job} {place.named}` goes on"]

@@ -108,7 +108,7 @@ def read_mounts() -> MountTable:
         return MountTable(parse_mountinfo(file.read()))
 
 
-class Place(msgspec.Struct, frozen=True):
+class ResolvedPath(msgspec.Struct, frozen=True):
     """The real path outside CacheFS mounts; inside one, the mount and the rest of the path."""
 
     path: str
@@ -122,7 +122,7 @@ def locate(
     *,
     cwd: str | None = None,
     readlink: Callable[[str], str] = os.readlink,
-) -> Place:
+) -> ResolvedPath:
     """Resolves a path, links included, up to the first CacheFS mount on it. A name that does not
     exist is taken as written. Raises BadConfig for a cycle of links."""
     absolute = path if path.startswith("/") else os.path.join(cwd or os.getcwd(), path)
@@ -134,11 +134,11 @@ def locate(
             inside = _walk_inside(todo)
             if inside is not None:
                 rest = "/".join([mount.root.strip("/"), *inside])
-                return Place(here, mount, rest.lstrip("/"))
+                return ResolvedPath(here, mount, rest.lstrip("/"))
             here = os.path.dirname(here)
             continue
         if not todo:
-            return Place(here)
+            return ResolvedPath(here)
         name = todo.pop()
         if name == "..":
             here = os.path.dirname(here)

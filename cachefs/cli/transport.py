@@ -54,10 +54,10 @@ def kernel_version(release: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
 
-def choose(asked: str, passthrough: str, machine: Machine) -> Choice:
+def choose(wanted: str, passthrough: str, machine: Machine) -> Choice:
     """Returns the transport of a mount. Raises Unsupported if a required extra is missing."""
     old = machine.kernel < OLDEST_KERNEL
-    if asked == "pyfuse3" or (asked == "auto" and old):
+    if wanted == "pyfuse3" or (wanted == "auto" and old):
         if not machine.has_pyfuse3:
             raise Unsupported(
                 "the transport pyfuse3 needs the extra of that name",

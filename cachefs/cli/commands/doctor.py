@@ -142,14 +142,14 @@ def check_kernel(release: str) -> Finding:
     return Finding("kernel", "note", release, remedy)
 
 
-def check_transport(asked: str, passthrough: str, machine: transport.Machine) -> Finding:
+def check_transport(wanted: str, passthrough: str, machine: transport.Machine) -> Finding:
     """Returns the transport of the next mount, and the reason against a better one."""
     try:
-        choice = transport.choose(asked, passthrough, machine)
+        choice = transport.choose(wanted, passthrough, machine)
     except CacheFSError as err:
         return Finding("transport", "problem", err.cause, err.remedy)
     state = "note" if choice.why_not_better else "ok"
-    return Finding("transport", state, f"{asked} takes {choice}", choice.why_not_better)
+    return Finding("transport", state, f"{wanted} takes {choice}", choice.why_not_better)
 
 
 def check_stacking(cache_dir: str, file_system: str) -> Iterator[Finding]:

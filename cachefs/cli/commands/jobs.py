@@ -169,7 +169,7 @@ def show(
         elif as_json:
             output.print_json(document(place, shown))
         else:
-            for line in told(place, shown):
+            for line in job_lines(place, shown):
                 click.echo(line)
     return 0
 
@@ -195,7 +195,7 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSho
     return found[0]
 
 
-def told(place: Place, job: JobShown) -> list[str]:
+def job_lines(place: Place, job: JobShown) -> list[str]:
     """Returns a job as lines."""
     more = job.path_count - len(job.paths)
     paths = [place.shown(path) for path in job.paths] + ([f"and {more:,} more"] if more else [])

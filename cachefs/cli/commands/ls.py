@@ -39,22 +39,22 @@ def command(
     cachefs ls -l /mnt/data/train
     cachefs ls -R cachefs://master:19998/imagenet
     """
-    with names.opened(path, flags, config_file) as (asked, target):
-        pages = _pages(asked, target, asked.resolve(target), recursive)
+    with names.opened(path, flags, config_file) as (server, target):
+        pages = _pages(server, target, server.resolve(target), recursive)
         if long or as_json:
-            pages = (listing.with_cached(asked, page) for page in pages)
+            pages = (listing.with_cached(server, page) for page in pages)
         if as_json:
             _print_json(pages, target)
         else:
             _print(pages, target, long=long, full=long or recursive)
-        return asked.warn_of_silent()
+        return server.warn_of_silent()
 
 
-def _pages(asked: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
+def _pages(server: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
     if inode.kind is not Kind.DIRECTORY:
         return iter([[Row(target.path, inode)]])
     walk = listing.tree if recursive else listing.children
-    return walk(asked, inode, target.path)
+    return walk(server, inode, target.path)
 
 
 def shown(target: Target, path: bytes) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import Asked, asked, said
+from cachefs.cli.policy_calls import PolicyTarget, open_policies, policy_text
 from cachefs.core import messages as m
 from cachefs.core import policies
 from cachefs.core.errors import BadConfig
@@ -45,7 +45,7 @@ def _flags(function: _Command) -> _Command:
 @_flags
 def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
     """Show the policies of PATH, where each value is set, and the policies set below it."""
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         found = at.get()
     if as_json:
         return output.print_json(document(at, found))
@@ -54,12 +54,12 @@ def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags
     for line in output.columns([["POLICY", "VALUE", "FROM"], *rows]):
         click.echo(line)
     for one in found.below:
-        click.echo(f"below: {at.shown(one.path)}  {said(one.policy)}")
+        click.echo(f"below: {at.shown(one.path)}  {policy_text(one.policy)}")
     if found.below_count > len(found.below):
         click.echo(f"and {found.below_count - len(found.below)} more below")
 
 
-def _where(at: Asked, found: m.PoliciesAt, key: str) -> str:
+def _where(at: PolicyTarget, found: m.PoliciesAt, key: str) -> str:
     where = found.where.get(field_of(key), policies.DEFAULT)
     if not where.startswith("/"):
         return where
@@ -67,7 +67,7 @@ def _where(at: Asked, found: m.PoliciesAt, key: str) -> str:
     return at.shown(path.encode()) + profile + rest
 
 
-def document(at: Asked, found: m.PoliciesAt) -> dict[str, Any]:
+def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:
     """Returns the policies as a JSON document: numbers in bytes and seconds, null if unset."""
     fields = [(key, field_of(key)) for key in KEYS]
     return {
@@ -93,7 +93,7 @@ def set_(
 ) -> None:
     """Set policies at PATH; the other policies set there stay."""
     policy = parse(values)
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         _print_policy(at, at.set(policy), as_json)
 
 
@@ -115,12 +115,12 @@ def unset(
     if every == bool(keys):
         raise BadConfig("give keys, or --all", remedy=f"keys are {', '.join(KEYS)}")
     fields = [field_of(key) for key in (KEYS if every else keys)]
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         _print_policy(at, at.set(policies.Policy(), fields), as_json)
 
 
-def _print_policy(at: Asked, policy: policies.Policy, as_json: bool) -> None:
+def _print_policy(at: PolicyTarget, policy: policies.Policy, as_json: bool) -> None:
     if as_json:
         output.print_json({"path": at.shown(), **formatted(policy)})
     else:
-        click.echo(f"OK, {at.shown()}: {said(policy)}")
+        click.echo(f"OK, {at.shown()}: {policy_text(policy)}")

@@ -28,12 +28,12 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     cachefs stat /mnt/data/train/0001.jpg
     cachefs stat cachefs://master:19998/imagenet/train.tar
     """
-    with names.opened(path, flags, config_file) as (asked, target):
-        inode = asked.resolve(target)
-        row = listing.with_cached(asked, [listing.Row(target.path, inode)])[0]
+    with names.opened(path, flags, config_file) as (server, target):
+        inode = server.resolve(target)
+        row = listing.with_cached(server, [listing.Row(target.path, inode)])[0]
         facts = listing.document(row, target.record, shown(target, target.path))
-        facts |= _more(target, asked.namespace, inode)
-        code = asked.warn_of_silent()
+        facts |= _more(target, server.namespace, inode)
+        code = server.warn_of_silent()
     if as_json:
         output.print_json(facts)
         return code

@@ -166,9 +166,9 @@ def renew_server(record: MountRecord) -> None:
 
 
 def _server_of(record: MountRecord, client: BlockingClient) -> Watch | None:
-    """Returns the server process of a client if mounts may end it. The kernel reports its pid,
-    which differs in another pid namespace. A reply proves that the process lived after the watch
-    began, so the pid was not reused."""
+    """Returns the server process of a client if mounts may end it. Its pid comes from the kernel:
+    the server may run in another pid namespace. A reply proves that it lived after the watch began,
+    so the pid was not reused."""
     found = hanging.find_server(record.socket, client.listener)
     if found is not None:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import asked
+from cachefs.cli.policy_calls import open_policies
 from cachefs.core.policies import FREE, formatted, parse
 
 
@@ -33,7 +33,7 @@ def command(
     policy = parse([f"ttl={time}"] if time not in (None, "none") else [])
     if action is not None and time is not None:
         policy = parse([f"ttl={time}", f"ttl_action={action}"])
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         if time is not None:
             at.set(policy, ["ttl_s", "ttl_action"] if time == "none" else [])
         found = at.get()

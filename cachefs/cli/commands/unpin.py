@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import asked
+from cachefs.cli.policy_calls import open_policies
 from cachefs.core.policies import Policy
 
 
@@ -18,7 +18,7 @@ from cachefs.core.policies import Policy
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
     """Remove the pin of PATH. Cached data stays until its space is needed."""
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         was_pinned = bool(at.get().said.pin)
         at.set(Policy(), ["pin"])
         now = at.get()
