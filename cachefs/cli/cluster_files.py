@@ -124,8 +124,8 @@ class Cluster:
         return files
 
     def owners(self, file: File, block: int) -> list[str]:
-        """Returns the ids of the workers that own a block, the primary owner first. The list is
-        empty if no worker owns data."""
+        """Returns the ids of a block's owners, the primary owner first; empty if no worker owns
+        data."""
         owners = self.placement.owners(file.inode.ino, block, file.replicas)
         return [one.id for one in owners]
 

@@ -113,14 +113,13 @@ def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
 
 
 def admin_at(url: str, chosen: Config) -> AdminClient:
-    """Returns a client of the admin API of the master at a URL; sends nothing yet. Raises
-    BadConfig, AccessDenied."""
+    """Returns a client of the admin API at a URL; sends nothing yet. Raises as `connect_admin`."""
     return AdminClient(url, security(chosen, url))
 
 
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
     """Returns a client of the master of a path `cachefs://…` (--master takes precedence), and the
-    path below the namespace root. Sends nothing yet. Raises BadConfig, AccessDenied."""
+    path below the namespace root. Otherwise as `connect_admin`."""
     tls = speaks_tls(chosen)
     master = master_url(chosen.text("master") or url, tls=tls)
     return AdminClient(master, security(chosen, master)), os.fsencode(parse_cluster(url).path)
@@ -167,9 +166,9 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
 
 
 def check_master(node: WorkerSpec) -> None:
-    """Checks before a node is started, which waits for its master, that the master answers and
-    admits it. A node that runs here already may need no master, so nothing is checked. Raises
-    Unreachable, AccessDenied, DeadlineExceeded."""
+    """Checks that the master answers and accepts the credentials, before a node that waits for it
+    is started. Checks nothing if the node runs already: it may need no master. Raises Unreachable,
+    AccessDenied, DeadlineExceeded."""
     if find_node(StateHome(node.home), address_of(node.master)) is None:
         with HttpClient(node.master, node.security) as master:
             master.call(c.Greeting(cachefs.__version__), c.Greeted, MASTER_S)

@@ -31,7 +31,7 @@ def detach(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _check_owner(mountpoint: str) -> None:
-    """Raises AccessDenied for another user's mount, which fusermount3 does not recognise."""
+    """Raises AccessDenied for another user's mount; fusermount3 does not report that cause."""
     mount = read_mounts().at(mountpoint)
     if mount is not None and mount.owner_uid not in (-1, os.geteuid()):
         owner = shown_user(mount.owner_uid)

@@ -35,8 +35,8 @@ class Masters:
         self._answers: dict[str, list[HealthProblem]] = {}
 
     def of_record(self, record: MountRecord) -> list[HealthProblem]:
-        """Returns the problems that the master of a cluster's mount reports; none if the command
-        may not call that master."""
+        """Returns the problems that a mount's master reports; none if the command may not call
+        it."""
         try:
             check_master(record, self._chosen)
             master, _ = clusters.admin_of(record.source.url, self._chosen)
@@ -59,13 +59,12 @@ class Masters:
         return [completed(one, one.subject, self._chosen) if is_away(one) else one for one in found]
 
     def away(self, url: str) -> list[HealthProblem]:
-        """Returns the MASTER_AWAY problem of a master that has already failed to answer, in a list;
-        an empty list for any other."""
+        """Returns the MASTER_AWAY problem of a master that has already failed to answer; else
+        []."""
         return [one for one in self._answers.get(url, []) if is_away(one)]
 
     def silent(self, url: str, err: CacheFSError) -> list[HealthProblem]:
-        """Returns the MASTER_AWAY problem of a master that did not answer another request, in a
-        list; an empty list if `err` has another cause."""
+        """Returns the MASTER_AWAY problem if `err` of another request means no answer; else []."""
         if not isinstance(err, Unreachable | DeadlineExceeded):
             return []
         return [completed(_away(url, err), url, self._chosen)]

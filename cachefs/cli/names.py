@@ -1,5 +1,4 @@
-"""The names that `cachefs ls` and `cachefs stat` show: from a mount's server, or from the master of
-a cluster without a mount."""
+"""The names of `cachefs ls` and `stat`: from a mount's server, or from the master of a cluster."""
 
 from __future__ import annotations
 

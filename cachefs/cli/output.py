@@ -24,7 +24,7 @@ debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document, indented. Its names must be text (`text_of`), not bytes."""
+    """Prints one JSON document, indented. It must not contain bytes (see `text_of`)."""
     click.echo(json.dumps(value, indent=2, sort_keys=False))
 
 

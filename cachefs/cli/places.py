@@ -1,5 +1,4 @@
-"""The servers of load jobs and syncs: a mount's server, or a cluster's master. Resolves arguments
-to them, and reconnects after a failure."""
+"""The servers of load jobs and syncs: resolves arguments to them, and reconnects to them."""
 
 from __future__ import annotations
 

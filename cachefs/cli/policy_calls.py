@@ -16,7 +16,7 @@ from cachefs.core.policies import Policy, formatted
 _T = TypeVar("_T", bound=m.Message)
 
 
-class PolicyServer(Protocol):
+class PolicyApi(Protocol):
     """A session of a mount's server, or a client of a master."""
 
     def call(self, body: m.Message, answer: type[_T]) -> _T: ...
@@ -27,11 +27,7 @@ class PolicyTarget:
     that has the path; None for a URL of a cluster."""
 
     def __init__(
-        self,
-        server: PolicyServer,
-        namespace: NamespaceId,
-        path: bytes,
-        target: Target | None = None,
+        self, server: PolicyApi, namespace: NamespaceId, path: bytes, target: Target | None = None
     ) -> None:
         self.server = server
         self.namespace = namespace

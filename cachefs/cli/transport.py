@@ -13,8 +13,8 @@ from cachefs.core.errors import Unsupported
 from cachefs.core.install import install_command
 from cachefs.fuse.kernel.mount import has_sys_admin, in_user_namespace
 
-OLDEST_KERNEL: Final = (5, 4)  # that the transport `kernel` works with
-PASSTHROUGH_KERNEL: Final = (6, 9)  # that also resends requests to a successor
+OLDEST_KERNEL: Final = (5, 4)  # required by the transport `kernel`
+PASSTHROUGH_KERNEL: Final = (6, 9)  # which also resends requests to a successor
 
 
 class Machine(msgspec.Struct, frozen=True):

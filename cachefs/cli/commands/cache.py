@@ -138,8 +138,7 @@ def choose(found: Sequence[Entry], what: Sequence[str]) -> list[Entry]:
 
 
 def check(chosen: Sequence[Entry], found: Sequence[Entry]) -> None:
-    """Raises InUse if a process uses a chosen entry, or if an entry that is not chosen shares its
-    cache directory."""
+    """Raises InUse if a process, or an entry that is not chosen, uses a cache of a chosen entry."""
     named = {one.directory for one in chosen}
     for one in chosen:
         if one.pid:

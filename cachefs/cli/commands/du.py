@@ -17,8 +17,9 @@ from cachefs.core.units import format_size
 
 
 class Sum(msgspec.Struct):
-    """The totals below a path. `unlisted_directories`: directories that were never listed, whose
-    contents are not counted. `silent`: the workers that did not answer, each with the cause."""
+    """The totals below a path. `cached_bytes` are readable without the origin. Contents of the
+    `unlisted_directories`, which were never listed, are not counted. `silent`: the workers that did
+    not answer, each with the cause."""
 
     files: int = 0
     size_bytes: int = 0

@@ -79,8 +79,7 @@ def _home_of(record: MountRecord) -> StateHome:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Returns the last lines of a log, from its last `MOST_BYTES`; none if it does not exist.
-    Raises as `_opened`."""
+    """Returns the last lines of a log, if any, from its last `MOST_BYTES`. Raises as `_opened`."""
     file = _opened(path)
     if file is None:
         return []

@@ -1,5 +1,5 @@
-"""`mount.cachefs`: the helper that mount(8) calls for `mount -t cachefs SOURCE MOUNTPOINT -o
-OPTIONS`, and for fstab lines of that type."""
+"""`mount.cachefs`: the helper of mount(8) for `mount -t cachefs SOURCE MOUNTPOINT -o OPTIONS`, and
+for fstab lines of that type."""
 
 from __future__ import annotations
 

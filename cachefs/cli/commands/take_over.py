@@ -93,8 +93,8 @@ def _record(mountpoint: str, home: StateHome) -> MountRecord:
 
 
 def _check_owner(mountpoint: str, uid: int) -> None:
-    """Raises AccessDenied for a mount of another user, also for root: an upgrade starts processes
-    as the caller."""
+    """Raises AccessDenied for another user's mount, also for root: an upgrade runs as the
+    caller."""
     if uid in (-1, os.geteuid()):
         return
     owner = shown_user(uid)

@@ -127,8 +127,7 @@ def _fields(node: NodeLook | None) -> dict[str, int]:
 
 
 def _rates(old: Mapping[str, int], new: Mapping[str, int], over_s: float) -> Rates:
-    """Returns the rates of counters. A counter that fell belongs to a restarted process and counts
-    from 0."""
+    """Returns the rates. A counter that fell belongs to a restarted process and counts from 0."""
 
     def grown(name: str) -> int:
         now, before = new.get(name, 0), old.get(name, 0)

@@ -40,8 +40,7 @@ _RETRY_PAUSE_S: Final = 0.1
 def command(
     where: str, lazy: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Unmount MOUNTPOINT, and wait for the end of its client (and of a server without other
-    mounts)."""
+    """Unmount MOUNTPOINT, and wait until its client (and a server without mounts) has ended."""
     home = settings.state_home(settings.load_settings(flags, config_file))
     mountpoint, note = unmount(where, home, lazy=lazy)
     shown = output.text_of(os.fsencode(mountpoint))

@@ -78,8 +78,8 @@ def _default_tier(master: str, home: StateHome, trust: bool) -> str:
 
 
 def check_reach(master: str, listen: str, advertise: str) -> None:
-    """Raises BadConfig for a worker that owns data and advertises a loopback address to a master on
-    another machine: that address would lead each machine to itself."""
+    """Raises BadConfig for a worker that owns data and advertises a loopback address, where no
+    other machine can reach it, to a master on another machine."""
     host, _ = parse_address(address_of(advertise or f"http://{listen}"), 0)
     if is_loopback(host) and not is_loopback(parse_address(address_of(master), DEFAULT_PORT)[0]):
         raise BadConfig(
