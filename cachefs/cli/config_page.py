@@ -37,7 +37,7 @@ group's command.
 
 
 def main() -> int:
-    """Write the page (default: docs/configuration.md below the working directory)."""
+    """Writes the page (default: docs/configuration.md below the working directory)."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/configuration.md")
     target.write_text(PAGE, encoding="utf-8")
     return 0
