@@ -1,8 +1,8 @@
-"""The record of a mount in the state home, which names the processes of the mount, as the client
-that serves the mount keeps it.
+"""The mount record in the state home, which names the processes of the mount. The client that
+serves the mount writes it.
 
-A mount outlives a state home that is full: a client that takes a mount over serves it whether its
-record can be written or not, and a record that could not be written is written later.
+A full state home ends no mount: a client that takes over a mount serves it even if it cannot write
+the record, and writes the record later.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger("cachefs.client")
 
 
 class OwnRecord:
-    """See the module. `current` returns the record as it should be now. Its methods block for
-    moments, as the state home does."""
+    """The writer of one mount record. `current` returns the record to write. The methods block
+    briefly on the state home."""
 
     def __init__(self, home: StateHome, current: Callable[[], MountRecord]) -> None:
         self._home = home
         self._current = current
-        self._is_kept = False  # does this client have a record?
+        self._is_kept = False  # this client has a record
         self._is_owed = False
         self._said = False
 
@@ -41,13 +41,13 @@ class OwnRecord:
         self.settle()
 
     def update(self) -> None:
-        """Writes the record again where this client has one."""
+        """Rewrites the record if this client has one."""
         if self._is_kept:
             self.keep()
 
     def settle(self) -> None:
-        """Writes a record that is owed, with the room of the reserve where there is no other. Logs
-        the first failure."""
+        """Writes a record that is due; gives up the reserve if the disk is full. Logs the first
+        failure."""
         if not self._is_owed:
             return
         try:
@@ -57,15 +57,15 @@ class OwnRecord:
             cause = err.one_line() if isinstance(err, CacheFSError) else str(err)
             log.log(
                 logging.DEBUG if self._said else logging.WARNING,
-                "the record of this mount cannot be written: %s; the mount is served all the same, "
-                "`cachefs status` shows earlier processes of it until the record can be written",
+                "the record of this mount cannot be written: %s; the mount still works, but "
+                "`cachefs status` shows earlier processes of it until the record is written",
                 cause,
             )
             self._said = True
 
     def remove(self) -> None:
-        """Removes the record of the mount that is gone. That of a predecessor is removed where this
-        client could not write its own; the next mount's stays."""
+        """Removes the record of an ended mount: a predecessor's if this client could not write one,
+        never that of the next mount."""
         is_owed, self._is_kept, self._is_owed = self._is_owed, False, False
         current = self._current()
         found = self._home.find_mount(current.mountpoint) if is_owed else None
