@@ -22,7 +22,7 @@ MAX_MARKS: Final = 4096
 
 
 class Row(NamedTuple):
-    """One name of a directory."""
+    """A name of a directory and its inode."""
 
     name: bytes
     inode: Inode
@@ -75,7 +75,7 @@ def cookie_of(ordinal: int, name: bytes) -> int:
 
 
 class DirectoryHandle:
-    """One open directory: the starts of its pages, and the page being read."""
+    """An open directory: the starts of its pages, and the page being read."""
 
     __slots__ = ("ino", "marks", "page", "pid")
 

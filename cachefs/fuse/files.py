@@ -30,7 +30,7 @@ Bytes = bytes | memoryview
 
 
 class Files:
-    """All open files of one mount."""
+    """The open files of one mount."""
 
     def __init__(self, node: Node, namespace: NamespaceId, waits: Waits) -> None:
         self.namespace = namespace

@@ -64,7 +64,7 @@ class Segment:
 
 
 class FileHandle:
-    """One open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed. A
+    """An open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed. A
     handle of epoch 0 that is not complete must be opened at the server before a read: a predecessor
     opened it, or it now bypasses its tier."""
 

@@ -33,7 +33,7 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
 
 
 class Served:
-    """One mount while this process serves it."""
+    """A mount while this process serves it."""
 
     def __init__(self, client: Client, conn: Connection, vfs: Vfs) -> None:
         assert client.link is not None

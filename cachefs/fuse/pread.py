@@ -86,7 +86,7 @@ class FileReader:
 
 
 class _Read:
-    """One read by a thread."""
+    """A read by a thread."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._fd = fd

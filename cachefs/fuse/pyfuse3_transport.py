@@ -224,7 +224,7 @@ class Operations(pyfuse3.Operations):
 
 
 class Session:
-    """One pyfuse3 session: the constructor mounts, `close` ends it."""
+    """A pyfuse3 session: the constructor mounts, `close` ends it."""
 
     def __init__(self, vfs: Vfs, workers: Workers, mountpoint: str, options: Sequence[str]) -> None:
         """Mounts; `vfs` waits through `workers`. Raises RuntimeError when libfuse cannot mount; it

@@ -60,7 +60,7 @@ class Run:
 
 
 class Runs(Waits):
-    """All runs of one session. The session sets `nursery` before a run calls `in_task`."""
+    """The runs of one session. The session sets `nursery` before a run calls `in_task`."""
 
     def __init__(self) -> None:
         self.running: Run | None = None

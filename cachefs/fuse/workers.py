@@ -57,7 +57,7 @@ NEXT_REQUEST: Final = NextRequest()
 
 
 class Workers(Runs):
-    """All workers of one session, each a run of pyfuse3's session loop. A worker is idle, waiting
+    """The workers of one session, each a run of pyfuse3's session loop. A worker is idle, waiting
     or running."""
 
     def __init__(self) -> None:

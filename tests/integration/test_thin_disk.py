@@ -82,7 +82,6 @@ def test_a_mount_over_a_full_thin_volume_never_reads_zeros_after_the_sync(
         "damaged, fetched again",
         "index",
         "read past the cache",
-        "bypass the cache",
     ]
     rng = random.Random(6)
     files = {f"f{n:03}": rng.randbytes(PAGE_BYTES // 2) for n in range(200)}

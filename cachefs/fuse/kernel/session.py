@@ -62,7 +62,7 @@ class Waiting:
 
 
 class KernelSession:
-    """One mount's session; `fd` is the descriptor of /dev/fuse after INIT."""
+    """The session of one mount; `fd` is the descriptor of /dev/fuse after INIT."""
 
     def __init__(
         self, vfs: Vfs, runs: Runs, fd: int, table: TakeoverTable, negotiated: Negotiated

@@ -1,5 +1,5 @@
-"""A pipe that splices file pages to /dev/fuse: one copy, into the kernel's page cache for the mount,
-instead of the two of read and write.
+"""A pipe that splices file pages to /dev/fuse: one copy, into the reader's page cache, instead of
+the two of read and write.
 
 Without SPLICE_F_MOVE: the pages belong to the cache file.
 """

@@ -51,7 +51,7 @@ class Mode(enum.IntEnum):
 
 
 class Slot(NamedTuple):
-    """One open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
+    """An open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
 
     fh: int
     nodeid: int
