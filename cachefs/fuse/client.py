@@ -130,7 +130,7 @@ class Client:
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
-        nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
+        nursery.start_soon(self._unmount_when_stopping, device, nursery.cancel_scope)
 
     def _record(self) -> MountRecord:
         """Returns the mount's record, with the pids of this client and its supervisor."""
@@ -146,7 +146,7 @@ class Client:
                 log.info("stopping: %s", signal.Signals(number).name)
                 self.stopping.set()
 
-    async def _unmount_when_told(self, device: str, scope: trio.CancelScope) -> None:
+    async def _unmount_when_stopping(self, device: str, scope: trio.CancelScope) -> None:
         """Unmounts once `stopping` is set. After a clean unmount the session ends without further
         action; a lazy unmount cuts off processes with open files after `DRAIN_S`."""
         await self.stopping.wait()
@@ -185,10 +185,10 @@ class Client:
             return connect_socket(spec.socket)
         server = await trio.to_thread.run_sync(_find_server, spec, abandon_on_cancel=True)
         sock = connect_socket(server.socket)
-        self._moved_to(server.socket)
+        self._switch_to(server.socket)
         return sock
 
-    def _moved_to(self, socket_path: str) -> None:
+    def _switch_to(self, socket_path: str) -> None:
         """Updates the spec and the mount's record after a switch to another server."""
         if socket_path == self.spec.socket:
             return
@@ -238,8 +238,7 @@ def raise_descriptor_limit() -> None:
 
 
 def write_stacks_on_signal(spec: ClientSpec) -> None:
-    """Writes all stacks to the client's log on SIGUSR2, which the supervisor sends when the client
-    hangs."""
+    """Writes all stacks to the client's log on SIGUSR2, which the supervisor sends if it hangs."""
     if spec.log_to_stderr or not spec.log_file:
         return faulthandler.register(signal.SIGUSR2, all_threads=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -254,7 +253,6 @@ def _only_error(group: BaseException) -> BaseException:
 
 
 def main() -> int:
-    """Runs the process. Returns its exit code."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ClientSpec)
     ready = ReadyPipe()
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)

@@ -47,15 +47,14 @@ class MetadataCache:
         return _decode_inode(known[0]) if known is not None else None
 
     def current(self, ino: int, now: float) -> tuple[Inode, float] | None:
-        """Returns the inode and for how many seconds more it is current; None on a miss."""
+        """Returns the inode and its validity in s; None on a miss."""
         known = self._inodes.get(ino)
         if known is None or known.expires_at <= now:
             return None
         return _decode_inode(known.record), known.expires_at - now
 
     def lookup(self, parent: int, name: bytes, now: float) -> tuple[Inode | None, float] | None:
-        """Returns the inode of a name (None: no such name) and for how many seconds more that is
-        valid; None on a miss."""
+        """Returns the inode of a name (None: absent) and its validity in s; None on a miss."""
         entry = self._names.get((parent, name))
         if entry is None or entry[1] <= now:
             return None
@@ -91,7 +90,6 @@ class MetadataCache:
             self._inodes.put(entry[0], known.expired())
 
     def names(self) -> list[tuple[int, bytes]]:
-        """Returns every cached (parent, name)."""
         return self._names.keys()
 
     def invalidate_everything(self) -> None:

@@ -11,8 +11,7 @@ LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overl
 
 
 def file_system_of(fd: int) -> str:
-    """Returns the type, such as `ext4`; "tmpfs" for a memfd; "" if it is unknown. Raises OSError
-    when no descriptor is left."""
+    """Returns the type ("tmpfs" for a memfd), "" if unknown. Raises OSError without descriptors."""
     mount = _mount_of(fd)
     if not mount:
         return ""

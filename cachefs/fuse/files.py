@@ -114,8 +114,8 @@ class Files:
     async def _open_at_server(self, handle: FileHandle) -> None:
         """Opens a file; in a new session, opens it again. Raises Stale if it is another file."""
         self._check_namespace(handle)
-        question = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
-        reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
+        request = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
+        reply, fd, epoch = await self._node.ask_in_epoch(request, m.Opened)
         try:
             self._check_namespace(handle)  # it may have changed during the wait
         except Stale:
@@ -145,8 +145,7 @@ class Files:
             raise Stale("the server lost the namespace of this file")
 
     def _release(self, server_handle: int, epoch: int) -> None:
-        """Releases a server handle of this session. A session that ended has released its own, and
-        the next one reuses their numbers."""
+        """Releases a server handle, unless its session has ended: the next one reuses numbers."""
         if server_handle and epoch == self._node.epoch:
             self._node.post(m.Release(server_handle))
 
@@ -280,9 +279,9 @@ class Files:
             if handle.keep == 1:
                 # Room is short. Handles that kept segments while they wait could deadlock.
                 handle.give_back()
-            question = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
+            request = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
-                reply, fd = await self._node.ask_once(question, m.Ensured)
+                reply, fd = await self._node.ask_once(request, m.Ensured)
             except ConnectionLost:
                 continue
             return self._granted(handle, reply, fd)

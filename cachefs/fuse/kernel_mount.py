@@ -42,8 +42,8 @@ class Served:
         self._conn = conn
         self._vfs = vfs
         self._session: KernelSession
-        self._told: m.MountFacts | None = None
-        self._told_in = 0  # epoch of the connection
+        self._sent: m.MountFacts | None = None
+        self._sent_epoch = 0  # epoch of the connection
         self._is_retired = False
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class Served:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
             nursery.start_soon(self._report)
-            self._tell_facts()
+            self._send_facts()
             link.say(w.Serving())
             log.info("%s is ready at %s", client.spec.source.url, client.spec.mountpoint)
             await self._session.serve(link.takeover)
@@ -82,18 +82,17 @@ class Served:
         self._session.retire()
 
     async def _report(self) -> None:
-        """Sends the server the facts for `cachefs status` when they change; writes a mount record
-        that is due."""
+        """Sends changed facts for `cachefs status` to the server; writes a record that is due."""
         while True:
             await trio.sleep(REPORT_S)
-            self._tell_facts()
+            self._send_facts()
             self._client.record.settle()
 
-    def _tell_facts(self) -> None:
+    def _send_facts(self) -> None:
         session = self._session
         facts = m.MountFacts(
             "kernel", session.passthrough, session.why_not, self._link.supervisor, session.facts()
         )
-        if facts != self._told or self._conn.epoch != self._told_in:
-            self._told, self._told_in = facts, self._conn.epoch
+        if facts != self._sent or self._conn.epoch != self._sent_epoch:
+            self._sent, self._sent_epoch = facts, self._conn.epoch
             self._conn.post(facts)

@@ -43,8 +43,7 @@ def source_name(spec: ClientSpec) -> str:
 
 
 def mount_options(spec: ClientSpec) -> list[str]:
-    """Returns options for libfuse and fusermount3 in their syntax (a comma in a value is
-    escaped)."""
+    """Returns options for libfuse and fusermount3, which need commas in values escaped."""
     name = source_name(spec).replace("\\", "\\\\").replace(",", "\\,")
     options = [f"fsname={name}", f"subtype={SUBTYPE}", "nosuid", "nodev"]
     if spec.read_only:
@@ -72,8 +71,7 @@ def _octal(match: re.Match[bytes]) -> bytes:
 
 
 def raise_read_ahead(device: str) -> None:
-    """Raises the kernel's read-ahead on this mount to `READ_AHEAD_KIB`. Needs root; ignores
-    errors."""
+    """Raises the kernel's read-ahead on this mount. Needs root; ignores errors."""
     path = Path(f"/sys/class/bdi/{device}/read_ahead_kb")
     with contextlib.suppress(OSError, ValueError):
         if int(path.read_text()) < READ_AHEAD_KIB:
@@ -84,8 +82,8 @@ def raise_background(device: str) -> None:
     """Lets the kernel send `MAX_BACKGROUND` read-ahead requests at once on this mount. With its
     default the kernel drops read-ahead when a dozen readers are active, and reads page by page.
     Above the limit readers wait in the kernel, which does not serve them in order; below it, the
-    client serves requests in order of arrival. Needs root; ignores errors. Uses fusectl without
-    mounting it at a path."""
+    client serves requests in order of arrival. Needs root; ignores errors. Needs no mounted
+    fusectl."""
     minor = device.partition(":")[2]
     with contextlib.suppress(OSError):
         control = control_file_system()

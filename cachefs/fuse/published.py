@@ -48,23 +48,23 @@ class Published:
     """The `pub/` directories of the node's tiers. Callers pass their current descriptors."""
 
     def __init__(self) -> None:
-        self._out: set[int] = set()  # tiers whose disk does not respond
+        self._failed: set[int] = set()  # tiers whose disk does not respond
         self._ways: dict[int, tuple[PublishedDir, Way]] = {}
 
     def in_service(self, tier: int = ANY_TIER) -> bool:
         """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
-        return not self._out if tier == ANY_TIER else tier not in self._out
+        return not self._failed if tier == ANY_TIER else tier not in self._failed
 
     def changed(self, tier: int, *, in_service: bool) -> None:
         """Records the server's report on the disk of a tier."""
         if in_service:
-            self._out.discard(tier)
+            self._failed.discard(tier)
         elif 0 <= tier < MOST_TIERS:
-            self._out.add(tier)
+            self._failed.add(tier)
 
     def trust_all(self) -> None:
         """Marks all tiers as in service. In a new session the server reports those that fail."""
-        self._out.clear()
+        self._failed.clear()
 
     def way(self, directory: PublishedDir) -> Way:
         known = self._ways.get(directory.tier)
@@ -81,7 +81,7 @@ class Published:
         cannot be opened without waiting. Raises OSError when no descriptor is left."""
         for directory in directories:
             tier = directory.tier
-            if tier in self._out:
+            if tier in self._failed:
                 continue
             known = self._ways.get(tier)
             way = known[1] if known and known[0] is directory else self.way(directory)

@@ -34,7 +34,7 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
 
     spec = client.spec
     assert isinstance(client.runs, Workers)
-    with _libfuse_says() as said:
+    with _capturing_stderr() as said:
         try:
             options = mounting.mount_options(spec)
             session = Session(vfs, client.runs, spec.mountpoint, options)
@@ -70,7 +70,7 @@ async def _announce(client: Client, answering: trio.Event, device: str, warning:
 
 
 @contextlib.contextmanager
-def _libfuse_says() -> Iterator[Callable[[], str]]:
+def _capturing_stderr() -> Iterator[Callable[[], str]]:
     """Captures what libfuse writes to standard error, for the caller and for the log."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as caught:

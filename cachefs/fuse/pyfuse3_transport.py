@@ -227,8 +227,8 @@ class Session:
     """A pyfuse3 session: the constructor mounts, `close` ends it."""
 
     def __init__(self, vfs: Vfs, workers: Workers, mountpoint: str, options: Sequence[str]) -> None:
-        """Mounts; `vfs` waits through `workers`. Raises RuntimeError when libfuse cannot mount; it
-        writes the reason to standard error."""
+        """Mounts; `vfs` waits through `workers`. Raises RuntimeError, and libfuse then writes the
+        reason to standard error."""
         self.interrupts = Interrupts()
         self.operations = Operations(vfs, self.interrupts, workers)
         before = _fuse_descriptors()

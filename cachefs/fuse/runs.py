@@ -93,8 +93,8 @@ class Runs(Waits):
         return run
 
     def step(self, run: Run, proceed: Callable[[Any], Any], what: object) -> None:
-        """Resumes a run until it waits or ends. Never raises: an exception that escapes from a run
-        ends the session."""
+        """Resumes a run until it waits or ends. An exception of a run ends the session instead of
+        being raised here."""
         before, self.running = self.running, run
         try:
             wait = proceed(what)

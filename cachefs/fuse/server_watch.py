@@ -41,20 +41,20 @@ class Silence:
         self._looked_at = now
         self._heard = -1
         self._silent_s = 0.0
-        self._has_asked = False
+        self._has_pinged = False
 
     def look(self, heard: int, now: float) -> Act:
         """Returns what to do. `heard`: a number that grows with each message of the server."""
         passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_S), now
         if heard != self._heard:
-            self._heard, self._silent_s, self._has_asked = heard, 0.0, False
+            self._heard, self._silent_s, self._has_pinged = heard, 0.0, False
             return Act.NONE
         self._silent_s += passed_s
-        if not self._has_asked and self._silent_s >= PING_S:
-            self._silent_s, self._has_asked = 0.0, True
+        if not self._has_pinged and self._silent_s >= PING_S:
+            self._silent_s, self._has_pinged = 0.0, True
             return Act.PING
-        if self._has_asked and self._silent_s >= self._limit_s:
-            self._silent_s, self._has_asked = 0.0, False  # repeats if the server does not end
+        if self._has_pinged and self._silent_s >= self._limit_s:
+            self._silent_s, self._has_pinged = 0.0, False  # repeats if the server does not end
             return Act.END
         return Act.NONE
 
@@ -86,14 +86,14 @@ class ServerWatch:
         if not self._conn.is_connected:
             return
         if self._conn.epoch != self._epoch:
-            await self._meet()
+            await self._watch_new()
         match self._silence.look(self._conn.heard, trio.current_time()):
             case Act.PING:
                 self._conn.ping()
             case Act.END:
                 await self._end()
 
-    async def _meet(self) -> None:
+    async def _watch_new(self) -> None:
         """Finds the server process of a new connection, while its pid is certain."""
         self._forget()
         self._silence = Silence(self._limit_s, trio.current_time())

@@ -97,7 +97,7 @@ class Vfs:
         self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
         self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
         self._former: Generations[int, Inode] = Generations(MAX_FORMER)
-        self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_meet`
+        self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_check_reused`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
         self._attach = attach
@@ -154,15 +154,13 @@ class Vfs:
         return m.Found(inode, valid_for_s)
 
     def getattr_former(self, nodeid: int) -> m.Found:
-        """Returns the attributes of an open file whose ino now belongs to another file. Raises
-        Stale if they are not known."""
+        """Returns the attributes of an open file whose ino was reassigned, or raises Stale."""
         inode = self._former.get(nodeid & MAX_INO)
         if inode is None:
             raise Stale("the file is gone")
         return m.Found(inode, OPEN_STALE_S)
 
     def readlink_nowait(self, nodeid: int) -> bytes | MustWait:
-        """Returns the target of a symbolic link."""
         inode = self._cache.inode(nodeid & MAX_INO)
         return MUST_WAIT if inode is None else inode.target
 
@@ -200,8 +198,7 @@ class Vfs:
         return self.keep(await self.open_file(nodeid, flags, pid))
 
     def open_file_nowait(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle | MustWait:
-        """Returns an open file without a number. The transport calls `keep`, or `drop` after it
-        has used the descriptor."""
+        """Returns an open file without a number, for which the transport calls `keep` or `drop`."""
         self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
@@ -232,7 +229,7 @@ class Vfs:
             return await self._files.open(ino, await self._nonce(nodeid), pid)
         except Stale:
             if self._is_open(ino):
-                self._given_again(ino)
+                self._reassign(ino)
             self._cache.forget_inode(ino)
             raise
 
@@ -297,8 +294,7 @@ class Vfs:
         return self._directories.add(DirectoryHandle(ino, pid), fh)
 
     def knows_directory(self, fh: int) -> bool:
-        """Returns whether this process opened `fh`. The transport opens a predecessor's handle
-        again; its cookies stay valid."""
+        """Returns whether this process opened `fh`; a predecessor's must be opened again."""
         return fh in self._directories
 
     def readdir_nowait(self, fh: int, cookie: int) -> Iterator[Entry] | MustWait:
@@ -341,7 +337,7 @@ class Vfs:
         record = bytes(entry.inode)
         inode = _decode_inode(record)
         if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
-            self._meet(inode)
+            self._check_reused(inode)
             self._cache.put_name(parent, entry.name, inode.ino, expires_at)
             self._cache.put_inode(inode.ino, record, expires_at)
             if inode.kind is Kind.DIRECTORY:
@@ -422,8 +418,7 @@ class Vfs:
     async def _ask_about(
         self, ino: int, question: Callable[[int], m.Message], expected: type[Reply]
     ) -> Reply:
-        """Sends a request about an ino of the mount. Repeats it for the mount's root if that is
-        another directory by now."""
+        """Sends a request about an ino of the mount; repeats it if the mounted root has moved."""
         try:
             return await self._node.ask(question(self._root.real(ino)), expected)
         except Stale:
@@ -470,7 +465,7 @@ class Vfs:
         self._files.close()
 
     # ---- the cache ----
-    def _meet(self, inode: Inode) -> None:
+    def _check_reused(self, inode: Inode) -> None:
         """Detects an ino that now belongs to another file, after the server's metadata store was
         rolled back. A directory keeps its nodeid, with another generation."""
         known = self._cache.inode(inode.ino) or self._files.take_adopted(inode)
@@ -480,9 +475,9 @@ class Vfs:
                     "inode %d is another file now: the metadata store was rolled back", inode.ino
                 )
             if inode.kind is _FILE:
-                self._given_again(inode.ino)
+                self._reassign(inode.ino)
 
-    def _given_again(self, ino: int) -> None:
+    def _reassign(self, ino: int) -> None:
         """Moves the ino to a new nodeid. Open files keep theirs."""
         if (former := self._cache.inode(ino)) is not None:
             self._former.put(ino, former)
@@ -492,7 +487,7 @@ class Vfs:
         return self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
 
     def _put(self, inode: Inode, expires_at: float) -> None:
-        self._meet(inode)
+        self._check_reused(inode)
         self._cache.put_inode(inode.ino, encode_inode(inode), expires_at)
 
     def _put_found(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:

@@ -57,8 +57,7 @@ NEXT_REQUEST: Final = NextRequest()
 
 
 class Workers(Runs):
-    """The workers of one session, each a run of pyfuse3's session loop. A worker is idle, waiting
-    or running."""
+    """The workers of one session: runs of pyfuse3's loop, each idle, waiting or running."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Workers(Runs):
         self._some_idle = trio.Event()
         self._fd = -1
         self._poll: select.poll | None = None
-        self._patience = Patience()
+        self._spin = Patience()
 
     def take(self, run: Run, wait: object) -> bool:
         if wait is not NEXT_REQUEST:
@@ -131,8 +130,8 @@ class Workers(Runs):
         look = self._poll.poll
         if not answered:
             return bool(look(0))
-        found = any(look(0) for _ in range(self._patience.looks()))
-        self._patience.learn(found)
+        found = any(look(0) for _ in range(self._spin.looks()))
+        self._spin.learn(found)
         return found
 
     def _take_idle(self) -> list[Run]:

@@ -183,9 +183,8 @@ async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None
 
 
 def _listen(path: str) -> socket.socket:
-    """Returns a bound socket of mode 0600. It does not listen yet, so no process can connect before
-    the mode is set. Blocks."""
-    _make_way(path)
+    """Returns a bound socket of mode 0600, on which `start` then listens, not before. Blocks."""
+    _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(path)
@@ -199,7 +198,7 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _make_way(path: str) -> None:
+def _remove_stale(path: str) -> None:
     """Removes the stale socket of a dead server. Raises BadConfig, InUse."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -21,8 +21,7 @@ MAPPED_BYTES: Final = 4 << 20  # buffers from this size are returned to the kern
 
 
 def settle() -> bool:
-    """Applies the settings. Called before a server starts threads. Returns False if the C library
-    does not support them."""
+    """Applies the settings, before a server starts threads. Returns False if unsupported."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

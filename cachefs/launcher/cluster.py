@@ -115,8 +115,7 @@ def ensure_node(
 
 
 def _wait_for_return(directory: Path) -> None:
-    """Waits up to `RETURN_S` for the restart of an ended worker. Without the wait a restart would
-    switch the mount to another cache."""
+    """Waits up to `RETURN_S` for the restart of a worker, so that its mounts keep their cache."""
     deadline = time.monotonic() + RETURN_S
     while time.monotonic() < deadline:
         pointer = read_pointer(directory)

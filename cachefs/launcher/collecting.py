@@ -22,8 +22,7 @@ THRESHOLDS: Final = (10_000, 20, 100)
 
 
 def settle() -> None:
-    """Exempts all present objects from collection. Called once a server is ready. Blocks for about
-    15 ms."""
+    """Exempts all present objects from collection, once a server is ready. Blocks about 15 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)

@@ -76,8 +76,7 @@ def _check_one(path: Path) -> None:
 
 
 def _closed(directory: Path, info: os.stat_result) -> str:
-    """Closes a directory of this user to all others. Returns the fault if others have files in it,
-    else ""."""
+    """Closes a directory of this user to others. Returns the fault if it has files of theirs."""
     if not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
     os.chmod(directory, 0o700)

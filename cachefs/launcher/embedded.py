@@ -1,8 +1,8 @@
 """The embedded server: master and worker of one node in one process, on a unix socket only.
 
 `python -I -m cachefs.launcher.embedded` with a `ServerSpec` on standard input. Writes `Started` to
-standard output when it is ready or cannot start. Ends after the last mount, and on SIGTERM, SIGINT
-or SIGHUP.
+standard output when it is ready or cannot start. Ends after the last mount, on a Detach request and
+on a stop signal (SIGTERM, SIGINT, SIGHUP).
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Source:
                 sync_interval_s,
             )
             self.master.limit_waits(self._deadline_s)
-            self.master.on_policies = self._say_pins
-            self._say_pins()
+            self.master.on_policies = self._write_pins
+            self._write_pins()
             try:
                 self.warning = await self.master.check_source()
                 self.master.start_probes()
@@ -89,10 +89,10 @@ class Source:
                 await self.master.close()
                 raise
         except BaseException:
-            self._give_back()
+            self._release()
             raise
 
-    def _say_pins(self) -> None:
+    def _write_pins(self) -> None:
         """Writes or removes the `pinned` file. While it exists, a server over the same cache that
         has not mounted this source evicts nothing of it. Raises NoSpace."""
         path = self.directory / PINNED_NAME
@@ -122,9 +122,9 @@ class Source:
     async def close(self) -> None:
         await self.stop_loading()
         await self.master.close()
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self.connector.close()
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
@@ -208,8 +208,7 @@ class EmbeddedSources:
         return source
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        """Returns a namespace's master. Raises NotFound; Unavailable if the source has pins and is
-        not attached."""
+        """Returns a namespace's master. Raises NotFound, or Unavailable if it is pinned."""
         if namespace not in self._open and self._home.has_pins(namespace):
             raise Unavailable("the source is not mounted", remedy="mount it first")
         return self._attached(namespace).master
@@ -260,8 +259,7 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 async def _lock(path: Path) -> int:
-    """Takes an exclusive flock on `path` and returns its descriptor. Waits up to `LOCK_WAIT_S` for
-    a predecessor. Raises InUse."""
+    """Takes an exclusive flock within `LOCK_WAIT_S` and returns its descriptor. Raises InUse."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         for _ in range(int(LOCK_WAIT_S / 0.05)):
@@ -360,7 +358,6 @@ async def _serve(
 
 
 def main() -> int:
-    """Runs the process. Returns its exit code."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
     ready = ReadyPipe(spec.launch_fds)
     allocator.settle()

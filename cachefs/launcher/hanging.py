@@ -44,8 +44,7 @@ def unanswered(pid: int, path: str) -> Unreachable:
 
 
 def end_listener(socket_path: str) -> bool:
-    """Kills the server that listens on a socket. Returns False if there is none, if mounts must not
-    kill it, or if it does not end."""
+    """Kills the server that listens on a socket, if mounts may. Returns whether it ended."""
     try:
         with connect_socket(socket_path) as sock:
             pid = listener_of(sock)

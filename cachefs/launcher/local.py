@@ -113,9 +113,7 @@ class Up:
             if known is not None and any(process.runs for process in known.processes):
                 self._has_token = known.has_token
             done = list(known.processes) if known is not None else [LocalProcess("master")]
-            done += [
-                LocalProcess(_worker_name(n)) for n in range(len(done), _wanted(workers, done))
-            ]
+            done += [LocalProcess(_worker_name(n)) for n in range(len(done), _count(workers, done))]
             for number, process in enumerate(done):
                 if not process.runs:
                     self._cache_bytes = self._cache_bytes or self._share(len(done) - 1)
@@ -209,7 +207,7 @@ def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
     return [process for process, _ in watches]
 
 
-def _wanted(workers: int, done: list[LocalProcess]) -> int:
+def _count(workers: int, done: list[LocalProcess]) -> int:
     """Returns the number of processes to run."""
     return max(len(done), 1 + (workers or (0 if len(done) > 1 else DEFAULT_WORKERS)))
 

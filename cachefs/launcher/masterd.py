@@ -173,7 +173,6 @@ class Process:
 
 
 def main() -> int:
-    """Runs the process. Returns its exit code."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MasterSpec)
     ready = ReadyPipe()
     allow_many_descriptors()  # each worker has connections here

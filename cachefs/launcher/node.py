@@ -132,7 +132,6 @@ async def _stop_when(stop: asyncio.Event, server: NodeServer) -> None:
 
 
 def main() -> int:
-    """Runs the process. Returns its exit code."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
     ready = ReadyPipe(spec.launch_fds)
     allocator.settle()

@@ -99,8 +99,7 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
 
 
 def _is_cache(directory: Path) -> bool:
-    """Returns whether this is a cache directory of this user. A link is none: recorded paths are
-    real paths."""
+    """Returns whether this is a cache directory of this user. A link is not: paths are real."""
     try:
         info = directory.lstat()
         return (

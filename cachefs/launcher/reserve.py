@@ -51,8 +51,7 @@ class Reserve:
         return True
 
     def give_up_if_short(self) -> str:
-        """Removes the reserve if the state home is full. Returns a line for users, "" if there is
-        space."""
+        """Removes the reserve if the state home is full, and returns a warning, else ""."""
         try:
             if self._free_bytes() >= SHORT_BYTES:
                 return ""

@@ -45,13 +45,13 @@ def stop_event() -> asyncio.Event:
 def limit_end() -> None:
     """Limits the shutdown, which has begun. Each of its waits has a separate limit. If one fails,
     logs the waits after `TELL_S` and ends the process after `END_S`."""
-    asyncio.get_running_loop().call_later(TELL_S, _tell)
-    last = threading.Timer(END_S, _give_up)
+    asyncio.get_running_loop().call_later(TELL_S, _log_waits)
+    last = threading.Timer(END_S, _end_late)
     last.daemon = True
     last.start()
 
 
-def _tell() -> None:
+def _log_waits() -> None:
     for task in asyncio.all_tasks():
         places = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack()]
         log.warning("not ended yet: %s at %s", task.get_coro(), ", ".join(places))
@@ -68,7 +68,7 @@ def _stacks() -> list[tuple[str, str]]:
     ]
 
 
-def _give_up() -> NoReturn:
+def _end_late() -> NoReturn:
     for name, stack in _stacks():
         log.error("the shutdown takes too long; thread %s:\n%s", name, stack)
     quit_now(1)

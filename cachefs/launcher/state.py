@@ -66,8 +66,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """A mount: its mount point, source and processes. The FUSE client `pid` writes it, the CLI
-    reads it."""
+    """A mount: mount point, source and processes. Written by the FUSE client, read by the CLI."""
 
     mountpoint: str
     source: UfsSpec
@@ -229,8 +228,7 @@ class StateHome:
         return self._record(_record_name(mountpoint))
 
     def remove_mount(self, mountpoint: str, pid: int | None = None) -> bool:
-        """Removes a record if it still names `pid` (None: any). Returns whether it did. Raises
-        InUse."""
+        """Removes a record if it names `pid` (None: any). Returns whether it did. Raises InUse."""
         return _remove(self.path / "mounts", _record_name(mountpoint), pid, self.owner)
 
     def mount_records(self) -> list[MountRecord]:
@@ -252,8 +250,7 @@ class StateHome:
 
 
 def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer | None:
-    """Returns the pointer in a source's or a cache directory; None if it is missing, torn or not
-    the owner's (-1: the caller's)."""
+    """Returns a directory's pointer; None if missing, torn or not the owner's (-1: the caller)."""
     try:
         return msgspec.convert(_read(Path(directory), POINTER_NAME, owner), Pointer)
     except msgspec.ValidationError:

@@ -42,8 +42,7 @@ class Attributes:
         self._generation_bits = (1 << 64) - 1 if generations else 0
 
     def entry_reply(self, unique: int, found: m.Found) -> bytes:
-        """Returns the reply to LOOKUP. A name that is known not to exist is an entry without a
-        nodeid, which the kernel caches."""
+        """Returns the reply to LOOKUP. A nodeid of 0 makes the kernel cache a missing name."""
         inode, valid_for_s = found.inode, found.valid_for_s
         if inode is None and valid_for_s <= 0:
             return codec.error_reply(unique, errno.ENOENT)
@@ -59,20 +58,17 @@ class Attributes:
         )  # fmt: skip
 
     def attr_reply(self, unique: int, found: m.Found) -> bytes:
-        """Returns the reply to GETATTR."""
         assert found.inode is not None
         seconds, ns = time_out(found.valid_for_s)
         attributes = self._attr(found.inode)
         return codec.ATTR_REPLY.pack(codec.ATTR_REPLY.size, 0, unique, seconds, ns, 0, *attributes)
 
     def dirent(self, entry: Entry) -> bytes:
-        """Returns an entry of READDIR."""
         inode = entry.inode
         kind = self._defaults.mode(inode) >> _TYPE_SHIFT
         return codec.dirent(inode.ino, entry.cookie, kind, entry.name)
 
     def direntplus(self, entry: Entry) -> bytes:
-        """Returns an entry of READDIRPLUS."""
         name, inode, valid_for_s, _ = entry
         if name in _DOTS:
             return _NO_ENTRY + self.dirent(entry)

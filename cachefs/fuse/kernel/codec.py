@@ -21,8 +21,6 @@ NAME_ALIGNMENT: Final = 8  # of a directory entry
 
 
 class Op(enum.IntEnum):
-    """Opcodes."""
-
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
@@ -190,7 +188,6 @@ def name_in(buffer: bytes | bytearray, length: int) -> bytes:
 
 
 def parse_init(buffer: bytes | bytearray, request: Request) -> InitIn:
-    """Returns the body of INIT."""
     padded = bytes(buffer[HEADER_BYTES : request.length]).ljust(INIT_IN.size, b"\0")
     major, minor, max_readahead, flags, flags2 = INIT_IN.unpack_from(padded)
     upper = flags2 if flags & Init.INIT_EXT else 0

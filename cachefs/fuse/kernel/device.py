@@ -37,8 +37,7 @@ class Device:
         self._iov = [self.buffer]
 
     def read(self) -> int:
-        """Reads the next request into `buffer`. Returns its size, 0 when none is pending. Raises
-        Unmounted."""
+        """Reads a request into `buffer`. Returns its size, 0 if there is none. Raises Unmounted."""
         while True:
             try:
                 return os.readv(self.fd, self._iov)

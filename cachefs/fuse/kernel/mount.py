@@ -28,8 +28,7 @@ _ALL_UIDS: Final = ["0", "0", "4294967295"]  # the identity map
 
 
 def mount(spec: ClientSpec) -> int:
-    """Mounts. Returns the descriptor of /dev/fuse (close-on-exec, non-blocking). Raises
-    CannotMount."""
+    """Mounts. Returns /dev/fuse's descriptor (close-on-exec, non-blocking). Raises CannotMount."""
     if not os.path.exists(DEVICE):
         remedy = "load the kernel module: modprobe fuse"
         raise CannotMount("there is no /dev/fuse", remedy=remedy, path=spec.mountpoint)
@@ -125,8 +124,7 @@ def answer_init(fd: int, spec: ClientSpec) -> Negotiated:
 
 
 def why_no_passthrough(spec: ClientSpec) -> str:
-    """Returns why passthrough is impossible, as far as this is known before INIT: one line, "" if
-    it may be possible."""
+    """Returns why passthrough is impossible, as far as known before INIT: one line, or ""."""
     if spec.passthrough == "off":
         return "it is switched off (--passthrough)"
     if not has_sys_admin():

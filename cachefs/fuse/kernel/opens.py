@@ -38,8 +38,7 @@ _UNKNOWN_IDS: Final = 16  # each predecessor may have registered one that is not
 
 
 class Opens:
-    """The open files of one mount. `why_not`: one line why there is no passthrough, "" while there
-    is."""
+    """The open files of one mount. `why_not`: why there is no passthrough, "" while there is."""
 
     def __init__(self, vfs: Vfs, device: Device, table: TakeoverTable, why_not: str) -> None:
         self.nodes = Nodes()
@@ -59,9 +58,8 @@ class Opens:
         """Returns the reply to OPEN of a file that is complete here or already open. Raises what
         `Vfs.open` raises, Stale to have the name looked up again, TooManyOpenFiles, OSError.
 
-        Write flags are refused first: the kernel opens the backing file with the caller's flags,
-        not with those of the registered descriptor. A write open that joined a passthrough node
-        would write to the cache file."""
+        Write flags are refused first: the kernel opens the backing file with the caller's flags, so
+        a write open that joined a passthrough node would write to the cache file."""
         self._vfs.refuse_writing(flags)
         node = self.nodes.get(nodeid)
         if node is not None:
@@ -133,8 +131,7 @@ class Opens:
         return self._reply(unique, Mode.PASSTHROUGH, backing_id)
 
     def _pass_through(self, unique: int, nodeid: int, fd: int, size: int, tier: int) -> int:
-        """Registers a complete file with the kernel. Returns its backing id, 0 if the kernel
-        refuses."""
+        """Registers a complete file. Returns its backing id, 0 if the kernel refuses."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
         try:

@@ -85,7 +85,6 @@ class TakeoverTable:
 
     @classmethod
     def create(cls) -> TakeoverTable:
-        """Creates an empty table."""
         return cls(cls.make())
 
     @staticmethod
@@ -121,8 +120,7 @@ class TakeoverTable:
         _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
-        """Records the handle's backing id, which was just registered (`is_new`) or is that of
-        another handle on the same nodeid."""
+        """Records the handle's backing id; `is_new`: just registered, not shared by its nodeid."""
         self._words[(self._places[fh] + _ID_AT) // _WORD_BYTES] = backing_id
         if is_new:
             self._words[_LAST_ID_AT // _WORD_BYTES] = backing_id
@@ -139,8 +137,7 @@ class TakeoverTable:
             self._free.append(place)
 
     def take_closing(self) -> list[int]:
-        """Returns the backing ids that a predecessor was releasing when it died, and frees their
-        slots."""
+        """Returns backing ids that a predecessor was releasing when it died; frees their slots."""
         found, self._closing = self._closing, []
         for place, _ in found:
             self._map[place + _STATE_AT] = _FREE
@@ -169,7 +166,6 @@ class TakeoverTable:
         return _FIRST_SLOT_AT + (self._used - 1) * _SLOT_BYTES
 
     def _read(self, place: int) -> tuple[Slot, int]:
-        """Returns a slot and its state."""
         fields = _SLOT.unpack_from(self._map, place)
         nonce = 0
         if self.has_nonces:

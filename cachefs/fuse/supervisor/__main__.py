@@ -17,7 +17,6 @@ from cachefs.launcher.ready import ReadyPipe
 
 
 def main() -> int:
-    """Runs the process. Returns its exit code."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SupervisorSpec)
     ready = ReadyPipe()
     client = spec.client

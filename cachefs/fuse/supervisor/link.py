@@ -96,13 +96,13 @@ class Link:
             with self._guard:
                 while self.fuse_fd >= 0 and not self._guard.cancel_called:
                     await trio.lowlevel.wait_readable(self._sock)
-                    if not self._is_at_end():
+                    if not self._is_closed():
                         break
                     await self._replace(logging.WARNING, is_serving=False)
         finally:
             self._unguarded.set()
 
-    def _is_at_end(self) -> bool:
+    def _is_closed(self) -> bool:
         """Returns whether the peer has closed the socket and no message is left to read."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK)
@@ -139,11 +139,11 @@ class Link:
 
     async def _listen(self) -> None:
         while True:
-            await self._obey()
+            await self._receive_until_lost()
             level = logging.INFO if self._has_left else logging.WARNING
             await self._replace(level, is_serving=True)
 
-    async def _obey(self) -> None:
+    async def _receive_until_lost(self) -> None:
         """Handles messages until the supervisor is lost."""
         self._has_left = False
         while True:

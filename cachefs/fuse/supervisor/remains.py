@@ -46,8 +46,7 @@ def abort(device: str) -> None:
 
 
 def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
-    """Removes the record, unless it belongs to the next mount at this path. `ours`: the processes
-    of this mount that may still run."""
+    """Removes the record unless it is the next mount's. `ours`: this mount's remaining pids."""
     home = StateHome(spec.home)
     record = home.find_mount(spec.mountpoint)
     if record is not None:
@@ -57,8 +56,7 @@ def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
 
 
 def tell_server(server: str, mountpoint: str) -> None:
-    """Opens and closes a session without a supervisor, so that the server stops waiting for the
-    successor of a client that broke off."""
+    """Ends the server's wait for a client's successor: opens and closes a session without one."""
     hello = m.Hello("fuse", os.getpid(), version=cachefs.__version__, mountpoint=mountpoint)
     with (
         contextlib.suppress(CacheFSError, OSError),

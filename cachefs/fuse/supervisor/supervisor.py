@@ -74,7 +74,7 @@ class Supervisor:
         """Runs until the mount has ended, was given up, or was left to the next supervisor."""
         with self._signals(), self._upgrades.listening() as listener:
             if listener is not None:
-                self._selector.register(listener, selectors.EVENT_READ, self._upgrade_asked)
+                self._selector.register(listener, selectors.EVENT_READ, self._on_upgrade_request)
             if not self._processes:
                 self._on(self._first)
             while self._exit is None:
@@ -143,10 +143,10 @@ class Supervisor:
         def watch(what: int | socket.socket, call: Callable[[], None]) -> None:
             self._selector.register(what, selectors.EVENT_READ, call)
 
-        watch(process.control, lambda: self._heard(process))
+        watch(process.control, lambda: self._on_readable(process))
         watch(process.pidfd, lambda: self._ended(process))
 
-    def _heard(self, process: Process) -> None:
+    def _on_readable(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
             return  # it ended in the same round
         try:
@@ -162,9 +162,9 @@ class Supervisor:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(process.control)
             return
-        self._said(process, note)
+        self._on_note(process, note)
 
-    def _said(self, process: Process, note: w.AnyNote) -> None:
+    def _on_note(self, process: Process, note: w.AnyNote) -> None:
         pid = process.pid
         if isinstance(note, w.Ending):
             process.said_ending = self._said_ending = True
@@ -182,8 +182,8 @@ class Supervisor:
     def _ended(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
             return
-        while self._said_something(process):  # messages from before it ended
-            self._heard(process)
+        while self._has_notes(process):  # messages from before it ended
+            self._on_readable(process)
         del self._processes[process.pid]
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
@@ -204,7 +204,7 @@ class Supervisor:
         poll.register(self._fuse_fd, 0)
         return bool(poll.poll(0))  # POLLERR, which poll always reports
 
-    def _said_something(self, process: Process) -> bool:
+    def _has_notes(self, process: Process) -> bool:
         if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
             return False
         try:
@@ -223,9 +223,9 @@ class Supervisor:
             case s.Mount():
                 self._mount()
             case s.Serve(pid, takeover):
-                self._tell_to_serve(pid, takeover)
+                self._send_serve(pid, takeover)
             case s.Retire(pid):
-                self._tell(pid, w.Retire())
+                self._send(pid, w.Retire())
             case s.DumpStacks(pid):
                 log.warning("client %d does not answer; its stacks are in the client's log", pid)
                 self._signal(pid, STACKS_SIGNAL)
@@ -243,7 +243,7 @@ class Supervisor:
             case s.GiveUp(cause):
                 self._give_up(cause)
             case s.Leave(pid):
-                self._tell(pid, w.Leaving())
+                self._send(pid, w.Leaving())
                 self._exit = 0
             case s.Finish(code):
                 self._exit = code
@@ -285,11 +285,11 @@ class Supervisor:
             self._give_up(failure.cause)
         self._on(s.Mounted(failure))
 
-    def _tell_to_serve(self, pid: int, takeover: bool) -> None:
+    def _send_serve(self, pid: int, takeover: bool) -> None:
         assert self._negotiated is not None
-        self._tell(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
+        self._send(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
 
-    def _tell(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
         process = self._processes.get(pid)
         if process is not None:
             try:
@@ -319,6 +319,6 @@ class Supervisor:
 
     # ---- upgrades ----
 
-    def _upgrade_asked(self) -> None:
+    def _on_upgrade_request(self) -> None:
         if self._upgrades.accept(foreground=self._spec.log_to_stderr):
             self._on(s.UpgradeAsked())

@@ -1,5 +1,4 @@
-"""The upgrade socket of a supervisor, in the state home: the command line sends requests to it, one
-at a time."""
+"""The upgrade socket of a supervisor, in the state home. It handles one request at a time."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Upgrades:
             os.close(directory)
 
     def accept(self, *, foreground: bool) -> bool:
-        """Receives a request. Returns True for an upgrade to perform, which `answer` completes;
-        otherwise replies with the failure."""
+        """Receives a request. Returns True if `answer` must follow; else replies with a failure."""
         assert self._listener is not None
         sock, _ = self._listener.accept()
         sock.settimeout(READ_S)
@@ -77,14 +75,14 @@ class Upgrades:
         except (OSError, ProtocolError) as err:
             log.info("a request cannot be read: %s", err)
             note = None
-        cause = self._why_not(note, foreground)
+        cause = self._refusal(note, foreground)
         if cause or not isinstance(note, w.Upgrade):
             _reply(sock, w.Upgraded(0, Failure(CacheFSError.code, cause)))
             return False
         self._waiting, self.python = sock, note.python
         return True
 
-    def _why_not(self, note: w.AnyNote | None, foreground: bool) -> str:
+    def _refusal(self, note: w.AnyNote | None, foreground: bool) -> str:
         if not isinstance(note, w.Upgrade):
             return "the mount's supervisor does not know this request"
         if foreground:
