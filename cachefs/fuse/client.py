@@ -44,7 +44,7 @@ from cachefs.launcher.state import MountRecord, StateHome
 
 log = logging.getLogger("cachefs.client")
 
-DRAIN_S: Final = 2.0  # for requests in flight at a lazy unmount
+DRAIN_S: Final = 2.0  # for requests in flight after a clean unmount
 SERVER_WAIT_S: Final = 60.0  # a successor waits for a server that is restarting
 _PAUSE_S: Final = 0.1
 
@@ -147,8 +147,8 @@ class Client:
                 self.stopping.set()
 
     async def _unmount_when_stopping(self, device: str, scope: trio.CancelScope) -> None:
-        """Unmounts once `stopping` is set. After a clean unmount the session ends without further
-        action; a lazy unmount cuts off processes with open files after `DRAIN_S`."""
+        """Unmounts once `stopping` is set. A clean unmount ends the session, which has `DRAIN_S` for
+        that; a lazy one is followed by the end at once, which cuts off open files."""
         await self.stopping.wait()
         if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)

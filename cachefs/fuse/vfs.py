@@ -193,7 +193,7 @@ class Vfs:
         return MUST_WAIT if handle is MUST_WAIT else self.keep(handle)
 
     async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
-        """Returns a file handle, opened at the server, which then has all of a small file. Raises
+        """Opens a file at the server and returns its handle; a small file is complete then. Raises
         Stale when the name must be looked up again."""
         return self.keep(await self.open_file(nodeid, flags, pid))
 

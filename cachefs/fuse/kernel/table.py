@@ -120,7 +120,7 @@ class TakeoverTable:
         _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
-        """Records the handle's backing id; `is_new`: just registered, not shared by its nodeid."""
+        """Records the handle's backing id. `is_new`: no earlier handle on the nodeid has it."""
         self._words[(self._places[fh] + _ID_AT) // _WORD_BYTES] = backing_id
         if is_new:
             self._words[_LAST_ID_AT // _WORD_BYTES] = backing_id
