@@ -147,8 +147,8 @@ class Client:
                 self.stopping.set()
 
     async def _unmount_when_stopping(self, device: str, scope: trio.CancelScope) -> None:
-        """Unmounts once `stopping` is set. A clean unmount ends the session, which has `DRAIN_S` for
-        that; a lazy one is followed by the end at once, which cuts off open files."""
+        """Unmounts once `stopping` is set. After a clean unmount the session has `DRAIN_S` to end;
+        after a lazy one it ends at once, which cuts off processes with open files."""
         await self.stopping.wait()
         if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)
