@@ -10,9 +10,7 @@ import msgspec
 from cachefs.core.model import Inode, Kind
 
 BLOCK_BYTES: Final = 512  # unit of st_blocks
-PREFERRED_IO_BYTES: Final = (
-    1 << 20
-)  # st_blksize: what cp and Python's open() read at a time; a page
+PREFERRED_IO_BYTES: Final = 1 << 20  # st_blksize: one read of cp or Python's open(); a page
 KERNEL_FOREVER_S: Final = 365 * 86400.0  # the kernel has no infinite timeout
 NOMINAL_BYTES: Final = 1 << 50  # statfs: an object store has no size, and `df` must not show 0
 NOMINAL_FILES: Final = 1 << 40

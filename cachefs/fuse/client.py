@@ -137,7 +137,7 @@ class Client:
         supervisor = self.link.supervisor if self.link is not None else 0
         return MountRecord.of(self.spec, os.getpid(), supervisor)
 
-    # ---- what ends it ----
+    # ---- shutdown ----
 
     async def _end_on_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
@@ -175,7 +175,7 @@ class Client:
         else:
             vfs.on_event(event)
 
-    # ---- the next server ----
+    # ---- reconnecting ----
 
     async def _reconnect(self) -> socket.socket:
         """Opens another connection. Restarts an embedded server that died; switches to another

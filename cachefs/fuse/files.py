@@ -41,7 +41,7 @@ class Files:
         self._published = Published()
         self._uses: list[str] = []
         self._hit_bytes = self._passthrough_bytes = 0
-        self._adopted: dict[int, int] = {}  # ino -> nonce, until the ino is met
+        self._adopted: dict[int, int] = {}  # ino -> nonce, until the inode is seen
 
     # ---- opening ----
 
@@ -311,7 +311,7 @@ class Files:
         handle.add_segment(segment, reply.keep)
         self.lent.note(handle)
 
-    # ---- uses ----
+    # ---- use reports ----
 
     def _note_use(self, name: str) -> None:
         self._uses.append(name)

@@ -197,7 +197,7 @@ class Operations(pyfuse3.Operations):
     setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _refused
     create = write = setxattr = removexattr = _refused
 
-    # ---- inside ----
+    # ---- helpers ----
 
     async def _wait(self, pid: int, work: Callable[[], Awaitable[T]]) -> T:
         """Returns the result of `work()`; other requests are served during the wait."""
@@ -240,7 +240,7 @@ class Session:
         self._kernel_cache.start()
 
     async def serve(self) -> None:
-        """Answers requests until the mount is gone or this is cancelled."""
+        """Answers requests until the mount ends or this is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.interrupts.watch)
             await pyfuse3.main(min_tasks=IDLE_WORKERS, max_tasks=MAX_REQUESTS)

@@ -388,7 +388,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-# ---- waiting for ends ----------------------------------------------------------------------------
+# ---- supervisors and foreground children ---------------------------------------------------------
 
 
 def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:

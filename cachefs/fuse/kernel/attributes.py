@@ -21,7 +21,7 @@ _SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
 _TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
 _NO_ATTRIBUTES: Final[tuple[int, ...]] = (0,) * 16
 _DOTS: Final = frozenset((b".", b".."))
-_NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel takes the name only
+_NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel uses only the name
 
 
 def time_out(valid_for_s: float) -> tuple[int, int]:

@@ -84,7 +84,7 @@ class KernelSession:
         self._counts = dict.fromkeys(("requests", "lookups", "reads", "waits"), 0)
         self._scope = trio.CancelScope()
 
-    # ---- its life ----
+    # ---- life cycle ----
 
     async def serve(self, resend: bool) -> None:
         """Answers requests until the mount ends or `retire` is called. With `resend`, takes over a
@@ -343,7 +343,7 @@ class KernelSession:
         self._vfs.releasedir(fh)
         return codec.error_reply(unique, 0)
 
-    # ---- the rest ----
+    # ---- other requests ----
 
     def _forget(self, unique: int, nodeid: int, pid: int, length: int) -> None:
         """Ignores the request: lookups are not counted, the server resolves every known ino."""
@@ -383,7 +383,7 @@ class KernelSession:
         }
         return handlers | dict.fromkeys(_WRITES, self._refuse_write)
 
-    # ---- notifications (called by a thread of their own) ----
+    # ---- notifications (called by the notification thread) ----
 
     def _invalidate_entry(self, parent: int, name: bytes) -> None:
         self._device.notify(codec.inval_entry(parent, name))

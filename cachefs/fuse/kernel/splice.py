@@ -11,7 +11,7 @@ import fcntl
 import os
 from typing import Final
 
-MIN_BYTES: Final = 64 << 10  # below, reading and writing is cheaper than three system calls
+MIN_BYTES: Final = 64 << 10  # below it, read and write cost less than three system calls
 MAX_BYTES: Final = 128 * 4096  # fits into a pipe of `_PIPE_BYTES` with its header, unaligned
 _PIPE_BYTES: Final = 1 << 20  # the default limit of ordinary users (fs.pipe-max-size)
 _UNWANTED: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ECONNABORTED, errno.EPERM))
@@ -66,7 +66,7 @@ class Splicer:
             try:
                 count = os.splice(fd, self._write_fd, end - position, offset_src=position)
             except OSError as err:
-                if err.errno in (errno.EINVAL, errno.EAGAIN):  # the file cannot, or does not fit
+                if err.errno in (errno.EINVAL, errno.EAGAIN):  # not supported, or the pipe is full
                     return False
                 raise
             if not count:

@@ -443,7 +443,7 @@ class Supervision:
         client.killed = True
         return [Kill(client.pid)]
 
-    # ---- inside ----
+    # ---- helpers ----
 
     def _is_late(self, client: Client, now: float) -> bool:
         """Returns whether a client hangs: no heartbeat while it serves, or past the time limit of

@@ -68,7 +68,7 @@ class Supervisor:
             )
             self._adopt(spec.adopt)
 
-    # ---- its life ----
+    # ---- life cycle ----
 
     def run(self) -> int:
         """Runs until the mount has ended, was given up, or was left to the next supervisor."""
@@ -105,7 +105,7 @@ class Supervisor:
         ours.setblocking(False)
         theirs.setblocking(False)
         for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)  # the byte below is what counts
+            signal.signal(number, lambda *_: None)  # only the wake-up descriptor below is used
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # see `start_supervisor`
 
