@@ -1,1 +1,1 @@
-"""Benches: one runnable file per claim, native and peers in the same run."""
+"""Benches: one runnable file per claim; native and peers are measured in the same run."""

@@ -1,10 +1,9 @@
-"""A bare server on /dev/fuse with passthrough: what Python can do there at most, for warm opens.
+"""A bare server on /dev/fuse with passthrough: the upper bound of warm opens for a Python server.
 
 `python -m bench.bare_kernel SOURCE MOUNTPOINT` serves the tree below SOURCE, read-only, until it is
 unmounted or gets SIGTERM. It needs root and Linux 6.9. It answers INIT, LOOKUP, GETATTR, OPEN,
-RELEASE, OPENDIR, READDIR and RELEASEDIR, and does nothing else: every file was registered for
-passthrough for ever when it was first opened, nothing is checked, nothing would outlive the server,
-nothing is ever evicted.
+RELEASE, OPENDIR, READDIR and RELEASEDIR only. A file stays registered for passthrough after its
+first open. The server checks nothing, evicts nothing, and cannot be replaced while it runs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Handler = Callable[[int, int, int], bytes]  # unique, nodeid, length -> reply
 
 
 class Server:
-    """One mount. Nodeids are inode numbers of SOURCE, but its root's."""
+    """One mount. Nodeids are the inode numbers of SOURCE, except that of its root."""
 
     def __init__(self, source: str, fd: int) -> None:
         self._fd = fd
@@ -55,7 +54,7 @@ class Server:
         }
 
     def serve(self) -> None:
-        """Until the mount is gone."""
+        """Serves requests until the unmount."""
         fd, buffer, handlers = self._fd, self._buffer, self._handlers
         silent = (Op.FORGET, Op.BATCH_FORGET, Op.INTERRUPT)
         while True:
@@ -136,7 +135,7 @@ def _attributes(info: os.stat_result, ino: int) -> tuple[int, ...]:
 
 
 def mount(mountpoint: str) -> int:
-    """The descriptor of /dev/fuse."""
+    """Mounts, and returns the descriptor of /dev/fuse."""
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions".encode()
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,8 @@
-"""A bare pyfuse3 loop-back server: the ceiling of what any file system on pyfuse3 can do.
+"""A bare pyfuse3 loop-back server: the upper bound of any file system on pyfuse3.
 
 `python bench/bare_pyfuse3.py SOURCE MOUNTPOINT` serves SOURCE read-only until it is unmounted or
-gets SIGTERM. It does as little as a correct server can: inode -> path, `os.pread` inline, time-outs
-of an hour, nothing checked, nothing cached, nothing written.
+gets SIGTERM. It does the minimum of a correct server: inode -> path, `os.pread` inline, timeouts of
+an hour. It checks, caches and writes nothing.
 """
 
 from __future__ import annotations

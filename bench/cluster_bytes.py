@@ -1,8 +1,8 @@
-"""Three workers and three mounts read a data set once each, all at the same time: the origin hands
-out every byte once.
+"""Three workers and three mounts read a data set once each at the same time: the origin sends every
+byte once.
 
-Counted by the proxy in front of the origin, which sees each body byte. The big files are mostly
-holes at the origin; they are whole in the caches.
+The proxy in front of the origin counts the body bytes. The big files are mostly holes at the
+origin, and fully written in the caches.
 """
 
 from __future__ import annotations

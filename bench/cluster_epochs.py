@@ -1,9 +1,9 @@
-"""Readers of a permutation per epoch over three workers with room for 30 % of the data set: with
-`admission = fill` they hit what there is room for, and a second data set gets its share once the
-first is idle.
+"""Readers of one permutation per epoch over three workers with room for 30 % of the data set: with
+`admission = fill` the hit ratio equals that share. A second data set reaches it too, once the first
+is idle.
 
-A hit is a byte that the origin did not hand out; the first epoch, which fills, is not counted. The
-room is that for cached data: what a tier keeps for its scratch area comes on top (16 MiB here).
+A hit is a byte that the origin did not send; the first epoch, which fills, is not counted. The room
+is that for cached data: the scratch area of a tier needs 16 MiB more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NODES = 3
 SHARE = 0.30
 EPOCHS = 4
 IDLE_S = 30.0  # more than two epochs
-LAST_READS_S = 10.0  # more than one epoch: what it read first is idle that much earlier
+LAST_READS_S = 10.0  # more than one epoch: its first files have been idle this much longer
 OVERHEAD_MIB = 16  # of the scratch area
 
 
@@ -49,8 +49,8 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def epochs(lab: Lab, cluster: Cluster, table: Table, name: str, data: Dataset) -> float:
-    """Reads `EPOCHS` permutations, each file once by one of the nodes; the hit ratio of all epochs
-    but the first."""
+    """Reads `EPOCHS` permutations, each file once by one of the nodes. Returns the mean hit ratio
+    of all epochs but the first."""
     mounts = [cluster.mount(n, f"/{name}") for n in range(NODES)]
     ratios: list[float] = []
     for epoch in range(EPOCHS):

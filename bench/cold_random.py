@@ -1,10 +1,10 @@
-"""Random reads of a cold 10 GiB file bring <= 1.1 x the distinct pages (1 MiB) that they touch from
+"""Random reads of a cold 10 GiB file fetch <= 1.1 x the distinct pages (1 MiB) that they touch from
 the origin.
 
-4 KiB at a time by one reader, 128 KiB by eight, neither aligned nor announced to the kernel. The
-file is sparse at the origin, but every page that is touched holds bytes of its own there, and each
-read is compared. The light origin counts the body bytes that it sends; rclone's mount2 stands
-beside, with the same reads. Over TLS and over plain HTTP.
+One reader reads 4 KiB at a time, eight read 128 KiB, neither aligned nor announced to the kernel.
+The file is sparse at the origin, but every touched page has unique bytes there, and each read is
+compared. The light origin counts the body bytes that it sends. rclone's mount2 does the same reads.
+Over TLS and over plain HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.report import Result, Table
 
 BAR = 1.1
 LATENCY_S = 0.005
-DURATION_S = 60.0  # more than it takes
+DURATION_S = 60.0  # longer than any pass
 WORK = {"4 KiB, 1 reader": (4 << 10, 1), "128 KiB, 8 readers": (128 << 10, 8)}
 
 
@@ -46,7 +46,7 @@ def run(lab: Lab, result: Result) -> None:
 def one_kind(
     lab: Lab, result: Result, table: Table, origin: Shaped, scheme: str, work: str, seed: int
 ) -> None:
-    """The same reads by ours and by rclone."""
+    """Measures the same reads through CacheFS and through rclone."""
     (read_bytes, readers), over = WORK[work], SCHEMES[scheme]
     data = lab.datasets.sparse(lab.size(10 << 10, 2 << 10))
     places = plan(data, read_bytes, lab.size(400, 100), seed)
@@ -76,7 +76,7 @@ def touched(at: int, length: int) -> range:
 
 
 def fill(data: Dataset, pages: set[int]) -> None:
-    """Gives pages bytes of their own; the etag says nothing of the content and stays."""
+    """Writes unique bytes into pages of the file; its etag does not depend on them."""
     noise = random.Random(3).randbytes(2 * MIB)
     file = os.open(data.folder / data.names[0], os.O_WRONLY)
     for page in pages:
@@ -88,13 +88,13 @@ def fill(data: Dataset, pages: set[int]) -> None:
 def counted(
     lab: Lab, mount: Mounted, origin: Shaped, data: Dataset, how: dict[str, object]
 ) -> tuple[Pass, int, int]:
-    """One pass; the origin's body bytes and GETs meanwhile. Every read was compared."""
+    """Returns one pass, and the body bytes and GETs that it caused. Every read is compared."""
     lab.drop_caches()
     before = origin.counters()
     done = lab.read(mount, data, what="random", duration_s=DURATION_S, **how)
     after = origin.counters()
-    sent, asked = (after[key] - before[key] for key in ("object_bytes", "GET"))
-    return done, sent, asked
+    sent, gets = (after[key] - before[key] for key in ("object_bytes", "GET"))
+    return done, sent, gets
 
 
 if __name__ == "__main__":

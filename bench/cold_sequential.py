@@ -1,10 +1,10 @@
 """A cold sequential read runs at the origin's rate: >= 0.95 x the shape (150 MB/s and 15 ms). From
 an origin without a shape, over TLS: >= 1.2 x the rate of the better of rclone's mount2 and s3fs, at
-<= 0.8 x the CPU per GB of the one that takes less, and <= 0.5 s of CPU per GB more than bare
-libcurl that writes the same file.
+<= 0.8 x the CPU per GB of the cheaper one, and <= 0.5 s of CPU per GB more than bare libcurl that
+writes the same file.
 
-Beside it obstore (16 threads, 8 MiB ranges), each with the CPU it needs per GB. Bare libcurl has 4
-such ranges in flight, in one thread. All take turns.
+obstore (16 threads, 8 MiB ranges) is measured beside it, each with its CPU per GB. Bare libcurl has
+4 such ranges in flight, in one thread. All take turns.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """A cold sequential read of 8 GiB runs at the origin's rate: >= 0.95 x the shape (300 MB/s and 15
-ms), with at most 0.7 s of CPU per GB (client and server) more than a client into the same place:
-bare libcurl over TLS, obstore over plain HTTP.
+ms). It needs at most 0.7 s of CPU per GB (client and server) more than a client that writes to the
+same place: bare libcurl over TLS, obstore over plain HTTP.
 
-obstore takes 16 ranges of 8 MiB at a time into a file on the same tmpfs, bare libcurl 4. rclone's
-mount2, and the client without a bar, read 2 GiB. The origin is the light one, so that it leaves the
-CPUs to those who are measured. The kernel forgets the pages that were read, as it does with data
-larger than memory: a virtual machine gets its last gigabytes from its host, at many times the price
-of a copy.
+obstore fetches 16 ranges of 8 MiB at a time into a file on the same tmpfs, bare libcurl 4. rclone's
+mount2, and the client without a bar, read 2 GiB. The light origin leaves the CPUs to the
+contenders. The kernel drops the pages that were read, as with data larger than memory: a virtual
+machine gets its last gigabytes from its host, at many times the cost of a copy.
 """
 
 from __future__ import annotations

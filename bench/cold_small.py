@@ -1,8 +1,8 @@
 """Cold files of 110 KiB, 16 readers, origin unshaped, over TLS: >= 2 x `rclone mount2
 --vfs-cache-mode full` and s3fs, at <= 0.6 x their CPU per file. Over plain HTTP: >= 2 x rclone.
 
-obstore in 16 threads and bare libcurl with 16 requests in flight stand beside them: plain GETs of
-the same objects, no file system. All take turns.
+obstore in 16 threads and bare libcurl with 16 requests in flight are measured beside them: plain
+GETs of the same objects without a file system. All take turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AT_LEAST, CPU_AT_MOST = 2.0, 0.6  # of the better mount
 
 
 def run(lab: Lab, result: Result) -> None:
-    # So many that the start (the first listing, the first connections) is a small part of it.
+    # Enough files that the start (first listing, first connections) is a small part of the time.
     data = lab.datasets.small(lab.size(8000, 500))
     passes = turns(lab, {s: against(lab, data, lab.over(s).direct_url) for s in SCHEMES})
     show(

@@ -1,11 +1,11 @@
 """Cold files of 110 KiB, 64 in flight, origin with 20 ms of latency, over TLS: >= 0.9 x bare
-libcurl with as many requests in flight, in the order of the names and shuffled. Over plain HTTP:
->= 0.9 x obstore with as many threads, at <= 0.4 ms of CPU per file more than obstore.
+libcurl with as many requests in flight, in name order and shuffled. Over plain HTTP: >= 0.9 x
+obstore with as many threads, at <= 0.4 ms of CPU per file more than obstore.
 
-64 readers. They read in the order of the names, so what they will open is read ahead: the origin is
-asked for more than 64 files at a time. In a shuffled order nothing is foreseen, and 64 is all there
-is. rclone's mount2 stands beside. The origin is the light one: 64 requests in 20 ms are 3,200 a
-second, which a real server cannot answer on the CPUs that all share.
+64 readers read. In name order the following files are prefetched, so that more than 64 files are in
+flight. In a shuffled order nothing is prefetched: 64 files are in flight. rclone's mount2 is
+measured beside. The origin is the light one: 64 requests in 20 ms are 3,200 a second, which a real
+server cannot answer on the shared CPUs.
 """
 
 from __future__ import annotations

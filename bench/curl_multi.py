@@ -1,5 +1,5 @@
-"""The cheapest S3 client at hand, to compare with: libcurl's multi interface in one thread, signing
-by itself, with nothing around it. It does part of what `bench.readers` does, in its process."""
+"""The cheapest S3 client for comparison: libcurl's multi interface in one thread with libcurl's own
+signatures. It does part of the work of `bench.readers`, in its process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RECEIVE_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class Job:
-    """A GET of an object; `at` and `size` where it is a part of one."""
+    """A GET of an object; `at` and `size` select a part of it."""
 
     name: str
     at: int = 0
     size: int = 0
-    place: int = 0  # where its bytes go to
+    place: int = 0  # offset in the destination
 
     @property
     def range(self) -> str | None:
@@ -37,7 +37,7 @@ Take = Callable[[Job, memoryview], None]
 
 
 class Slot:
-    """An easy handle with a buffer of its own, which is used for one job after the other."""
+    """An easy handle with its buffer, reused for one job after another."""
 
     def __init__(self, spec: Spec, buffer_bytes: int) -> None:
         self.job = Job("")
@@ -54,7 +54,7 @@ class Slot:
             self.handle.setopt(pycurl.RANGE, job.range)
 
     def body(self) -> memoryview:
-        """Raises ValueError for what is no right answer."""
+        """Returns the body. Raises ValueError for an unexpected reply."""
         status = self.handle.getinfo(pycurl.RESPONSE_CODE)
         if status != (206 if self.job.size else 200):
             raise ValueError(f"{self.job.name}: {status}")
@@ -78,7 +78,7 @@ def _handle(spec: Spec) -> pycurl.Curl:
 
 
 def fetch(spec: Spec, jobs: Iterable[Job], buffer_bytes: int, take: Take) -> float:
-    """Does all jobs, `spec.readers` at a time; returns how long that took. Raises ValueError and
+    """Runs all jobs, `spec.readers` at a time; returns the duration, s. Raises ValueError,
     pycurl.error."""
     multi = pycurl.CurlMulti()
     multi.setopt(pycurl.M_MAXCONNECTS, spec.readers)
@@ -102,18 +102,18 @@ def fetch(spec: Spec, jobs: Iterable[Job], buffer_bytes: int, take: Take) -> flo
             take(slot.job, slot.body())
             multi.remove_handle(handle)
             free.append(slot)
-        if not ended:  # OpenSSL may hold bytes that no socket reports: `timeout` knows
+        if not ended:  # OpenSSL may hold bytes that no socket reports: see `timeout`
             limit_ms = multi.timeout()
             multi.select(WAIT_S if limit_ms < 0 else min(WAIT_S, limit_ms / 1000))
 
 
 def curl_files(spec: Spec) -> tuple[float, Done]:
-    """Every object, whole; nothing is kept."""
+    """Fetches every object, whole, and keeps nothing."""
     return _small(spec, lambda _job, _body: None)
 
 
 def curl_to_files(spec: Spec) -> tuple[float, Done]:
-    """Every object, whole, each into a new file of its own."""
+    """Fetches every object, whole, each into a new file."""
     os.makedirs(spec.destination)
     folder = os.open(spec.destination, os.O_DIRECTORY)
 
@@ -144,7 +144,7 @@ def _small(spec: Spec, keep: Take) -> tuple[float, Done]:
 
 
 def curl_to_file(spec: Spec) -> tuple[float, Done]:
-    """Objects in 8 MiB ranges into one file, the first of which the caller looks at."""
+    """Fetches objects in 8 MiB ranges into one file. The caller verifies the first object."""
     names, done, jobs, place = [*names_of(spec)], Done(), list[Job](), 0
     sizes = {name: _size(spec, name) for name in names}
     for name, size in sizes.items():

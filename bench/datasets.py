@@ -1,7 +1,7 @@
-"""The data that benches read: made once under one folder that an S3 server serves as buckets.
+"""The data that benches read: created once below one folder that an S3 server serves as buckets.
 
-Every 4 KiB page of the big file starts with its number, every small file with its own, so that no
-misplaced page or file passes for another. Checksums are xxh3 of whole files.
+Every 4 KiB page of the big file starts with its number, every small file with a unique number, so
+that no misplaced page or file is taken for another. Checksums are xxh3 of whole files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Dataset:
 
 
 class Datasets:
-    """Makes data sets when they are first asked for; `root/objects` is the server's folder."""
+    """Creates data sets on first use; `root/objects` is the server's folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -48,15 +48,15 @@ class Datasets:
         self._template = random.Random(7).randbytes(2 * MIB)
 
     def big(self, size_mib: int) -> Dataset:
-        """One file of random bytes, `data.bin`."""
+        """Returns one file of random bytes, `data.bin`."""
         return self._once(f"bench-big-{size_mib}", lambda folder: self._big(folder, size_mib))
 
     def sparse(self, size_mib: int) -> Dataset:
-        """One file, `data.bin`, that takes one page per MiB: the rest are holes."""
+        """Returns one file, `data.bin`, with one data page per MiB; the rest are holes."""
         return self._once(f"bench-sparse-{size_mib}", lambda folder: _sparse(folder, size_mib))
 
     def sparse_files(self, count: int, size_mib: int) -> Dataset:
-        """Several of them, in folders `0`, `1`, …"""
+        """Returns several sparse files, in folders `0`, `1`, …"""
 
         def make(folder: Path) -> dict[str, str]:
             checksums = {}
@@ -70,8 +70,8 @@ class Datasets:
         return self._once(f"bench-sparse-{count}-of-{size_mib}", make)
 
     def numbered(self, count: int, size_mib: int, filler_mib: int) -> Dataset:
-        """Sparse files `many/0000.bin`, … that differ in each MiB, see `numbered_stamp`, and a file
-        `filler/data.bin` that is a little larger than `filler_mib`."""
+        """Returns sparse files `many/0000.bin`, … that differ in each MiB (see `numbered_stamp`),
+        and a file `filler/data.bin` that is a little larger than `filler_mib`."""
 
         def make(folder: Path) -> dict[str, str]:
             (folder / "filler").mkdir()
@@ -93,13 +93,13 @@ class Datasets:
         return self._once(f"bench-numbered-{count}-{size_mib}-{filler_mib}", make)
 
     def small(self, count: int, size_bytes: int = SMALL_BYTES) -> Dataset:
-        """Files of one size in folders of 1,000."""
+        """Returns files of one size in folders of 1,000."""
         name = f"bench-{count}-files-of-{size_bytes}"
         return self._once(name, lambda folder: self._small(folder, count, size_bytes))
 
     def mixed(self, big_mib: int, cold_mib: int, count: int, cold_count: int) -> Dataset:
-        """Folders `big` and `cold` with one `data.bin` each (that of `cold` sparse), and folders
-        `small` and `cold_small` with files of 110 KiB."""
+        """Returns folders `big` and `cold` with one `data.bin` each (that of `cold` sparse), and
+        folders `small` and `cold_small` with files of 110 KiB."""
 
         def make(folder: Path) -> dict[str, str]:
             parts: dict[str, Callable[[Path], dict[str, str]]] = {
@@ -118,7 +118,7 @@ class Datasets:
         return self._once(f"bench-mixed-{big_mib}-{cold_mib}-{count}-{cold_count}", make)
 
     def training(self, count: int, big_count: int, big_mib: int) -> Dataset:
-        """Folder `small` with files of 110 KiB, and sparse files `big<n>/data.bin`."""
+        """Returns a folder `small` with files of 110 KiB, and sparse files `big<n>/data.bin`."""
 
         def make(folder: Path) -> dict[str, str]:
             (folder / "small").mkdir()
@@ -174,7 +174,7 @@ class Datasets:
 
 
 def numbered_stamp(number: int, page: int) -> int:
-    """What the MiB `page` of the file `number` begins with; zeros follow."""
+    """Returns the first bytes of the MiB `page` of the file `number`; zeros follow."""
     return number << 32 | page + 1
 
 
@@ -191,7 +191,7 @@ def _sparse(folder: Path, size_mib: int) -> dict[str, str]:
 
 
 def _finish(path: Path, checksum: str) -> None:
-    """What the S3 server keeps beside an object; a PUT of each would take minutes."""
+    """Writes the attributes that the S3 server keeps beside an object; PUTs would take minutes."""
     etag = hashlib.md5(checksum.encode(), usedforsecurity=False).hexdigest()
     os.setxattr(path, "user.etag", f'"{etag}"'.encode())
     os.setxattr(path, "user.content-type", b"application/octet-stream")

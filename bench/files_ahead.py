@@ -1,7 +1,6 @@
-"""Few readers of cold files of 110 KiB, origin with 20 ms of latency: in the order of the names one
-reader gets >= 5 x what rclone's mount2 gives it, and every byte comes once. In a random order, with
-nothing to foresee, no byte more than is read comes either. Over TLS and over plain HTTP.
-"""
+"""Few readers of cold files of 110 KiB, origin with 20 ms of latency: in name order one reader gets
+>= 5 x the rate of rclone's mount2, and every byte is fetched once. In a random order nothing can be
+prefetched, and only bytes that are read are fetched. Over TLS and over plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`find` with a stat of each of 1,000,000 files, kernel caches dropped: >= 50,000 entries/s;
 RssAnon of each process <= 150 MiB + 100 bytes per dentry.
 
-Empty files of a `file://` source in 1,000 folders. The `find` is the real one, printing every
-file's size and name, which are compared with what is there. rclone's mount2 over a tenth of the
-same folders (it takes a kilobyte of memory per file) stands beside, and native tmpfs.
+The source is `file://` with empty files in 1,000 folders. The real `find` prints every file's size
+and name, which are compared. rclone's mount2 over a tenth of the folders (it takes a kilobyte of
+memory per file) and native tmpfs are measured beside.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def folder_name(number: int) -> str:
 
 
 def find(mount: Mounted, source: Path, folders: int) -> tuple[float, float]:
-    """Seconds of one walk with a stat each over the first `folders`, and CPU seconds of the file
-    system's processes. Raises BenchFailed when a name or a size is wrong."""
+    """Returns the seconds of one walk with a stat each over the first `folders`, and the CPU
+    seconds of the file system's processes. Raises BenchFailed for a wrong name or size."""
     names = [folder_name(number) for number in range(folders)]
     before_s, started = machine.cpu_s(mount.pids), time.monotonic()
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""What every bench stands on: a `Lab` with an origin, data, mounts and readers, and `main`.
+"""The base of every bench: a `Lab` with an origin, data, mounts and readers, and `main`.
 
-A bench module has a docstring (the claim), and `run(lab, result)`, which fills bars and tables; it
-calls `main(run)` when it is run alone. Everything lies below one folder on tmpfs; mounts, processes
-and the folder are gone when the lab closes, also after an error or SIGTERM.
+A bench module has a docstring (the claim) and `run(lab, result)`, which fills bars and tables. It
+calls `main(run)` when it is run alone. All files are below one folder on tmpfs. Mounts, processes
+and the folder are removed when the lab closes, also after an error or SIGTERM.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Pass:
-    """One timed pass of readers. `server_cpu_s` is that of the file system under test."""
+    """One timed pass of readers. `server_cpu_s` is the CPU of the file system under test."""
 
     wall_s: float
     bytes: int
@@ -76,13 +76,13 @@ class Pass:
 
 
 def median(passes: Iterable[Pass]) -> Pass:
-    """The pass with the median wall time: its figures belong together."""
+    """Returns the pass with the median wall time, so that its figures are of one pass."""
     ordered = sorted(passes, key=lambda one: one.wall_s)
     return ordered[len(ordered) // 2]
 
 
 def median_rate(passes: Iterable[Pass]) -> Pass:
-    """The same by rate, for passes that end by the clock."""
+    """Returns the pass with the median rate, for passes of a fixed duration."""
     ordered = sorted(passes, key=lambda one: one.files_per_s)
     return ordered[len(ordered) // 2]
 
@@ -92,8 +92,8 @@ def middle(values: Iterable[float]) -> float:
 
 
 class Lab:
-    """One bench's surroundings; use `lab()`. `quick` asks for small data and single runs. `origin`
-    speaks plain HTTP; `over` has one for each scheme."""
+    """The environment of one bench; use `lab()`. `quick` selects small data and single runs.
+    `origin` speaks plain HTTP; `over` returns the one of a scheme."""
 
     def __init__(
         self, root: Path, by_scheme: dict[str, Origin], datasets: Datasets, quick: bool
@@ -117,7 +117,7 @@ class Lab:
     def ours(
         self, source: str, *flags: str, url: str | None = None, cache_size: str = "4GiB"
     ) -> Iterator[Mounted]:
-        """Ours with an empty cache of its own, removed at the end. `url`: the S3 endpoint."""
+        """Mounts with a new, empty cache, which is removed at the end. `url`: the S3 endpoint."""
         cache = self.fresh_cache()
         flags += ("--cache-size", cache_size, *(("--endpoint-url", url) if url else ()))
         try:
@@ -128,7 +128,7 @@ class Lab:
             self.cachefs.forget()
 
     def fresh_cache(self) -> Path:
-        """A name in the lab's folder that no mount used before."""
+        """Returns an unused path in the lab's folder."""
         self._caches += 1
         return self.root / f"cache-{self._caches}"
 
@@ -142,7 +142,7 @@ class Lab:
         return rclone_mount(self.root, str(folder), dict(os.environ))
 
     def light(self, scheme: str = PLAIN) -> contextlib.AbstractContextManager[Shaped]:
-        """The same objects behind an origin that takes little CPU, shapes and counts."""
+        """Runs an origin of the same objects that needs little CPU, and shapes and counts."""
         return light_origin(self.origin, self.datasets.root / "objects", scheme)
 
     def bare(self, data: Dataset) -> contextlib.AbstractContextManager[Mounted]:
@@ -150,8 +150,8 @@ class Lab:
 
     @contextlib.contextmanager
     def side_by_side(self, data: Dataset, readers: int) -> Iterator[list[Mounted]]:
-        """Native tmpfs, a bare pyfuse3 server, rclone's mount2 and ours by pyfuse3, all mounted at
-        once and each read once by `readers`, so that warm passes can take turns."""
+        """Mounts native tmpfs, a bare pyfuse3 server, rclone's mount2 and CacheFS by pyfuse3 at
+        once. Reads each once with `readers` readers, so that warm passes can take turns."""
         url = self.origin.direct_url
         with contextlib.ExitStack() as stack:
             contenders = [
@@ -171,8 +171,8 @@ class Lab:
         return self._run(spec, mount.pids)
 
     def client(self, what: str, data: Dataset, url: str, readers: int = 16) -> Pass:
-        """What an S3 client does without a file system: `obstore_…` in so many threads, `curl_…`
-        with so many requests in flight. Its CPU counts as the server's. What went to one file is
+        """Measures an S3 client without a file system: `obstore_…` with `readers` threads, `curl_…`
+        with `readers` requests in flight. Its CPU counts as the server's. A file that it wrote is
         compared after the clock stopped. Raises BenchFailed on a wrong byte."""
         spec = Spec(what=what, checksums=str(data.checksums), readers=readers, bucket=data.bucket)
         spec.destination = str(self.root / "client")
@@ -186,7 +186,7 @@ class Lab:
         elif os.path.exists(spec.destination):
             expected = json.loads(data.checksums.read_text())[data.names[0]]
             if read_file(spec.destination, bytearray(MIB))[1] != expected:
-                raise BenchFailed(f"{what} wrote other bytes")
+                raise BenchFailed(f"{what} wrote wrong bytes")
             os.unlink(spec.destination)
         return replace(done, reader_cpu_s=0.0, server_cpu_s=done.reader_cpu_s)
 
@@ -215,7 +215,8 @@ class Lab:
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder on tmpfs that goes, with all mounts in it; what a killed run left goes first."""
+    """Creates a folder on tmpfs; removes it and its mounts at the end, and those of killed runs
+    first."""
     parent = SHARED_MEMORY / "cachefs-bench"
     parent.mkdir(exist_ok=True)
     for left in parent.glob("run-*"):
@@ -234,7 +235,7 @@ def workplace() -> Iterator[Path]:
 def _remove(root: Path) -> None:
     for path in machine.mounts_below(root):
         unmount(path)
-    for pid in machine.orphans_of(root):  # only a killed run leaves any
+    for pid in machine.orphans_of(root):  # left by a killed run
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     shutil.rmtree(root, ignore_errors=True)
@@ -242,7 +243,7 @@ def _remove(root: Path) -> None:
 
 @contextlib.contextmanager
 def labs(quick: bool) -> Iterator[Callable[[str], Lab]]:
-    """An origin and data sets for many benches: call the result with a bench's name for its lab."""
+    """Starts an origin and data sets for many benches; yields a function from a name to a lab."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with workplace() as root, origins(root) as by_scheme:
@@ -268,7 +269,7 @@ Run = Callable[[Lab, Result], None]
 
 
 def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) -> Result:
-    """Runs one bench; what stops it is kept as the result's error."""
+    """Runs one bench; an error that stops it is kept in the result."""
     result, started = Result(name, question), time.monotonic()
     result.profile = profile_of(name)
     lab = make_lab(name)
@@ -283,20 +284,20 @@ def measure(name: str, question: str, run: Run, make_lab: Callable[[str], Lab]) 
         ValueError,
     ) as err:
         result.error = f"{type(err).__name__}: {err}"
-    finally:  # its caches are memory that the next one needs
+    finally:  # frees the memory of its caches for the next bench
         shutil.rmtree(lab.root, ignore_errors=True)
     result.took_s = time.monotonic() - started
     return result
 
 
 def profile_of(name: str) -> str:
-    """What somebody with a profiler wrote down of a bench, with the date; "" for most."""
+    """Returns the hand-written profile of a bench, with its date; "" if it has none."""
     path = PROFILES / f"{name}.md"
     return path.read_text() if path.exists() else ""
 
 
 def main(run: Run, arguments: list[str] | None = None) -> None:
-    """A bench run alone: prints its section, exits 1 when a bar is not met."""
+    """Runs one bench: prints its section, exits 1 if it misses a bar."""
     module = sys.modules["__main__"]
     parser = argparse.ArgumentParser(description=module.__doc__)
     parser.add_argument("--quick", action="store_true", help="small data, single runs")

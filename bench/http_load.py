@@ -1,4 +1,4 @@
-"""Calls of a master from one thread over many connections, at little cost for the caller."""
+"""Calls a master from one thread over many connections, at little CPU cost for the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_S = 20.0
 
 @dataclass
 class Load:
-    """What came back, by the clock of the sender."""
+    """The totals of the received replies, on the sender's clock."""
 
     calls: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class Load:
 
 
 class Connection:
-    """One kept connection with at most one call under way."""
+    """One persistent connection with at most one call in flight."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -47,7 +47,7 @@ class Connection:
         self.socket.sendall(_request(body))
 
     def receive(self) -> bytes | None:
-        """The body once it is whole. Raises BenchFailed for a failure."""
+        """Returns the body once it is complete. Raises BenchFailed if the master closed it."""
         data = self.socket.recv(RECEIVE_BYTES)
         if not data:
             raise BenchFailed("the master closed a connection")
@@ -59,7 +59,7 @@ class Connection:
         return bytes(self._data[self._data.find(b"\r\n\r\n") + 4 :])
 
     def _length(self) -> int:
-        """Of headers and body together; 0: the headers are not whole."""
+        """Returns the length of headers and body; 0 while the headers are incomplete."""
         end = self._data.find(b"\r\n\r\n")
         if end < 0:
             return 0
@@ -71,7 +71,7 @@ class Connection:
 
 
 def ask(connection: Connection, call: Message) -> c.Answer:
-    """One call, its answer decoded. Raises BenchFailed for a failure."""
+    """Sends one call and returns the decoded reply. Raises BenchFailed for a failure."""
     connection.send(c.encode(call))
     while (body := connection.receive()) is None:
         pass
@@ -82,7 +82,7 @@ def ask(connection: Connection, call: Message) -> c.Answer:
 
 
 def drive(connections: list[Connection], bodies: Iterator[bytes], seconds: float) -> Load:
-    """Each connection asks again as soon as it was answered."""
+    """Sends the next call on each connection as soon as its reply has arrived."""
     load, began = Load(), time.monotonic()
     for connection in connections:
         connection.send(next(bodies))
@@ -96,7 +96,7 @@ def drive(connections: list[Connection], bodies: Iterator[bytes], seconds: float
 def answers(
     connections: list[Connection], wanted: Callable[[], bool]
 ) -> Iterator[tuple[Connection, bytes]]:
-    """Whole answers as they come, until they are not `wanted`; those under way are waited for."""
+    """Yields complete replies while `wanted()`. The caller sends the next calls."""
     by_fd = {connection.socket.fileno(): connection for connection in connections}
     poll = select.epoll()
     for fd in by_fd:

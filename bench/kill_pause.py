@@ -1,10 +1,10 @@
-"""What a SIGKILL of the client costs a reader, 50 times: an open warm file nothing (no read slower
-than the slowest undisturbed one); anything else a pause, the longest < 2 s. No errno, no wrong
+"""The pause that a SIGKILL of the client costs a reader, 50 times: none for an open warm file (no
+read slower than the slowest undisturbed one), < 2 s for any other operation. No errno, no wrong
 byte.
 
-Kills come in bursts of 3 to 5 at random moments (a client that dies six times without ten good
-seconds is given up). Between two bursts the readers go on undisturbed while processes as big as a
-client start and end in the same rhythm, so that both periods have the same load on the CPUs.
+Kills happen in bursts of 3 to 5 at random moments (the supervisor gives up a client that dies six
+times without ten good seconds). Between two bursts the readers are undisturbed, while processes as
+big as a client start and end in the same rhythm: both periods have the same load on the CPUs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ UNDISTURBED_S = 10.6  # the supervisor calls a client good after ten seconds
 TAKEOVER_LIMIT_S = 15.0
 MOST_BETWEEN_S = 0.6
 PAUSE_LIMIT_S = 2.0
-ROOM_BYTES = 64 << 20  # of the cache for what is to stay cold
+ROOM_BYTES = 64 << 20  # cache space left for the cold file
 AS_BIG_AS_A_CLIENT = "import cachefs.fuse.client, cachefs.fuse.vfs, cachefs.fuse.kernel.session"
 
 
 @dataclass
 class Story:
-    """When what happened, on the readers' clock."""
+    """The times of the events, on the readers' clock."""
 
     killed: list[tuple[float, float]] = field(default_factory=list)  # at, until it answered again
     undisturbed: list[tuple[float, float]] = field(default_factory=list)  # from, to
@@ -65,7 +65,7 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def warm_up(root: Path, data: Dataset) -> None:
-    """What is to be warm is read once; then the cold file, until the cache is full."""
+    """Reads the warm files once, then the cold file until the cache is full."""
     names = [name for name in data.names if name.startswith(("big/", "small/"))]
     for name in names:
         (root / name).read_bytes()
@@ -75,7 +75,7 @@ def warm_up(root: Path, data: Dataset) -> None:
 
 
 def disturb(lab: Lab, mount: Mounted, kills: int) -> Story:
-    """Bursts of kills, and undisturbed time before each."""
+    """Kills the client in bursts, with undisturbed time before each."""
     story, rng, clock = Story(), random.Random(SEED), threading.Event()
     while kills > 0:
         began_s = time.monotonic()
@@ -91,13 +91,13 @@ def disturb(lab: Lab, mount: Mounted, kills: int) -> Story:
 
 
 def kill_client(lab: Lab, mount: Mounted) -> tuple[float, float]:
-    """Kills; returns when, and when the next client answered: a name that is nowhere is asked
-    for, which only a client can answer. Raises BenchFailed."""
+    """Kills the client; returns when, and when the next client answered the lookup of a missing
+    name, which only a client can answer. Raises BenchFailed."""
     pid = lab.cachefs.client_pid(mount.path)
     killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     if os.path.lexists(mount.path / f"nowhere-{killed_s}"):
-        raise BenchFailed("a name that is nowhere exists")
+        raise BenchFailed("a missing name exists")
     answered_s = time.monotonic()
     wait_until(
         lambda: lab.cachefs.client_pid(mount.path) not in (0, pid), "a client", TAKEOVER_LIMIT_S
@@ -106,7 +106,7 @@ def kill_client(lab: Lab, mount: Mounted) -> tuple[float, float]:
 
 
 def peer(lab: Lab, data: Dataset) -> str:
-    """What a user of rclone's mount2 gets after a SIGKILL of it."""
+    """Returns the error that a user of rclone's mount2 gets after its SIGKILL."""
     with lab.rclone(data, lab.origin.direct_url) as mount:
         os.listdir(mount.path)
         for pid in mount.pids:
@@ -120,7 +120,7 @@ def peer(lab: Lab, data: Dataset) -> str:
 
 
 def longest(record: Record, spans: Iterable[tuple[float, float]]) -> float:
-    """The longest operation that overlaps one of the spans; 0 when all were fast."""
+    """Returns the longest operation that overlaps one of the spans; 0 if none was slow."""
     return max(
         (
             took

@@ -1,13 +1,13 @@
-"""An S3 origin that costs next to nothing, for benches in which the origin must not be the slowest
-part: `python -m bench.light_origin --folder OBJECTS --upstream URL [--certificate PEM]`.
+"""An S3 origin that needs little CPU, for benches in which the origin must not be the bottleneck:
+`python -m bench.light_origin --folder OBJECTS --upstream URL [--certificate PEM]`.
 
-GET and HEAD of an object are answered from `OBJECTS/BUCKET/KEY` by one thread with epoll and
-sendfile (over TLS: with OpenSSL, from one copy in memory), with the etag that the real server keeps
-there; whatever else is asked (listings) goes to
-the real server at URL. Bodies are shaped to a rate that all connections share, and every request
-waits for the latency. Signatures of what it answers itself are not checked.
+One thread answers GET and HEAD of an object from `OBJECTS/BUCKET/KEY` with epoll and sendfile (over
+TLS: with OpenSSL, from one copy in memory), with the etag that the real server stored there. All
+other requests (listings) are forwarded to the real server at URL. All connections share one rate of
+bodies, and every request waits for the latency. Signatures of requests that it answers itself are
+not checked.
 
-It prints one JSON line with its URL and ends with its standard input; `GET /-/counters`, `POST
+It prints one JSON line with its URL and ends with its standard input. `GET /-/counters`, `POST
 /-/settings` and `/-/reset` are those of the proxy of the tests.
 """
 
@@ -34,7 +34,7 @@ from tests.services.shaper import Shaper
 from tests.services.tls import server_context
 
 MAX_PIECE_BYTES = 1 << 20
-READ_BYTES = 256 << 10  # of a file at a time, where it has to be encrypted
+READ_BYTES = 256 << 10  # read at a time, to encrypt it
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_HEAD_BYTES = 64 << 10
 FORWARD_LIMIT_S = 60.0
@@ -42,7 +42,7 @@ END = b"\r\n\r\n"
 
 
 class Head:
-    """The first lines of a request. Raises ValueError for what is none."""
+    """The request line and headers. Raises ValueError for a malformed request line."""
 
     def __init__(self, raw: bytes) -> None:
         first, _, self._rest = raw.partition(b"\r\n")
@@ -51,7 +51,7 @@ class Head:
         self.path, _, self.query = target.partition(b"?")
 
     def get(self, name: bytes) -> bytes:
-        """A header's value; the name in lower case."""
+        """Returns the value of a header; `name` is in lower case."""
         for line in self._rest.split(b"\r\n"):
             key, _, value = line.partition(b":")
             if key.lower() == name:
@@ -64,7 +64,7 @@ class Head:
 
     @property
     def is_object(self) -> bool:
-        """Does it ask for an object, and for nothing special of it?"""
+        """True for a GET or HEAD of an object without special parameters."""
         key = self.path.lstrip(b"/").partition(b"/")[2]
         is_plain = self.query in (b"", b"x-id=GetObject", b"x-id=HeadObject")
         return self.method in (b"GET", b"HEAD") and bool(key) and is_plain
@@ -87,7 +87,7 @@ class Reply:
 
 
 def span(value: bytes, size: int) -> tuple[int, int] | None:
-    """First and one past the last byte of a Range header; None: the whole."""
+    """Returns [first, end) of a Range header; None: the whole object."""
     if not value.startswith(b"bytes="):
         return None
     first, _, last = value[6:].partition(b"-")
@@ -97,7 +97,7 @@ def span(value: bytes, size: int) -> tuple[int, int] | None:
 
 
 def object_reply(folder: bytes, head: Head) -> Reply:
-    """What an S3 server says to a GET or HEAD of an object, conditional and ranged ones too."""
+    """Returns the reply to a GET or HEAD of an object, including conditions and ranges."""
     path = os.path.normpath(folder + b"/" + unquote_to_bytes(head.path))
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -140,7 +140,7 @@ def json_reply(value: object) -> Reply:
 
 @dataclass
 class Client:
-    """One connection; it is asked one thing at a time. `is_open`: TLS has shaken hands, too."""
+    """One connection, with one request at a time. `is_open`: a TLS handshake is complete, too."""
 
     socket: socket.socket
     is_open: bool
@@ -149,7 +149,7 @@ class Client:
 
 
 class LightOrigin:
-    """The loop. Only `forward` runs in other threads, each with a connection of its own."""
+    """The event loop. Only `_forward` runs in other threads, each with its connection."""
 
     def __init__(self, folder: str, upstream_url: str, certificate: Path | None = None) -> None:
         url = urlsplit(upstream_url)
@@ -169,7 +169,7 @@ class LightOrigin:
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
 
     def serve(self) -> None:
-        """Until standard input ends."""
+        """Serves until standard input ends."""
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(0, select.EPOLLIN | select.EPOLLHUP)
         while True:
@@ -199,7 +199,7 @@ class LightOrigin:
                 self._epoll.register(connection, select.EPOLLIN)
 
     def _safely(self, act: Callable[[Client], None], client: Client) -> None:
-        """A connection that breaks, or talks nonsense, is closed."""
+        """Calls `act`, and closes the connection if it breaks or its request is malformed."""
         try:
             act(client)
         except WAITS:
@@ -285,7 +285,7 @@ class LightOrigin:
         client.reply = None
 
     def _send_piece(self, client: Client, reply: Reply) -> bool:
-        """False: the rest has to wait for the shared rate."""
+        """Sends a piece. Returns False if the rest must wait for the shared rate."""
         rate = self._shaper.rate_bytes_per_s
         most = self._shaper.piece_bytes() if rate else MAX_PIECE_BYTES
         most = min(most, reply.left)
@@ -303,8 +303,8 @@ class LightOrigin:
         return True
 
     def _encrypt(self, connection: socket.socket, reply: Reply, most: int) -> int:
-        """Sends a record of what is left; returns how many bytes of it. A record that had to wait
-        begins with the same bytes again, as OpenSSL asks."""
+        """Sends one TLS record of the rest, and returns its length. A record that had to wait is
+        resent from the same bytes, as OpenSSL requires."""
         if not reply.data:
             size = min(READ_BYTES, reply.left)
             reply.data = memoryview(os.pread(reply.file, size, reply.offset))
@@ -315,7 +315,7 @@ class LightOrigin:
     # ---- the real server ----
 
     def _hand_over(self, client: Client) -> None:
-        """The rest of this connection is a thread's: it asks the real server, and closes."""
+        """Hands the connection to a thread that forwards it to the real server, and closes it."""
         self._epoll.unregister(client.socket)
         del self._clients[client.socket.fileno()]
         thread = threading.Thread(target=self._forward, args=(client,), daemon=True)
@@ -340,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.light_origin")
     parser.add_argument("--folder", required=True)
     parser.add_argument("--upstream", required=True)
-    parser.add_argument("--certificate", type=Path, help="PEM with its key: it speaks TLS")
+    parser.add_argument("--certificate", type=Path, help="PEM with its key: serve TLS")
     chosen = parser.parse_args()
     served = LightOrigin(chosen.folder, chosen.upstream, chosen.certificate)
     print(json.dumps({"endpoint_url": served.url}), flush=True)

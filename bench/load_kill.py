@@ -1,8 +1,8 @@
-"""A cluster loads 20,000 files of 110 KiB; its master is killed at 30 % of the bytes, one of its
-two workers at 60 %, both are started again: the job succeeds with every file, the origin hands out
-<= 1.02 x the bytes of the files, and a second load of the same fetches none.
+"""A cluster loads 20,000 files of 110 KiB. Its master is killed at 30 % of the bytes, one of its
+two workers at 60 %, and both are restarted. The job succeeds with every file, the origin sends <=
+1.02 x the bytes of the files, and a second load of the same fetches none.
 
-Both are killed with SIGKILL, by an origin that is shaped, so that they are in the middle of it.
+Both are killed with SIGKILL. A shaped origin makes the load long enough that both die during it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RATE_BYTES_S, LATENCY_S = 150e6, 0.005  # of the origin
 
 @dataclass(frozen=True)
 class Load:
-    """A job that has ended, and what its origin gave meanwhile."""
+    """A job that has ended, and the bytes that its origin sent."""
 
     name: str
     shown: JobShown
@@ -43,7 +43,7 @@ class Load:
 
 
 class Loads:
-    """Jobs of a cluster whose processes die: who does not answer is asked again."""
+    """Jobs of a cluster whose processes die: requests without a reply are retried."""
 
     def __init__(self, cluster: Cluster, origin: Shaped) -> None:
         self._cluster = cluster
@@ -63,7 +63,7 @@ class Loads:
             return client.call(call, m.JobSubmitted).job
 
     def shown(self, job: int) -> JobShown | None:
-        """None: nobody answers for now."""
+        """Returns the state of a job; None while no master answers."""
         with closing(self._client()) as client:
             try:
                 return client.call(m.GetJob(self._namespace, job), m.JobReply).job
@@ -71,12 +71,11 @@ class Loads:
                 return None
 
     def come_to(self, wanted_bytes: float) -> None:
-        """Waits until the origin gave so much. Raises NotInTime."""
-        wait_until(lambda: self.body_bytes() >= wanted_bytes, "enough has come", LIMIT_S)
+        """Waits until the origin has sent `wanted_bytes`. Raises NotInTime."""
+        wait_until(lambda: self.body_bytes() >= wanted_bytes, "the origin has sent enough", LIMIT_S)
 
     def ended(self, job: int) -> JobShown:
-        """Waits until a job goes on no longer: it has ended, or stopped. Raises NotInTime with what
-        was last seen of it."""
+        """Waits until a job has ended or stopped. Raises NotInTime with its last state."""
         last: list[JobShown | None] = [None]
 
         def is_over() -> JobShown | None:
@@ -118,13 +117,13 @@ def run(lab: Lab, result: Result) -> None:
         if shown.state is not JobState.SUCCEEDED or shown.files_done != len(data.names):
             raise BenchFailed(f"the {one.name} {state}, {shown.files_done:,} files {shown.message}")
     at = ", ".join(f"{share:.0%}" for share in killed.killed_at)
-    result.notes.append(f"Killed (the master, then a worker) when this had come: {at}.")
+    result.notes.append(f"Killed (the master, then a worker) at these shares of the bytes: {at}.")
     result.bar("bytes from the origin, of the files'", killed.body_bytes / data.size_bytes, AGAIN)
     result.bar("bytes that a second load fetches", again.body_bytes, 0, "B")
 
 
 def load(cluster: Cluster, loads: Loads, data: Dataset, *, kill: bool) -> Load:
-    """One job of all files, with or without deaths."""
+    """Runs one job of all files, with or without kills."""
     before, started, killed_at = loads.body_bytes(), time.monotonic(), list[float]()
     job = loads.submit(b"/data")
     victims = ((MASTER_AT, cluster.master), (WORKER_AT, cluster.workers[-1])) if kill else ()

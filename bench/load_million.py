@@ -1,8 +1,8 @@
-"""A load job of a million files: < 60 us of the master's CPU per file, listing and checking them
-included; its memory stays flat; after a SIGKILL it goes on, and re-does < 1 % of the work.
+"""A load job of a million files: < 60 us of the master's CPU per file, listing and checking
+included. Its memory stays flat. After a SIGKILL the job continues, and repeats < 1 % of the work.
 
-The origin is computed, the store durable. The worker here is a real loader over the wire, whose
-cache says at once that it has everything: what is measured is the master.
+The origin is computed, the store durable. The worker is a real loader over the wire with a cache
+that already has every file, so that only the master is measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CAPACITY_BYTES = 1 << 50
 
 
 class Instant:
-    """A cache that has what it is asked to load."""
+    """A cache that already has every file."""
 
     def __init__(self) -> None:
         self.loads = 0
@@ -72,7 +72,7 @@ class Instant:
 
 @dataclass
 class Seen:
-    """Of one master, until it ended."""
+    """The figures of one master, until it ended."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -105,13 +105,14 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def growth(rss_bytes: list[int]) -> int:
-    """From the second quarter on: before that, caches fill."""
+    """Returns the growth from the second quarter on: before that, caches fill."""
     later = rss_bytes[len(rss_bytes) // 4 :] or [0]
     return max(later) - later[0]
 
 
 async def watch(master: MasterProcess, cache: Instant, count: int, *, kill: bool) -> Seen:
-    """A worker of this master; the job is submitted where there is none."""
+    """Runs a worker of this master and measures the master. With `kill` it submits the job, and
+    kills the master at `KILLED_AT`."""
     seen = Seen()
     client = MasterClient(f"http://127.0.0.1:{master.port}")
     members = Membership(client, c.Register(WORKER, "http://127.0.0.1:1", 1.0))

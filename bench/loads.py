@@ -2,8 +2,8 @@
 that writes files; over plain HTTP at >= 0.7 x and >= 0.85 x that of obstore alone. Body bytes
 exactly once; the first byte < 1 s after submit.
 
-The job is submitted over the node's socket to an embedded server; its last byte is durable and
-checked when it has succeeded. Clients write to the same file system, and take turns with the jobs.
+The job is submitted over the node's socket to an embedded server. When it has succeeded, its last
+byte is durable and verified. Clients write to the same file system, and take turns with the jobs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LIMIT_S = 280.0
 
 @dataclass(frozen=True)
 class Loaded:
-    """One job. `first_s`: until bytes came; `loaded_s`: until the last did; `checked_s`: until the
-    job had succeeded."""
+    """One job. `first_s`: until the first byte arrived; `loaded_s`: until the last one;
+    `checked_s`: until the job succeeded."""
 
     first_s: float
     loaded_s: float
@@ -59,7 +59,7 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def small(lab: Lab, result: Result, origin: Shaped, scheme: str) -> float:
-    """Returns the longest time until the first byte came."""
+    """Returns the longest time until the first byte."""
     data = lab.datasets.small(lab.size(20_000, 4000))
     kinds = {CURL: ("curl_to_files", REQUESTS), OBSTORE: ("obstore_to_files", REQUESTS)}
     loads, plain = beside_clients(lab, origin, data, kinds)
@@ -83,8 +83,8 @@ def large(lab: Lab, result: Result, origin: Shaped, scheme: str) -> None:
 def beside_clients(
     lab: Lab, origin: Shaped, data: Dataset, kinds: dict[str, tuple[str, int]]
 ) -> tuple[list[Loaded], dict[str, list[Pass]]]:
-    """Loads of a data set, and what clients alone take for it (what they do, with how many requests
-    in flight), by turns: what else the machine does changes within minutes."""
+    """Returns loads of a data set and the passes of clients (method, requests in flight), by turns:
+    the load of the machine changes within minutes."""
     plain: dict[str, list[Pass]] = {who: [] for who in kinds}
     loads: list[Loaded] = []
     for _ in range(lab.runs):
@@ -102,7 +102,7 @@ def bar(
     plain: dict[str, list[Pass]],
     at_least: dict[str, float],
 ) -> None:
-    """The median of the ratios within a turn, to the client that the scheme is compared with."""
+    """Adds the bar of the median ratio, within a turn, to the client of the scheme."""
     client = CLIENTS[scheme]
     turns = zip(loads, plain[client], strict=True)
     ratio = middle(alone.wall_s / one.loaded_s for one, alone in turns)
@@ -133,7 +133,7 @@ def add_rows(table: Table, loads: list[Loaded]) -> None:
 
 
 def load_once(lab: Lab, data: Dataset, origin: Shaped) -> Loaded:
-    """Into an empty cache. Raises BenchFailed unless every byte came exactly once."""
+    """Loads into an empty cache. Raises BenchFailed unless every byte was fetched exactly once."""
     origin.post("reset", {})
     size = f"{data.size_bytes // MIB + 1024}MiB"
     with lab.ours(data.url, url=origin.url, cache_size=size) as mount:
@@ -145,7 +145,7 @@ def load_once(lab: Lab, data: Dataset, origin: Shaped) -> Loaded:
 
 
 def load(lab: Lab, mount: Mounted, data: Dataset) -> Loaded:
-    """One job of everything below a mount."""
+    """Runs one job of everything below a mount."""
     record = StateHome(lab.cachefs.home / ".cache/cachefs").find_mount(str(mount.path))
     if record is None:
         raise BenchFailed("the mount has no record")

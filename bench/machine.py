@@ -1,4 +1,4 @@
-"""What the kernel says: CPU and memory of processes, caches to drop, the machine in words."""
+"""Kernel figures: CPU and memory of processes, caches to drop, a description of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of these processes and of all that they started, in seconds."""
+    """Returns the user and system time of these processes and their descendants, in seconds."""
     total_ticks = 0
     for pid in families(pids):
         try:
@@ -26,31 +26,31 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def rss_anon_bytes(pid: int) -> int:
-    """Memory of the process that is no file's, in bytes. Raises FileNotFoundError."""
+    """Returns the anonymous memory of the process, in bytes. Raises FileNotFoundError."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 if found else 0
 
 
 def drop_caches(*, dentries: bool) -> None:
-    """Drops the page cache (what is on tmpfs stays), and with `dentries` names and inodes too."""
+    """Drops the page cache (tmpfs keeps its data), and with `dentries` names and inodes."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3" if dentries else "1")
 
 
 def mounted(path: Path) -> bool:
-    """Is `path` a mount point? Does not touch it, so that a dead mount cannot hold us."""
+    """Returns whether `path` is a mount point, without touching it: a dead mount would block."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return any(line.split()[4] == str(path) for line in lines)
 
 
 def mounts_below(root: Path) -> list[Path]:
-    """Mount points at or under `root`, the deepest first."""
+    """Returns the mount points at or under `root`, the deepest first."""
     paths = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return sorted((Path(p) for p in paths if Path(p).is_relative_to(root)), reverse=True)
 
 
 def orphans_of(root: Path) -> list[int]:
-    """Processes without a parent that were started with a path below `root`."""
+    """Returns the processes without a parent whose arguments have a path below `root`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -65,7 +65,7 @@ def orphans_of(root: Path) -> list[int]:
 
 
 def describe() -> str:
-    """CPU, memory, kernel and load, in one line."""
+    """Returns CPU, memory, kernel and load, in one line."""
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*: (.*)", cpuinfo)
     meminfo = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())

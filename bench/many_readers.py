@@ -1,9 +1,9 @@
-"""1,000 readers of large files of their own beside a full cache: no error, no wrong byte, and no
+"""1,000 readers, each of its own large file, beside a full cache: no error, no wrong byte, and no
 read over 5 s, at an origin that is not shaped.
 
-The cache of 4 GiB is filled with another file first; then nothing more is admitted, and every read
-goes past the cache. The readers are threads of eight processes and read 128 KiB at a time; every
-byte is compared. The longest read says what the last one in line waits for.
+The cache of 4 GiB is first filled with another file. Then it admits nothing more, and every read
+bypasses it. The readers are threads of eight processes and read 128 KiB at a time; every byte is
+compared. The longest read is the wait of the last one in the queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE_MIB = 32
 CACHE_MIB = 4096
 PROCESSES = 8
 DURATION_S = 30.0
-END_LIMIT_S = 120.0  # after the readers' time: a last read may be under way
+END_LIMIT_S = 120.0  # after the readers' time: a last read may be in flight
 LONGEST_S = 5.0
 
 
@@ -54,14 +54,14 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def fill(path: Path) -> None:
-    """Reads until the cache takes nothing more: the file is larger than the cache."""
+    """Reads until the cache admits nothing more: the file is larger than the cache."""
     with path.open("rb") as file:
         while file.read(1 << 20):
             pass
 
 
 def read_all(lab: Lab, root: Path, data: Dataset, readers: int) -> Timed:
-    """Raises BenchFailed when the readers do not end."""
+    """Runs all readers. Raises BenchFailed if they do not end in time."""
     names = [name for name in data.names if not name.startswith("filler")][:readers]
     files = [(str(root / name), number) for number, name in enumerate(names)]
     running = []

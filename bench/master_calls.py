@@ -1,8 +1,10 @@
-"""One master over HTTP on durable LMDB: >= 5,000 requests/s and >= 100,000 names/s in batches;
-1,000 workers' heartbeats every 2 s take < 20 % of a core, and each hears of a change within 2 s.
+"""One master over HTTP on durable LMDB: >= 5,000 requests/s and >= 100,000 names/s in batches.
+Heartbeats of 1,000 workers every 2 s take < 20 % of a core, and each worker receives a change
+within 2 s.
 
 Names are computed (100,000 files, listed before the clock starts). Requests are single lookups over
-16 connections from one thread; batches are pages of listings, lookups and places by the thousand.
+16 connections from one thread. Batches are pages of listings, and lookups and places by the
+thousand.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def names(lab: Lab, master: MasterProcess, result: Result) -> None:
 def measured(
     lab: Lab, master: MasterProcess, connections: list[Connection], bodies: Iterator[bytes]
 ) -> tuple[Load, float]:
-    """The median of some runs, and the master's CPU time per call (s)."""
+    """Returns the run with the median rate, and the master's CPU time per call (s)."""
     loads = []
     for _ in range(lab.runs):
         before_s = machine.cpu_s([master.pid])
@@ -79,7 +81,7 @@ def measured(
 
 
 def finish(connections: list[Connection]) -> None:
-    """Waits for the answers under way."""
+    """Waits for the replies in flight."""
     left = {*connections}
     for connection, _ in answers(connections, lambda: bool(left)):
         left.discard(connection)
@@ -127,21 +129,21 @@ def place_batches(namespace: NamespaceId, files: list[int]) -> Iterator[bytes]:
 
 
 class Workers:
-    """Simulated workers, each with its own connection, that beat as real ones do on average: a
-    little more often than every 2 s, so that they do not beat together."""
+    """Simulated workers, each with its own connection. They send heartbeats at the mean rate of
+    real ones: a little more often than every 2 s, evenly spread."""
 
     def __init__(self, port: int, count: int) -> None:
         self.connections = [Connection(port) for _ in range(count)]
         self.ids = [f"{n:032x}" for n in range(count)]
         self.views = [(0, 0)] * count  # (epoch, version)
-        self.changed_at = [0.0] * count  # when each heard of its epoch
-        self.last_heard_at = 0.0  # of any view
+        self.changed_at = [0.0] * count  # when each received its epoch
+        self.last_heard_at = 0.0  # when any view arrived
         self._index = {connection: n for n, connection in enumerate(self.connections)}
         self._turn = 0
-        self._waiting: set[int] = set()  # for an answer
+        self._waiting: set[int] = set()  # workers whose reply is in flight
 
     def register(self) -> float:
-        """How long all of them took (s)."""
+        """Registers all workers one after the other, and returns the time (s)."""
         began = time.monotonic()
         for n, connection in enumerate(self.connections):
             url = f"http://10.1.{n // 250}.{n % 250}:19999"
@@ -152,23 +154,23 @@ class Workers:
         return time.monotonic() - began
 
     def beat(self, seconds: float) -> Load:
-        """Beats for so long; each says that it has settled what it heard of."""
+        """Sends heartbeats for `seconds`; each reports the last received epoch as settled."""
         load, began = Load(), time.monotonic()
         pause_s = c.HEARTBEAT_S * (1 - BEAT_SPREAD / 2) / len(self.ids)
         due = began
 
-        def goes_on() -> bool:
+        def is_running() -> bool:
             nonlocal due
             while due <= time.monotonic() < began + seconds:
                 self._send_next()
                 due += pause_s
             return time.monotonic() < began + seconds or bool(self._waiting)
 
-        for connection, body in answers(self.connections, goes_on):
+        for connection, body in answers(self.connections, is_running):
             load.calls += 1
             load.bytes += len(body)
             load.longest_s = max(load.longest_s, time.monotonic() - connection.sent_at)
-            self._hear(self._index[connection], body)
+            self._receive(self._index[connection], body)
         load.took_s = time.monotonic() - began
         return load
 
@@ -182,11 +184,11 @@ class Workers:
         self.connections[n].send(c.encode(beat))
         self._waiting.add(n)
 
-    def _hear(self, n: int, body: bytes) -> None:
+    def _receive(self, n: int, body: bytes) -> None:
         self._waiting.discard(n)
         answer = c.decode_answer(body)
         if not isinstance(answer, c.Beaten) or not answer.known:
-            raise BenchFailed(f"a worker was not known: {answer}")
+            raise BenchFailed(f"the master does not know a worker: {answer}")
         if answer.view is not None:
             self._take(n, answer.view.epoch, answer.view.version)
 
@@ -200,7 +202,7 @@ class Workers:
 def members(lab: Lab, master: MasterProcess, result: Result) -> None:
     workers = Workers(master.port, WORKERS)
     registered_s = workers.register()
-    workers.beat(3 * c.HEARTBEAT_S)  # all hear of all, and settle
+    workers.beat(3 * c.HEARTBEAT_S)  # all receive the view, and settle
     before_s = machine.cpu_s([master.pid])
     load = workers.beat(lab.size(10, 4))
     share = (machine.cpu_s([master.pid]) - before_s) / load.took_s
@@ -210,7 +212,7 @@ def members(lab: Lab, master: MasterProcess, result: Result) -> None:
     spread = workers.beat(3 * c.HEARTBEAT_S)
     change_cpu_s = machine.cpu_s([master.pid]) - before_s - share * spread.took_s
     if min(workers.changed_at) < changed_at:
-        raise BenchFailed("not all workers heard of the change")
+        raise BenchFailed("not all workers received the change")
     over_s = workers.last_heard_at - changed_at
     table = result.table(f"{WORKERS} workers", "what", "figure")
     table.add("heartbeats/s", load.per_s)

@@ -1,7 +1,7 @@
-"""A master over HTTP on durable LMDB with computed names, in a process of its own.
+"""A master over HTTP on durable LMDB with computed names, as a process.
 
-`python -m bench.master_process STORE DIRECTORIES FILES_PER_DIRECTORY [unlisted]`: prints its port
-once every name is in the store (`unlisted`: at once); ends when its standard input does.
+`python -m bench.master_process STORE DIRECTORIES FILES_PER_DIRECTORY [unlisted]` prints its port
+once every name is in the store (`unlisted`: at once). It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MasterProcess:
 
 @contextlib.contextmanager
 def master_process(directories: int, files: int) -> Iterator[MasterProcess]:
-    """Its store lies on the disk of the temporary directory, where commits are made durable."""
+    """Runs the process with a store on the disk of the temporary directory: commits are durable."""
     with (
         tempfile.TemporaryDirectory(prefix="cachefs-bench-") as store,
         master_over(store, directories, files) as master,
@@ -45,7 +45,7 @@ def master_process(directories: int, files: int) -> Iterator[MasterProcess]:
 
 @contextlib.contextmanager
 def master_over(store: str, directories: int, files: int, *options: str) -> Iterator[MasterProcess]:
-    """The same over a store of the caller's, which an earlier one may have left."""
+    """Runs the process over the caller's store, which an earlier process may have left."""
     command = [sys.executable, "-m", "bench.master_process", store, str(directories), str(files)]
     process = subprocess.Popen(
         [*command, *options],

@@ -50,7 +50,7 @@ def run(lab: Lab, result: Result) -> None:
 
 @contextmanager
 def sampled(lab: Lab, mount: Mounted) -> Iterator[dict[str, list[int]]]:
-    """RssAnon of each role (a role's processes together), in bytes, ten times a second."""
+    """Samples the RssAnon of each role (the sum of its processes), in bytes, ten times a second."""
     roles = {process["pid"]: process["role"] for process in lab.cachefs.processes(mount.path)}
     samples: dict[str, list[int]] = defaultdict(list)
     stop = threading.Event()

@@ -1,6 +1,5 @@
 """`mount` is ready in < 3 s, with an empty cache and with 100,000 cached files; `cachefs --help`
-takes < 0.25 s of CPU; `import cachefs` pulls in no server library.
-"""
+takes < 0.25 s of CPU; `import cachefs` imports no server library."""
 
 from __future__ import annotations
 
@@ -33,13 +32,13 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def first_mount(lab: Lab) -> float:
-    """Of a source that this machine never saw."""
+    """Mounts a source that this machine has never mounted."""
     lab.cachefs.forget()
     return timed_mount(lab, lab.fresh_cache())
 
 
 def timed_mount(lab: Lab, cache: Path) -> float:
-    """Mounts, looks once, unmounts; the time until the command returned."""
+    """Mounts, stats one file, unmounts; returns the time until the mount command returned."""
     data = lab.datasets.small(lab.size(100_000, 3000), FILE_BYTES)
     flags = ("--endpoint-url", lab.origin.direct_url, "--cache-size", "2GiB")
     with lab.cachefs.mount(data.url, cache, *flags) as mount:
@@ -49,7 +48,7 @@ def timed_mount(lab: Lab, cache: Path) -> float:
 
 
 def cached(lab: Lab, result: Result, table: Table) -> None:
-    """The same with every file of the bucket in the cache."""
+    """Times the mount with every file of the bucket in the cache."""
     data = lab.datasets.small(lab.size(100_000, 3000), FILE_BYTES)
     flags = ("--endpoint-url", lab.origin.direct_url, "--cache-size", "2GiB")
     cache = lab.fresh_cache()

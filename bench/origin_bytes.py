@@ -1,8 +1,7 @@
-"""Every byte is fetched from the origin once: body bytes = bytes of the files; with K connections
+"""Every byte is fetched from the origin once: body bytes = bytes of the files. With K connections
 cut in mid-body, at most K pages of 1 MiB more.
 
-Counted by the proxy in front of the origin, which sees each body byte that it hands out. Over TLS
-and over plain HTTP.
+The proxy in front of the origin counts the body bytes that it sends. Over TLS and over plain HTTP.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ def once(
     readers: int,
     shared: bool = False,
 ) -> int:
-    """Reads all of `data` through a fresh mount; returns what came beyond its size. Every byte was
-    checked, so that nothing can be missing."""
+    """Reads all of `data` through a fresh mount, and returns the bytes fetched beyond its size.
+    Every byte is verified, so none can be missing."""
     with lab.ours(data.url, url=origin.proxy_url) as mount:
         lab.drop_caches()
         before = origin.counters()

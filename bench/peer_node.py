@@ -1,7 +1,7 @@
 """A worker of a bench, as a process: `python -m bench.peer_node SPEC` (JSON, see `Spec`).
 
-An owner fills its tier from a folder, says `{"url": …}`, and serves until its input ends. A taker
-brings the same files from it into a tier of its own and says what that took.
+An owner fills its tier from a folder, prints `{"url": …}`, and serves until its input ends. A taker
+fetches the same files from it into another tier, and prints the time and CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMESPACE = NamespaceId(b"b" * 16)
 
 
 class Spec(msgspec.Struct):
-    """`owner`: the URL of who has the files; "" makes this process the owner."""
+    """`owner`: the URL of the owner of the files; "" makes this process the owner."""
 
     tier: str
     folder: str
@@ -74,7 +74,7 @@ class Names:
 
 
 class Node:
-    """The parts of one worker."""
+    """The objects of one worker."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -105,7 +105,7 @@ class Node:
 
 
 async def own(node: Node) -> None:
-    """Until the input ends."""
+    """Fills the tier, and serves until the input ends."""
 
     async def never() -> None:
         raise Unavailable("there is no master")

@@ -1,9 +1,9 @@
-"""A worker serving cached files to another worker, tmpfs to tmpfs, against curl of the same files
-from nginx: one stream >= 0.6 x, four streams >= 0.8 x; CPU of both sides <= 1.5 x curl's and
+"""A worker that serves cached files to another worker, tmpfs to tmpfs, against curl of the same
+files from nginx: one stream >= 0.6 x, four streams >= 0.8 x; CPU of both sides <= 1.5 x curl's and
 nginx's.
 
-A stream is one file of its own. Both write to the same tmpfs; the taker's time ends when the files
-are published, every page verified and recorded.
+A stream is one file. Both sides write to the same tmpfs. The taker's time ends when the files are
+published, every page verified and recorded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(lab: Lab, result: Result) -> None:
         for streams, least in ((1, 0.6), (4, 0.8)):
             chosen, size_bytes = names[:streams], streams * size_mib * MIB
             theirs, ours = [], []
-            for _ in range(lab.runs + 1):  # taking turns; the first ones warm up
+            for _ in range(lab.runs + 1):  # by turns; the first one warms up
                 theirs.append(_curl(lab.root / "out", url, chosen, pids))
                 ours.append(_take(lab, folder, chosen, owner, pid))
             curl, peer = _median(theirs[1:]), _median(ours[1:])
@@ -83,7 +83,7 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def _median(took: list[Took]) -> Took:
-    """Of each figure by itself."""
+    """Returns the median of each figure separately."""
     return Took(
         statistics.median(one.wall_s for one in took), statistics.median(one.cpu_s for one in took)
     )
@@ -101,7 +101,7 @@ def _make(folder: Path, count: int, size_mib: int) -> list[str]:
 
 
 def _curl(out: Path, url: str, names: list[str], pids: list[int]) -> Took:
-    """One curl for each file, at once."""
+    """Runs one curl for each file, all at once."""
     out.mkdir()
     served, before = machine.cpu_s(pids), resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
@@ -138,7 +138,7 @@ def _command(spec: Spec) -> list[str]:
 
 @contextlib.contextmanager
 def _owner(lab: Lab, folder: Path, names: list[str]) -> Iterator[tuple[int, str]]:
-    """Its pid and URL; it has all files."""
+    """Runs a worker that has all files cached; yields its pid and URL."""
     spec = Spec(str(lab.fresh_cache()), str(folder), names, 8 << 30)
     with subprocess.Popen(
         _command(spec), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -154,7 +154,7 @@ def _owner(lab: Lab, folder: Path, names: list[str]) -> Iterator[tuple[int, str]
 
 @contextlib.contextmanager
 def _nginx(root: Path, folder: Path) -> Iterator[tuple[list[int], str]]:
-    """The pids of its workers and its URL."""
+    """Runs nginx; yields the pids of its workers and its URL."""
     port = free_port()
     config = root / "nginx.conf"
     config.write_text(NGINX.format(root=root, folder=folder, port=port))
@@ -173,7 +173,7 @@ def _workers(pid: int) -> list[int]:
         if time.monotonic() > deadline:
             raise BenchFailed("nginx started no worker")
         time.sleep(0.01)
-    time.sleep(0.2)  # all of them
+    time.sleep(0.2)  # for the remaining workers
     return [int(word) for word in children.read_text().split()] or pids
 
 

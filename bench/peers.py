@@ -1,4 +1,4 @@
-"""Who is compared in cold reads, over which scheme: contenders that take turns, and one table."""
+"""The contenders of cold reads over each scheme, their turns, and their common table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Cells = Callable[[Pass], tuple[float, ...]]
 def cold(
     lab: Lab, mounting: Callable[[], AbstractContextManager[Mounted]], data: Dataset, **how: object
 ) -> Act:
-    """One contender: a fresh mount, and one pass through it."""
+    """Returns one contender: a fresh mount, and one pass through it."""
 
     def act() -> Pass:
         with mounting() as mount:
@@ -33,7 +33,7 @@ def cold(
 
 
 def mounts(lab: Lab, data: Dataset, url: str, **how: object) -> dict[str, Act]:
-    """The file systems that are compared with ours: s3fs where it is installed."""
+    """Returns the file systems to compare with; s3fs only if it is installed."""
     found = {RCLONE: cold(lab, lambda: lab.rclone(data, url), data, **how)}
     if has_s3fs():
         found[S3FS] = cold(lab, lambda: lab.s3fs(data, url), data, **how)
@@ -41,9 +41,9 @@ def mounts(lab: Lab, data: Dataset, url: str, **how: object) -> dict[str, Act]:
 
 
 def turns(lab: Lab, by_scheme: dict[str, dict[str, Act]]) -> dict[str, Passes]:
-    """The passes of every contender over every scheme, by turns: a scheme's contenders run one
-    after the other, then those of the next scheme, and all of that again. What else the machine
-    does changes within minutes."""
+    """Returns the passes of every contender over every scheme, by turns: the contenders of a scheme
+    run one after the other, then those of the next scheme, repeatedly. The load of the machine
+    changes within minutes."""
     passes: dict[str, Passes] = {
         scheme: {who: [] for who in acts} for scheme, acts in by_scheme.items()
     }
@@ -57,7 +57,7 @@ def turns(lab: Lab, by_scheme: dict[str, dict[str, Act]]) -> dict[str, Passes]:
 def show(
     result: Result, title: str, passes: dict[str, Passes], columns: tuple[str, ...], cells: Cells
 ) -> None:
-    """A row for each contender over each scheme, with the figures of its median pass."""
+    """Adds a row for each contender over each scheme, with the figures of its median pass."""
     table = result.table(title, "who", "over", *columns, "runs")
     for scheme, contenders in passes.items():
         for who, runs in contenders.items():
@@ -74,7 +74,7 @@ def medians(passes: Passes) -> dict[str, Pass]:
 def compare_mounts(
     result: Result, what: str, passes: Passes, value: Callable[[Pass], float], at_least: float
 ) -> None:
-    """A bar: our rate is at least so many times that of the better mount."""
+    """Adds a bar: our rate is at least `at_least` times that of the better mount."""
     found = medians(passes)
     best = max(value(found[who]) for who in MOUNTS if who in found)
     result.bar(what, value(found[OURS]) / best, at_least, "x", at_least=True)
@@ -83,7 +83,7 @@ def compare_mounts(
 def compare_mounts_cpu(
     result: Result, what: str, passes: Passes, value: Callable[[Pass], float], at_most: float
 ) -> None:
-    """A bar: our CPU is at most so many times that of the mount that takes less."""
+    """Adds a bar: our CPU is at most `at_most` times that of the cheaper mount."""
     found = medians(passes)
     least = min(value(found[who]) for who in MOUNTS if who in found)
     result.bar(what, value(found[OURS]) / least, at_most, "x")

@@ -39,7 +39,7 @@ def worker(number: int, weight: float = 1.0) -> Member:
 
 
 def sample(count: int) -> list[tuple[int, int]]:
-    """(ino, block): whole small files first, then the blocks of large ones."""
+    """Returns (ino, block) pairs: whole small files first, then the blocks of large ones."""
     half = count // 2
     large = range(half, count)
     return [(2 + i, 0) for i in range(half)] + [

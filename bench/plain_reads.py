@@ -1,9 +1,9 @@
-"""Timed reads that do nothing but read: for rates where a checksum would be half of the cost.
+"""Timed reads without checksums, for rates at which a checksum would be half of the cost.
 
-A work is a generator that reads some more at each step and yields how many bytes in how many
-operations. Several files are read in turns by one process, a few hundredths of a second each, so
-that whatever else runs on the machine takes as much from one as from the other:
-`python -m bench.plain_reads SPEC.json` prints one JSON list of `Turn` lists, one for each path.
+A work is a generator. Each step reads and yields (bytes, operations). One process reads several
+files in turns of a few hundredths of a second, so that other load on the machine affects all of
+them equally. `python -m bench.plain_reads SPEC.json` prints one JSON list of `Turn` lists, one for
+each path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Steps = Iterator[tuple[int, int]]
 
 
 class Spec(msgspec.Struct):
-    """`work`: sequential | scattered | mapped. Every path is the same file by another way."""
+    """`work`: sequential | scattered | mapped. All paths lead to the same file, by different
+    means."""
 
     work: str
     paths: list[str]
@@ -41,7 +42,7 @@ class Spec(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """What one path gave in one turn."""
+    """The result of one path in one turn."""
 
     bytes: int
     operations: int
@@ -50,7 +51,7 @@ class Turn(msgspec.Struct):
 
 
 def sequential(path: str, chunk_bytes: int) -> Steps:
-    """Reads the file again and again into one buffer."""
+    """Reads the file repeatedly into one buffer."""
     buffer = [bytearray(chunk_bytes)]
     fd = os.open(path, os.O_RDONLY)
     while True:
@@ -78,8 +79,8 @@ def scattered(path: str, read_bytes: int, seed: int) -> Steps:
 
 
 def mapped(path: str, digest: str) -> Steps:
-    """Scans a fresh map of the file again and again; the hash (38 GB/s) is how every byte is
-    touched. Raises ValueError when it is not `digest`."""
+    """Scans a fresh map of the file repeatedly; a hash (38 GB/s) touches every byte. Raises
+    ValueError if it is not `digest`."""
     while True:
         with open(path, "rb", buffering=0) as file:
             _forget_pages(file.fileno())
@@ -95,7 +96,7 @@ def mapped(path: str, digest: str) -> Steps:
 
 
 def open_read_close(paths: Sequence[str], most_bytes: int) -> Steps:
-    """Opens, reads with one call, closes: every file in turn, again and again."""
+    """Opens, reads with one call, closes: every file in turn, repeatedly."""
     buffer = [bytearray(most_bytes)]
     for some in _for_ever(paths, STEP_READS):
         total = 0
@@ -107,8 +108,7 @@ def open_read_close(paths: Sequence[str], most_bytes: int) -> Steps:
 
 
 def _forget_pages(fd: int) -> None:
-    """What a FUSE server sent before is not to be read again from the page cache; what lies on
-    tmpfs stays."""
+    """Drops the pages that a FUSE server has sent from the page cache; tmpfs keeps its data."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -119,7 +119,7 @@ def _for_ever(items: Sequence[Item], count: int) -> Iterator[Sequence[Item]]:
 
 
 def go_on(steps: Steps, duration_s: float) -> Turn:
-    """Steps until the time is over."""
+    """Runs steps until the time is over."""
     total = operations = 0
     cpu_s, start_s = time.thread_time(), time.monotonic()
     now_s = start_s
@@ -139,12 +139,12 @@ def steps_of(spec: Spec, path: str) -> Steps:
 
 
 def in_turns(spec: Spec) -> list[list[Turn]]:
-    """By path, the turns in the order in which they were taken."""
+    """Returns for each path its turns in the order in which they ran."""
     works = [steps_of(spec, path) for path in spec.paths]
     turns: list[list[Turn]] = [[] for _ in works]
     order, rng = list(range(len(works))), random.Random(spec.seed)
     for _ in range(spec.turns):
-        rng.shuffle(order)  # who follows one that sleeps a lot would get its time from the kernel
+        rng.shuffle(order)  # else the kernel favours the path that follows one that sleeps a lot
         for number in order:
             turns[number].append(go_on(works[number], spec.turn_s))
     return turns

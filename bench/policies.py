@@ -1,5 +1,5 @@
-"""Policies above a million files: pin, ttl and policy set each take < 100 ms, and walk nothing;
-what a worker asks about its contents costs the master < 20 us of CPU each while all is pinned.
+"""Policies above a million files: pin, ttl and policy set each take < 100 ms, and walk nothing. A
+worker's requests about its contents cost the master < 20 us of CPU each while all files are pinned.
 
 The names are computed and listed before the clock starts; the store is durable.
 """
@@ -56,7 +56,7 @@ def contents(connection: Connection, namespace: NamespaceId, files: list[int]) -
 
 
 def change_ms(connection: Connection, namespace: NamespaceId, policy: Policy) -> float:
-    """Of one change above all files, from the question to the answer."""
+    """Returns the time of one change above all files, from the request to the reply."""
     began = time.monotonic()
     said = ask(connection, m.SetPolicy(namespace, PATH, policy))
     took_ms = (time.monotonic() - began) * 1000

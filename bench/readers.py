@@ -1,8 +1,8 @@
-"""The reading side of every bench, in a process of its own: `python -m bench.readers SPEC.json`.
+"""The readers of every bench, as a process: `python -m bench.readers SPEC.json`.
 
-It reads as a program would, through the kernel, obstore or libcurl, checks every byte it got, and
-prints one JSON line: {wall_s, cpu_s, bytes, files, wrong: [names]}. The clock starts when all
-readers are ready.
+It reads as a program would, through the kernel, obstore or libcurl, verifies every byte, and prints
+one JSON line: {wall_s, cpu_s, bytes, files, wrong: [names]}. The clock starts when all readers are
+ready.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ START_LIMIT_S = 60.0
 
 class Spec(msgspec.Struct):
     """`what`: files | random | opens (without checksums) | obstore_file | obstore_to_file |
-    obstore_to_files | obstore_files | obstore_list | what `bench.curl_multi` has. Files below
-    `root` (or keys of `bucket`) named in `checksums`; `source` is the original that random reads
-    compare with.
-    """
+    obstore_to_files | obstore_files | obstore_list | a function of `bench.curl_multi`. It reads the
+    files below `root` (or keys of `bucket`) named in `checksums`; `source` is the original that
+    random reads are compared with."""
 
     what: str
     root: str = ""
     checksums: str = ""
     readers: int = 1
     shared: bool = False
-    shuffled: bool = False  # files: in a random order (`seed`), in place of that of their names
-    forget: bool = False  # files: the kernel keeps no page of what was read
+    shuffled: bool = False  # files: in a random order (`seed`), not in name order
+    forget: bool = False  # files: the kernel drops the pages that were read
     chunk_bytes: int = MIB
     source: str = ""
     read_bytes: int = 4096
     duration_s: float = 3.0
     seed: int = 1
-    places: list[int] = msgspec.field(default_factory=list)  # random: where, in place of a seed
+    places: list[int] = msgspec.field(
+        default_factory=list
+    )  # random: the offsets, in place of a seed
     once: bool = False  # opens: every file once, in place of `duration_s`
     bucket: str = ""
     endpoint_url: str = ""
@@ -61,11 +62,11 @@ class Spec(msgspec.Struct):
     secret_key: str = ""
     ca_bundle: str = ""
     limit: int = 0
-    destination: str = ""  # of what writes to a file, or to files: where to
+    destination: str = ""  # of works that write: a file or a folder
 
 
 class Done(msgspec.Struct):
-    """`began_s`, `ended_s`: of one reader, on the clock that all processes share."""
+    """The result of one reader. `began_s`, `ended_s` are on the clock that all processes share."""
 
     bytes: int = 0
     files: int = 0
@@ -75,15 +76,14 @@ class Done(msgspec.Struct):
 
 
 def names_of(spec: Spec) -> dict[str, str]:
-    """Name -> checksum."""
+    """Returns name -> checksum."""
     names: dict[str, str] = json.loads(Path(spec.checksums).read_text())
     return dict(list(names.items())[: spec.limit]) if spec.limit else names
 
 
 def read_file(path: str, buffer: bytearray, *, forget: bool = False) -> tuple[int, str]:
-    """Bytes and checksum; one read call fills the buffer once, and the buffer is the reader's for
-    all its files: what the reader itself costs is taken from those who are measured. With `forget`
-    the kernel drops its pages of the file as they were read."""
+    """Returns bytes and checksum. The buffer is reused and filled by each read call: the cost of
+    the reader lowers the measured rate. With `forget` the kernel drops the pages that were read."""
     digest, count = xxhash.xxh3_64(), 0
     fd = os.open(path, os.O_RDONLY)
     with memoryview(buffer) as view:
@@ -100,7 +100,7 @@ Plan = Sequence[tuple[str, str]] | Sequence[int]
 
 
 def plan_of(spec: Spec) -> Plan:
-    """What all readers together read: files, or places (each page once, in random order)."""
+    """Returns the work of all readers: files, or offsets (each page once, in random order)."""
     names = list(names_of(spec).items())
     if spec.what != "random":
         if spec.shuffled:
@@ -115,7 +115,7 @@ def plan_of(spec: Spec) -> Plan:
 
 
 def read_files(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done:
-    """Every `readers`-th file from `number` on; all files when the readers share them."""
+    """Reads every `readers`-th file from `number` on; all files if the readers share them."""
     done, buffer = Done(), bytearray(spec.chunk_bytes)
     mine = plan if spec.shared else plan[number :: spec.readers]
     for name, expected in mine:
@@ -128,11 +128,11 @@ def read_files(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done
 
 
 def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
-    """Reads at the planned places for at most `duration_s`, each compared with the source."""
+    """Reads at the planned offsets for at most `duration_s`, and compares with the source."""
     (name,) = names_of(spec)
     done = Done()
     fd = os.open(os.path.join(spec.root, name), os.O_RDONLY)
-    if not spec.places:  # each page once: the kernel is to ask for what is read, no more
+    if not spec.places:  # each page once: the kernel must not read ahead
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     with open(os.path.join(spec.source, name), "rb") as file:
         original = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -150,7 +150,7 @@ def read_random(spec: Spec, plan: Sequence[int], number: int) -> Done:
 
 
 def read_plainly(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Done:
-    """Opens, reads, closes without a checksum: this reader's share of the files."""
+    """Opens, reads and closes this reader's share of the files without a checksum."""
     paths = [os.path.join(spec.root, name) for name, _ in plan[number :: spec.readers]]
     steps = plain_reads.open_read_close(paths, spec.chunk_bytes)
     if not spec.once:
@@ -165,21 +165,21 @@ def read_plainly(spec: Spec, plan: Sequence[tuple[str, str]], number: int) -> Do
 
 
 class Gate:
-    """Where forked processes wait until all are there: the kernel wakes them at once, where a
-    barrier hands a lock from one to the next."""
+    """A start line for forked processes. The kernel wakes all of them at once, whereas a barrier
+    hands a lock from one to the next."""
 
     def __init__(self) -> None:
         self._ready = os.pipe()
         self._go = os.pipe()
 
     def wait(self) -> None:
-        """In a child."""
+        """Waits for the start; called in a child."""
         os.close(self._go[1])
         os.write(self._ready[1], b".")
         os.read(self._go[0], 1)
 
     def open(self, count: int) -> None:
-        """In the parent. Raises TimeoutError when not all come."""
+        """Starts all children; called in the parent. Raises TimeoutError if one is not ready."""
         while count:
             if not select.select([self._ready[0]], [], [], START_LIMIT_S)[0]:
                 raise TimeoutError(f"{count} readers did not start")
@@ -188,8 +188,8 @@ class Gate:
 
 
 def in_processes(spec: Spec) -> tuple[float, Done]:
-    """Runs `readers` processes at once; returns the wall time from the first that began to the last
-    that ended, and the sum of what they did."""
+    """Runs `readers` processes at once. Returns the wall time from the first start to the last end,
+    and the sum of their results."""
     act: Any = {"files": read_files, "random": read_random}.get(spec.what, read_plainly)
     fork = multiprocessing.get_context("fork")
     plan = plan_of(spec)
@@ -237,7 +237,8 @@ def bucket_of(spec: Spec) -> Any:
 
 
 def obstore_file(spec: Spec) -> tuple[float, Done]:
-    """One object in 8 MiB ranges by threads; the checksum is taken after the clock stopped."""
+    """Fetches one object in 8 MiB ranges by threads; the checksum is taken after the clock
+    stops."""
     import obstore
 
     store, ((name, expected),) = bucket_of(spec), names_of(spec).items()
@@ -259,7 +260,7 @@ def obstore_file(spec: Spec) -> tuple[float, Done]:
 
 
 def obstore_to_file(spec: Spec) -> tuple[float, Done]:
-    """Objects in 8 MiB ranges by threads into one file, the first of which the caller looks at."""
+    """Fetches objects in 8 MiB ranges by threads into one file; the caller verifies the first."""
     import obstore
 
     store, names = bucket_of(spec), [*names_of(spec)]
@@ -284,7 +285,7 @@ def obstore_to_file(spec: Spec) -> tuple[float, Done]:
 
 
 def obstore_files(spec: Spec) -> tuple[float, Done]:
-    """Every object, whole, by threads."""
+    """Fetches every object, whole, by threads."""
     import obstore
 
     store, names = bucket_of(spec), names_of(spec)
@@ -302,7 +303,7 @@ def obstore_files(spec: Spec) -> tuple[float, Done]:
 
 
 def obstore_to_files(spec: Spec) -> tuple[float, Done]:
-    """Every object, whole, by threads, each into a new file of its own."""
+    """Fetches every object, whole, by threads, each into a new file."""
     import obstore
 
     store, names = bucket_of(spec), names_of(spec)
@@ -326,7 +327,7 @@ def obstore_to_files(spec: Spec) -> tuple[float, Done]:
 
 
 def obstore_list(spec: Spec) -> tuple[float, Done]:
-    """A plain recursive listing of the bucket."""
+    """Lists the bucket recursively."""
     import obstore
 
     store = bucket_of(spec)
@@ -353,8 +354,8 @@ def main(path: str) -> None:
 
 
 def cpu_s() -> float:
-    """Of this process and its children so far. What an interpreter takes to start is no client's:
-    callers subtract it."""
+    """Returns the CPU time of this process and its children. Callers subtract the value at the
+    start: the start of the interpreter does not count."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(part.ru_utime + part.ru_stime for part in usage)
 

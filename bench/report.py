@@ -1,4 +1,4 @@
-"""What a bench found: bars with pass or fail, tables, notes; as text, Markdown and JSON."""
+"""The results of a bench: bars with pass or fail, tables, notes; as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bar:
-    """A promise and what was measured; `limit` is a lower bound with `at_least`, else an upper."""
+    """A claim and its measured value; `limit` is a lower bound with `at_least`, else an upper
+    one."""
 
     claim: str
     value: float
@@ -30,7 +31,7 @@ class Bar:
 
 @dataclass
 class Table:
-    """Rows beside each other; the first column names the row."""
+    """Rows to compare; the first column names the row."""
 
     title: str
     columns: list[str]
@@ -42,8 +43,8 @@ class Table:
 
 @dataclass
 class Result:
-    """One bench. `error` is set when it could not be finished. `profile`: what the time goes to,
-    Markdown written by hand from a profiler's output and shown as it is."""
+    """One bench. `error` is set if it could not finish. `profile`: the breakdown of the time,
+    Markdown written by hand from a profiler's output and included unchanged."""
 
     name: str
     question: str
@@ -59,7 +60,7 @@ class Result:
         return self.error is None and all(bar.passed for bar in self.bars)
 
     def table(self, title: str, *columns: str) -> Table:
-        """A new table of this result."""
+        """Adds a table to this result, and returns it."""
         self.tables.append(Table(title, list(columns)))
         return self.tables[-1]
 
@@ -70,7 +71,7 @@ class Result:
 
 
 def show(value: str | float | int | None) -> str:
-    """Three significant figures, thousands separated; None is a dash."""
+    """Returns three significant figures with thousands separated; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -86,12 +87,12 @@ def _markdown(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def markdown(result: Result) -> str:
-    """One section."""
+    """Returns the section of one bench."""
     lines = [f"## {result.name}", "", result.question, ""]
     if result.error:
         lines += [f"**Not finished:** {result.error}", ""]
     if result.bars:
-        columns = ["bar", "measured", "asked", ""]
+        columns = ["bar", "measured", "limit", ""]
         lines += [*_markdown(columns, (bar.cells() for bar in result.bars)), ""]
     for table in result.tables:
         shown = [[show(cell) for cell in row] for row in table.rows]
@@ -104,7 +105,7 @@ def markdown(result: Result) -> str:
 
 
 def page(results: list[Result], machine: str, versions: str, quick: bool) -> str:
-    """The whole of RESULTS.md."""
+    """Returns the whole of RESULTS.md."""
     bars = [bar for result in results for bar in result.bars]
     failed = sum(not bar.passed for bar in bars) + sum(r.error is not None for r in results)
     head = [
@@ -117,7 +118,7 @@ def page(results: list[Result], machine: str, versions: str, quick: bool) -> str
         "",
     ]
     rows = [[result.name, *bar.cells()] for result in results for bar in result.bars]
-    columns = ["bench", "bar", "measured", "asked", ""]
+    columns = ["bench", "bar", "measured", "limit", ""]
     return "\n".join([*head, *_markdown(columns, rows), "", *map(markdown, results)])
 
 

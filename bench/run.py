@@ -1,4 +1,4 @@
-"""All benches: prints every bar with pass or fail, and writes RESULTS.md (one node) and
+"""Runs all benches: prints every bar with pass or fail, and writes RESULTS.md (one node) and
 RESULTS-cluster.md beside this file."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GROUPS = {"node": (NODE, "RESULTS.md"), "cluster": (CLUSTER, "RESULTS-cluster.md
 
 
 def versions() -> str:
-    """Of what took part."""
+    """Returns the versions of the measured programs."""
     names = ("pyfuse3", "trio", "pycurl", "obstore", "lmdb")
     parts = [f"{name} {importlib.metadata.version(name)}" for name in names]
     binary = shutil.which("rclone") or str(CACHEFS.parent / "rclone")
@@ -63,7 +63,7 @@ def versions() -> str:
 
 
 def run_all(names: list[str], quick: bool) -> list[Result]:
-    """Runs benches one after the other, on one origin; prints each as it is done."""
+    """Runs benches one after the other, on one origin, and prints each result."""
     results = []
     with labs(quick) as make_lab:
         for name in names:
@@ -77,7 +77,7 @@ def run_all(names: list[str], quick: bool) -> list[Result]:
 
 
 def summary(results: list[Result]) -> int:
-    """Prints every bar; returns how many were not met."""
+    """Prints every bar, and returns how many were missed."""
     failed = 0
     for result in results:
         for bar in result.bars:
@@ -91,7 +91,7 @@ def summary(results: list[Result]) -> int:
 
 
 def run_group(group: str, quick: bool) -> list[Result]:
-    """Runs a group's benches; what a full run found is written to the group's page."""
+    """Runs a group's benches; a full run writes the group's page."""
     names, file = GROUPS[group]
     described = machine.describe()
     results = run_all(list(names), quick)

@@ -1,9 +1,9 @@
 """An hour (`--minutes N`) of mixed readers, opens, listings, `free`, dropped kernel caches, and
 deaths of random victims, alone and in pairs: every read is right, RssAnon and descriptors of all
-processes flat.
+processes stay flat.
 
-Every 12 s something happens to client, server, supervisor or the process for small files
-(`bench/victims.py`): at least five SIGKILLs a minute, and processes that are stopped.
+Every 12 s the bench kills or stops the client, the server or the supervisor
+(`bench/victims.py`): at least five SIGKILLs a minute, and stopped processes.
 
 Flat: the peak of the last third is at most 16 MiB and 32 descriptors above that of the second. The
 cache holds half of the data and admits all, so that it evicts under open files all the time.
@@ -39,9 +39,9 @@ GROWTH_MIB, GROWTH_DESCRIPTORS = 16.0, 32.0
 SAMPLE_S = 0.5
 KILL_EVERY_S = 12.0
 KILLS_A_MINUTE = 5.0
-HEARTBEAT_S = 3.0  # a client that is stopped is replaced after it, a server after three of it
+HEARTBEAT_S = 3.0  # a stopped client is replaced after it, a stopped server after three of it
 PAUSE_S, STOP_PAUSE_S = 15.0, 45.0  # the longest after a SIGKILL, and after a SIGSTOP
-SLOW_S = 0.05  # what counts as a pause
+SLOW_S = 0.05  # the shortest pause
 OTHER_EVERY_S = 4.0
 PACE_S = 0.005
 
@@ -54,7 +54,7 @@ class Samples:
     descriptors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, running: dict[int, str]) -> None:
-        """Of the processes of this moment; one that ends meanwhile is left out."""
+        """Samples the running processes; a process that ends during it is left out."""
         for pid, role in running.items():
             with contextlib.suppress(OSError):
                 memory = machine.rss_anon_bytes(pid) / MIB
@@ -94,7 +94,7 @@ Act = Callable[[], None]
 
 
 def schedule(victims: Victims, others: Iterator[Act], duration_s: float) -> Iterator[Act]:
-    """What disturbs, each when its time has come; ends after `duration_s`."""
+    """Yields each disturbance when it is due; ends after `duration_s`."""
     clock, deaths = threading.Event(), victims.acts()
     end_s = time.monotonic() + duration_s
     kill_at_s = time.monotonic() + KILL_EVERY_S / 2
@@ -109,7 +109,7 @@ def schedule(victims: Victims, others: Iterator[Act], duration_s: float) -> Iter
 
 
 def named(name: str, act: Act) -> Act:
-    """The act, by a name that is counted."""
+    """Returns the act under the name by which it is counted."""
 
     def it() -> None:
         act()
@@ -119,7 +119,8 @@ def named(name: str, act: Act) -> Act:
 
 
 def disturbances(lab: Lab, mount: Mounted, data: Dataset, rng: random.Random) -> Iterator[Act]:
-    """`free` of a random file or folder, the kernel's caches dropped; in turn, for ever."""
+    """Yields without end, by turns: `free` of a random file or folder, and a drop of kernel
+    caches."""
 
     def free() -> None:
         parts = data.names[rng.randrange(len(data.names))].split("/")
@@ -136,7 +137,7 @@ def disturbances(lab: Lab, mount: Mounted, data: Dataset, rng: random.Random) ->
 
 @contextlib.contextmanager
 def sampled(lab: Lab) -> Iterator[Samples]:
-    """Looks at all processes of ours twice a second while the block runs."""
+    """Samples all processes of CacheFS twice a second while the block runs."""
     samples, stop = Samples(), threading.Event()
 
     def sample() -> None:
@@ -153,7 +154,7 @@ def sampled(lab: Lab) -> Iterator[Samples]:
 
 
 def thirds(values: list[float]) -> tuple[float, float, float]:
-    """The peaks of the three thirds. Raises BenchFailed when there are too few values."""
+    """Returns the peaks of the three thirds. Raises BenchFailed if there are too few values."""
     size = len(values) // 3
     if not size:
         raise BenchFailed("the soak was too short to see a trend")

@@ -1,4 +1,4 @@
-"""Many steady readers at once: start them, look at them, stop them, take their records."""
+"""Many steady readers at once: starts, checks and stops them, and collects their records."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bench.mounts import BenchFailed, Mounted
 from bench.origin import REPOSITORY
 from bench.steady_readers import PACE_S, SLOW_S, Record, Spec
 
-STOP_LIMIT_S = 30.0  # an operation may be under way
+STOP_LIMIT_S = 30.0  # an operation may be in flight
 
 
 class Steady:
-    """Readers of a mount, one process per kind given; see `steady`."""
+    """The readers of a mount, one process for each kind; see `steady`."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self._running: list[tuple[str, subprocess.Popen[str]]] = []
 
     def start(self, spec: Spec, path: Path) -> None:
-        """Returns when the reader has opened its files. Raises BenchFailed."""
+        """Starts a reader and waits until it has opened its files. Raises BenchFailed."""
         path.write_bytes(msgspec.json.encode(spec))
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.steady_readers", str(path)],
@@ -41,13 +41,13 @@ class Steady:
             raise BenchFailed(f"the reader `{spec.kind}` did not start")
 
     def check(self) -> None:
-        """Raises BenchFailed when a reader has ended by itself."""
+        """Raises BenchFailed if a reader has ended too early."""
         for kind, process in self._running:
             if process.poll() is not None:
                 raise BenchFailed(f"the reader `{kind}` ended with {process.returncode}")
 
     def stop(self) -> None:
-        """Ends all; their records are in `records`. Raises BenchFailed when one does not end."""
+        """Stops all readers and collects their `records`. Raises BenchFailed if one hangs."""
         for _, process in self._running:
             if process.stdin is not None:
                 process.stdin.close()
@@ -78,7 +78,7 @@ def steady(
     pace_s: float = PACE_S,
     slow_s: float = SLOW_S,
 ) -> Iterator[Steady]:
-    """Readers of `kinds` at work in the block; stopped after it, and their records complete."""
+    """Runs readers of `kinds` during the block, then stops them and completes their records."""
     readers = Steady()
     try:
         for number, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""A reader of one kind that goes on until its standard input ends: `python -m bench.steady_readers
+"""A reader of one kind that runs until its standard input ends: `python -m bench.steady_readers
 SPEC.json`. Every byte is compared with the origin's, every operation is timed.
 
 It prints one JSON `Record`. Times are those of CLOCK_MONOTONIC, which all processes share.
@@ -23,7 +23,7 @@ import xxhash
 SLOW_S = 0.001
 MAX_SLOW = 50_000
 MAX_WRONG = 20
-PACE_S = 0.002  # between two operations: a reader that computes, too
+PACE_S = 0.002  # between two operations, as a reader that also computes
 
 
 class Spec(msgspec.Struct):
@@ -39,8 +39,8 @@ class Spec(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """`slow`: (when it began, how long it took) of what took over `slow_s`, in seconds. `wrong`:
-    wrong bytes and errors."""
+    """`slow`: (start, duration), s, of operations longer than `slow_s`. `wrong`: wrong bytes and
+    errors."""
 
     kind: str = ""
     operations: int = 0
@@ -50,7 +50,7 @@ class Record(msgspec.Struct):
 
 
 class Reader:
-    """What all kinds stand on."""
+    """The base of all kinds."""
 
     def __init__(self, spec: Spec) -> None:
         self.root = spec.root
@@ -62,7 +62,7 @@ class Reader:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Around what is asked of the mount, and nothing else."""
+        """Times the operations on the mount, and nothing else."""
         began_s = time.monotonic()
         try:
             yield
@@ -88,7 +88,7 @@ Step = Callable[[], None]
 
 
 def pieces(reader: Reader, name: str, length_bytes: int, *, keep: bool) -> Step:
-    """Reads at random places of a file that stays open; without `keep` the kernel forgets them."""
+    """Reads at random offsets of an open file; without `keep` the kernel drops the pages."""
     fd = os.open(os.path.join(reader.root, name), os.O_RDONLY)
     original = os.open(os.path.join(reader.source, name), os.O_RDONLY)
     size = os.fstat(original).st_size
@@ -144,7 +144,7 @@ def whole_files(reader: Reader, folder: str, chunk_bytes: int = 1 << 20) -> Step
 
 
 def stats(reader: Reader) -> Step:
-    """The size of a file, and that a name is not there."""
+    """Stats a file and a missing name."""
     names = reader.names("small")
 
     def step() -> None:
@@ -162,7 +162,7 @@ def stats(reader: Reader) -> Step:
 
 
 def listings(reader: Reader) -> Step:
-    """All names of a folder, with a stat of each."""
+    """Lists all names of a folder, with a stat of each."""
     folders: dict[str, set[str]] = {}
     for name in (*reader.names("small"), *reader.names("cold_small")):
         folder, _, base = name.rpartition("/")
@@ -192,7 +192,7 @@ KINDS: dict[str, Callable[[Reader], Step]] = {
 
 
 def go_on(reader: Reader, step: Step, pace_s: float) -> Record:
-    """Steps until standard input ends. An error of the mount is a finding, and no end."""
+    """Runs steps until standard input ends. An error of the mount is recorded, and is no end."""
     while not select.select([0], [], [], pace_s)[0]:
         try:
             step()

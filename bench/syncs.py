@@ -1,8 +1,8 @@
 """`sync -R` of 100,000 names in 1,000 and in 10,000 directories at the master, dry and real, of an
 origin that costs nothing: no other call waits longer than 50 ms for the event loop.
 
-CPU per name is the whole process's, the made-up origin's share among it. The store is LMDB,
-durable. Garbage is collected as in a server (`cachefs.launcher.collecting`).
+CPU per name is that of the whole process, which includes the synthetic origin. The store is LMDB,
+durable. The garbage collector is tuned as in a server (`cachefs.launcher.collecting`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(lab: Lab, result: Result) -> None:
 
 
 async def measure(directory: Path, table: Table, directories: int, each: int) -> float:
-    """The longest stall, ms, of syncs: first, of all known, of all replaced, of all gone."""
+    """Returns the longest stall, ms, of syncs: first, unchanged, all files replaced, all gone."""
     origin = Changing(directories=directories, files_per_directory=each)
     master = Master.open(directory, UfsSpec("s3://made-up"), origin, 3600.0)
     try:
@@ -76,7 +76,7 @@ async def one(master: Master, table: Table, what: str, directories: int, *, dry_
 
 
 async def watch(gaps: list[float]) -> None:
-    """How much later than asked for the loop has its turn, s."""
+    """Records how much later than requested the loop wakes this task, s."""
     while True:
         asked_s = time.monotonic()
         await asyncio.sleep(TICK_S)
@@ -84,7 +84,7 @@ async def watch(gaps: list[float]) -> None:
 
 
 class Changing(SyntheticConnector):
-    """All of its files are replaced at once."""
+    """An origin that can replace all of its files at once."""
 
     def change(self) -> None:
         self._file = Fingerprint(Kind.FILE, self.file_bytes + 1, self.MTIME_NS, "changed")

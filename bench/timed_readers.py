@@ -1,7 +1,7 @@
 """Many readers of large files in one process, a thread each: `python -m bench.timed_readers SPEC`.
 
 Each opens its file, waits until all have, and reads it from the beginning until the time is over;
-every byte is compared. One JSON line comes out, a `Timed`.
+every byte is compared. It prints one JSON line, a `Timed`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPEN_LIMIT_S = 120.0
 
 
 class Spec(msgspec.Struct):
-    """`files`: (path, number) of one reader each."""
+    """`files`: (path, number) of each reader."""
 
     files: list[tuple[str, int]]
     read_bytes: int
@@ -28,7 +28,7 @@ class Spec(msgspec.Struct):
 
 
 class Timed(msgspec.Struct):
-    """`read_s`: of every read. `errors`: (errno's name or the like, how often)."""
+    """`read_s`: of every read. `errors`: (the errno's name or another cause, count)."""
 
     read_s: list[float] = msgspec.field(default_factory=list)
     open_s: list[float] = msgspec.field(default_factory=list)
@@ -38,7 +38,7 @@ class Timed(msgspec.Struct):
 
 
 def read_one(path: str, number: int, spec: Spec, gate: threading.Barrier, done: Timed) -> None:
-    """Reads until the time is over. Each reader has a record of its own."""
+    """Reads until the time is over. Each reader has its own record."""
     began_s = time.monotonic()
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -69,7 +69,7 @@ def read_one(path: str, number: int, spec: Spec, gate: threading.Barrier, done: 
 
 
 def expected(number: int, at: int, length: int) -> bytes:
-    """The bytes of a `numbered` file that begin and end at multiples of the read size."""
+    """Returns the bytes of a `numbered` file in a range aligned to the read size."""
     part = bytearray(length)
     for page in range(-(-at // MIB), -(-(at + length) // MIB)):
         STAMP.pack_into(part, page * MIB - at, numbered_stamp(number, page))

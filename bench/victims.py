@@ -1,9 +1,9 @@
-"""Random deaths of a mount's processes: one at a time, pairs 0.05 to 1 s apart, and processes that
-are stopped and must be replaced. Each act returns once the mount has all its processes again.
+"""Random deaths of a mount's processes: single ones, pairs 0.05 to 1 s apart, and stopped processes
+that must be replaced. Each act returns once the mount has all its processes again.
 
-Client and supervisor hold the mount together. When both are to die, the second is killed once it
-has started another process; in the same moment they would take the mount with them. A supervisor
-is not stopped: nobody replaces one that hangs.
+Client and supervisor hold the mount together. If both are to die, the second is killed after it has
+started a successor of the first; killed at once they would end the mount. A supervisor is never
+stopped: no process replaces one that hangs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.services.processes import NotInTime, children, is_running, next_child
 
 NEEDED = ("client", "server", "supervisor")
 GAP_S = (0.05, 1.0)
-LIMIT_S = 90.0  # until all are there again
+LIMIT_S = 90.0  # until all processes run again
 
 
 class Death(NamedTuple):
-    """What was done, when (CLOCK_MONOTONIC), and how many processes it killed."""
+    """The act, its time (CLOCK_MONOTONIC), and the number of killed processes."""
 
     kind: str
     began_s: float
@@ -40,7 +40,7 @@ class Death(NamedTuple):
 
 
 class Victims:
-    """The processes of one mount; `deaths` is what was done to them, in order."""
+    """The processes of one mount; `deaths` lists the acts in order."""
 
     def __init__(self, home: StateHome, mountpoint: Path, rng: random.Random) -> None:
         self.deaths: list[Death] = []
@@ -50,22 +50,18 @@ class Victims:
         self._rng = rng
 
     def acts(self) -> Iterator[Callable[[], None]]:
-        """What to do next, for ever: five kills in four acts."""
+        """Yields the next act, without end: five kills in four acts."""
         yield lambda: self.kill_pair("server", "client")
         for number in itertools.count(1):
             if number % 4 == 1:
-                yield lambda: self.kill(self._rng.choice(self._present()))
+                yield lambda: self.kill(self._rng.choice(NEEDED))
             elif number % 4 == 3:
                 yield self._stop_any
             else:
-                yield lambda: self.kill_pair(*self._rng.sample(self._present(), 2))
+                yield lambda: self.kill_pair(*self._rng.sample(NEEDED, 2))
 
     def _stop_any(self) -> None:
-        self.stop(self._rng.choice([role for role in self._present() if role != "supervisor"]))
-
-    def _present(self) -> list[str]:
-        """The roles that have a process now: that for small files comes when it is used."""
-        return [*NEEDED, *(["small-file process"] if self.pid("small-file process") else [])]
+        self.stop(self._rng.choice([role for role in NEEDED if role != "supervisor"]))
 
     def kill(self, role: str) -> None:
         with self._act(f"SIGKILL of the {role}", role):
@@ -74,34 +70,34 @@ class Victims:
     def kill_pair(self, first: str, second: str) -> None:
         gap_s = self._rng.uniform(*GAP_S)
         with self._act(f"SIGKILL of the {first}, then of the {second}", first, second):
-            heir = {first, second} == {"client", "supervisor"}
-            before = children(self.pid(second)) if heir else set()
+            succeeds = {first, second} == {"client", "supervisor"}
+            before = children(self.pid(second)) if succeeds else set()
             self._signal(first, signal.SIGKILL)
             threading.Event().wait(gap_s)
-            if heir:
+            if succeeds:
                 next_child(self.pid(second), before)
             self._signal(second, signal.SIGKILL)
 
     def stop(self, role: str) -> None:
-        """Until it has been killed by who watches it."""
+        """Stops a process, and waits until its supervising process has killed it."""
         with self._act(f"SIGSTOP of the {role}"):
             pid = self._signal(role, signal.SIGSTOP)
             wait_until(lambda: not is_running(pid), f"the stopped {role} is replaced", LIMIT_S)
 
     def pid(self, role: str) -> int:
-        """As the records on disk say, which asks no process; 0 where there is none."""
+        """Returns a pid from the records on disk; 0 if there is none. Sends no request."""
         if role in ("client", "supervisor"):
             return self._record.pid if role == "client" else self._record.supervisor
         pointer = read_pointer(Path(self._record.socket).parent)
         if pointer is None:
             return 0
-        return pointer.pid if role == "server" else next(iter(_small(pointer.pid)), 0)
+        return pointer.pid
 
     @property
     def _record(self) -> MountRecord:
         found = self._home.find_mount(self._mountpoint)
         if found is None:
-            raise BenchFailed("the record of the mount is gone")
+            raise BenchFailed("the mount has no record")
         return found
 
     @contextlib.contextmanager
@@ -110,13 +106,13 @@ class Victims:
         self.killed.update(killed)
         try:
             yield
-            wait_until(self._is_whole, "all processes are there again", LIMIT_S)
+            wait_until(self._is_whole, "all processes run again", LIMIT_S)
         except NotInTime as err:
             raise BenchFailed(f"{kind}: {err}") from err
 
     def _signal(self, role: str, number: signal.Signals) -> int:
-        """Sends a signal, and waits for the end of a process that it kills. The pid."""
-        pid: int = wait_until(lambda: self.pid(role), f"there is a {role}", LIMIT_S)
+        """Sends a signal, waits for the end of a process that it kills, and returns the pid."""
+        pid: int = wait_until(lambda: self.pid(role), f"a {role} runs", LIMIT_S)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         if number == signal.SIGKILL:
@@ -130,17 +126,8 @@ class Victims:
         return pointer is not None and answers(pointer)
 
 
-def _small(server: int) -> Iterator[int]:
-    """The processes for small files of a server."""
-    for pid in children(server):
-        with contextlib.suppress(OSError):
-            if b"worker.fill.small.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                yield pid
-
-
 def longest_pauses(deaths: list[Death], records: Iterable[Record]) -> dict[str, float]:
-    """By kind of death, the longest that a reader waited after one of them, or across one, in
-    seconds; of what the readers noted as slow."""
+    """Returns, by kind of death, the longest recorded slow operation during or after one, s."""
     longest = dict.fromkeys((death.kind for death in deaths), 0.0)
     for record in records:
         for began_s, took_s in record.slow:
@@ -151,7 +138,7 @@ def longest_pauses(deaths: list[Death], records: Iterable[Record]) -> dict[str, 
 
 
 def _cause(deaths: list[Death], began_s: float, ended_s: float) -> Death | None:
-    """The first death within an operation, else the last one before it."""
+    """Returns the first death within an operation, else the last one before it."""
     within = (death for death in deaths if began_s <= death.began_s < ended_s)
     before = (death for death in reversed(deaths) if death.began_s < began_s)
     return next(within, None) or next(before, None)

@@ -1,12 +1,12 @@
-"""Warm files of 110 KiB, open + read + close by 4 processes: >= 0.35 x native with the kernel's
-names dropped before, >= 0.5 x with names kept; <= 35 us of the client's CPU per open and release;
-16 processes are not slower than 4.
+"""Warm files of 110 KiB, open + read + close by 4 processes: >= 0.35 x native after the kernel's
+names were dropped, >= 0.5 x with names kept; <= 35 us of the client's CPU per open and release; 16
+processes are not slower than 4.
 
-Native tmpfs, rclone's mount2 and two bare servers stand beside. These answer on /dev/fuse what such
-reads ask, check nothing and keep every file registered for ever: one in plain Python
-(`bench/bare_kernel.py`), about the most that one thread of Python can do, and one in C
-(`bench/bare_kernel.c`), about the most that a server can do there at all. Passes of all take turns,
-ratios are taken within a turn. Every byte was compared with its checksum before the clock started.
+Native tmpfs, rclone's mount2 and two bare servers are measured beside. The bare servers answer such
+reads on /dev/fuse, check nothing and keep every file registered. The one in Python
+(`bench/bare_kernel.py`) is about the limit of one thread of Python, the one in C
+(`bench/bare_kernel.c`) about the limit of any server. Passes of all take turns, ratios are taken
+within a turn. Every byte was compared with its checksum before the clock started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.report import Result
 READERS, MANY = 4, 16
 DURATION_S = 0.7
 CPU_LIMIT_US = 35.0
-NOISE = 0.05  # of two medians of equal work on this kind of machine
+NOISE = 0.05  # between two medians of equal work on such a machine
 NATIVE = "native tmpfs"
 Passes = dict[tuple[str, str], list[Pass]]
 
@@ -72,7 +72,7 @@ def show(result: Result, passes: Passes, count: int, turns: int) -> None:
 
 
 def compare(result: Result, passes: Passes) -> None:
-    """What ours and the bare servers get of native, and ours of them."""
+    """Compares CacheFS and the bare servers with native, and CacheFS with the bare servers."""
     columns = ("who", "names dropped", "kept", f"kept, {MANY} processes")
     table = result.table("Files/s in the same turn, medians of the ratios", *columns)
     pairs = [(who, NATIVE) for who in ("cachefs", BARE_KERNEL, BARE_C)]

@@ -1,7 +1,7 @@
-"""A warm file is read by the kernel alone: sequential 1 MiB, random 4 KiB, random 128 KiB and a
-scan of a map >= 0.95 x the same cache file read natively, with no READ upcall.
+"""The kernel alone reads a warm file: sequential 1 MiB, random 4 KiB, random 128 KiB and a scan of
+a map >= 0.95 x the same cache file read natively, with no READ upcall.
 
-The native side reads the very cache file that the mount hands to the kernel; rclone's mount2 stands
+The native side reads the cache file that the mount hands to the kernel; rclone's mount2 is measured
 beside. One process reads all three in turns of 60 ms; the ratio is the median of the turns'. Every
 byte was compared with its checksum before.
 """
@@ -58,7 +58,7 @@ def run(lab: Lab, result: Result) -> None:
 
 
 def beside(lab: Lab, ours: Mounted, data: Dataset) -> Mounted:
-    """The cache file of ours, under the file's name."""
+    """Returns a native mount of our cache file, under the file's name."""
     folder = lab.root / "native"
     folder.mkdir()
     (folder / data.names[0]).symlink_to(ours.published(data.size_bytes))
@@ -68,7 +68,7 @@ def beside(lab: Lab, ours: Mounted, data: Dataset) -> Mounted:
 def compare(
     lab: Lab, result: Result, table: Table, work: str, mounts: list[Mounted], data: Dataset
 ) -> None:
-    """One work on all mounts; the first is the native one."""
+    """Runs one work on all mounts; the first is the native one."""
     before = [machine.cpu_s(mount.pids) for mount in mounts]
     turns = in_turns(lab, work, [mount.path / data.names[0] for mount in mounts], data)
     for mount, mine, before_s in zip(mounts, turns, before, strict=True):
@@ -87,7 +87,7 @@ def compare(
 
 
 def in_turns(lab: Lab, work: str, paths: list[Path], data: Dataset) -> list[list[Turn]]:
-    """Of a process of its own; see `bench/plain_reads.py`. Raises BenchFailed."""
+    """Runs `bench/plain_reads.py` as a process. Raises BenchFailed."""
     kind, read_bytes = WORK[work]
     digest = json.loads(data.checksums.read_text())[data.names[0]]
     spec = Spec(kind, [str(path) for path in paths], digest, read_bytes)

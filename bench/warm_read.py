@@ -1,8 +1,8 @@
 """Transport pyfuse3: warm sequential (1 MiB) and random 4 KiB reads of one file >= 0.8 x a bare
 pyfuse3 loop-back server.
 
-That server is the ceiling of this transport; `warm_passthrough` is about the other. Native tmpfs
-and rclone's mount2 stand beside; the page cache is dropped before each pass.
+That server is the upper bound of this transport; `warm_passthrough` measures the other one. Native
+tmpfs and rclone's mount2 are measured beside; the page cache is dropped before each pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Transport pyfuse3: warm files of 110 KiB, 4 readers, open + read + close >= rclone's mount2, with
 the kernel's names dropped before the pass and with names kept.
 
-Native tmpfs and a bare pyfuse3 loop-back server stand beside; the page cache is dropped before
-every pass.
+Native tmpfs and a bare pyfuse3 loop-back server are measured beside; the page cache is dropped
+before every pass.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One adapter per UFS behind one blocking interface, and the decorators composed around it."""
+"""The blocking interface to a UFS, an adapter per kind of UFS, and the decorators around it."""

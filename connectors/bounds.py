@@ -1,6 +1,6 @@
 """The times and sizes that the namespace can store and a kernel can show: 64 bits, signed. Pure.
 
-One object beyond these bounds must not hide the directory that it is in.
+An object beyond these bounds must not make its directory unreadable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 NS: Final = 10**9
 MAX_FILE_BYTES: Final = (1 << 63) - 1  # the largest file offset
 MAX_TIME_S: Final = ((1 << 63) - 1) // NS  # April of 2262; the earliest is in September of 1677
-UNKNOWN_NS: Final = 0  # of an object whose time cannot be read
+UNKNOWN_NS: Final = 0  # the time of an object whose time cannot be parsed
 _MONTHS: Final = (
     "Jan", "Feb", "Mar", "Apr", "May", "Jun",
     "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
@@ -27,13 +27,13 @@ def clamped_ns(time_ns: int) -> int:
 
 
 def whole_seconds_ns(time: datetime) -> int:
-    """Returns a time without its fraction of a second. One without a zone is in UTC."""
+    """Returns a time without its fraction of a second. A time without a zone is in UTC."""
     whole = time.replace(microsecond=0, tzinfo=time.tzinfo or UTC)
     return clamped_ns(int(whole.timestamp()) * NS)
 
 
 def parse_http_date(text: str, unknown_ns: int = UNKNOWN_NS) -> int:
-    """Returns the time that a header says; `unknown_ns` where it says none."""
+    """Returns the time of a header, or `unknown_ns` if it has none."""
     try:
         return whole_seconds_ns(_http_date(text))
     except (ValueError, OverflowError):
@@ -41,7 +41,8 @@ def parse_http_date(text: str, unknown_ns: int = UNKNOWN_NS) -> int:
 
 
 def _http_date(text: str) -> datetime:
-    """The library takes the year 0001 for 2001, and all else that is a date."""
+    """Parses the usual format here, since the library reads the year 0001 as 2001; leaves all other
+    formats to the library."""
     found = _HTTP_DATE.fullmatch(text)
     if found is None:
         return parsedate_to_datetime(text)
@@ -51,7 +52,7 @@ def _http_date(text: str) -> datetime:
 
 
 def parse_size(text: str) -> int | None:
-    """Returns a size as a reply says it; None: no file has such a size."""
+    """Returns the size in the text of a reply, or None if no file can have it."""
     try:
         size = int(text)
     except ValueError:

@@ -1,5 +1,5 @@
-"""From a source's URL to a connector: the only place that knows every scheme and the order of the
-decorators (retry around limit around meter around the adapter)."""
+"""Construction of a source's connector from its URL: every scheme, and the order of the decorators
+(retry around limit around meter around the adapter)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def open_connector(
     sleep: Callable[[float], None] = time.sleep,
     rng: Callable[[], float] | None = None,
 ) -> Connector:
-    """The connector of a source, with retries up to `deadline_s` per call. Asks the network for
-    nothing yet (`check` does). Raises BadConfig, and Unsupported for a missing extra."""
+    """Returns the connector of a source, with retries up to `deadline_s` per call. Sends no request
+    yet (`check` does). Raises BadConfig, and Unsupported for a missing extra."""
     adapter = _adapter(spec, meter)
     return decorate(adapter, deadline_s=deadline_s, meter=meter, sleep=sleep, rng=rng)
 
@@ -42,7 +42,7 @@ def decorate(
     sleep: Callable[[float], None] = time.sleep,
     rng: Callable[[], float] | None = None,
 ) -> Connector:
-    """The decorators around an adapter, in their order."""
+    """Returns an adapter inside its decorators."""
     limited = Limit(Metered(adapter, meter), in_flight, wait_limit_s=deadline_s)
     return Retry(limited, deadline_s=deadline_s, sleep=sleep, rng=rng)
 

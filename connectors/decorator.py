@@ -1,7 +1,7 @@
-"""What the decorators share: a connector whose every request runs through one function.
+"""The base class of the decorators: a connector whose every request runs through one method.
 
-A subclass says what happens around a request (`_around`) and around a body (`_body`). A page of a
-listing is a request of its own.
+A subclass overrides `_around` (a request) and `_body` (a body). Each page of a listing is one
+request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Decorator:
-    """Passes everything on. Verbs: check, stat, list_dir, list_tree, read."""
+    """A connector that delegates to another. Verbs: check, stat, list_dir, list_tree, read."""
 
     def __init__(self, inner: Connector) -> None:
         self._inner = inner

@@ -1,12 +1,11 @@
-"""The connector of a local (or NFS) directory: `file:///path`. It reads only, and never leaves its
-root: each directory on the way is opened by itself, without following symbolic links.
+"""The read-only connector of a local (or NFS) directory: `file:///path`. It never leaves its root:
+it opens the directories of a path one after the other, without following symbolic links.
 
-The etag of a file is its inode number (0 where the file system is in user space and may give the
-file another one) and its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime
-of what they write; no program sets the ctime, so every change of a file moves it. Two changes
-within one grain of the file system's clock may get the same ctime. So a file is not read before its
-last change is older than that grain: every later change then gets another ctime, and the comparison
-after each read notices it.
+The etag of a file is its inode number (0 on a FUSE file system, which may change the number) and
+its ctime. `cp -p`, `rsync -t` and `tar x` set the mtime of the files they write; no program sets
+the ctime, so every change of a file changes it. Two changes within one grain of the file system's
+clock may get the same ctime. A read therefore waits until the last change is older than that grain.
+Every later change then gets another ctime, which the comparison after each read detects.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _PASSING: Final = frozenset(
 
 
 class FileConnector:
-    """A directory tree. Special files (sockets, devices, pipes) are not shown and counted."""
+    """A directory tree. Special files (sockets, devices, pipes) are counted as hidden."""
 
     def __init__(
         self,
@@ -83,8 +82,7 @@ class FileConnector:
         clock_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`root`: an absolute path; it may be a symbolic link itself. `clock_ns` is the wall
-        clock."""
+        """`root`: an absolute path, which may be a symbolic link. `clock_ns` is the wall clock."""
         self._root = os.fsencode(root)
         self._clock_ns = clock_ns
         self._sleep = sleep
@@ -97,7 +95,7 @@ class FileConnector:
         return None
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Keeps nothing open between calls, so has nothing to close."""
 
     def check(self) -> None:
         with self._classified(b""):
@@ -164,7 +162,7 @@ class FileConnector:
         return os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _open_directory(self, path: bytes) -> int:
-        """A descriptor of a directory below the root, the caller's to close."""
+        """Returns a descriptor of a directory below the root, which the caller closes."""
         if not keys.visible_path(path):
             raise NotFound("no such directory", path=self._shown(path))
         directory = self._open_root()
@@ -178,7 +176,7 @@ class FileConnector:
 
     @contextlib.contextmanager
     def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
-        """The directory of a path, opened, and the last segment."""
+        """Yields a descriptor of a path's directory, open in the block, and the last segment."""
         above, _, name = path.rpartition(b"/")
         if not name or not keys.visible_path(path):
             raise NotFound("no such file or directory", path=self._shown(path))
@@ -200,7 +198,7 @@ class FileConnector:
 
 
 def classify(error: OSError, path: str) -> CacheFSError:
-    """The error that a failed system call is."""
+    """Returns the typed error of a failed system call."""
     cause = os.strerror(error.errno or errno.EIO).lower()
     if error.errno in _GONE:
         return errors.NotFound(cause, path=path)
@@ -217,19 +215,19 @@ def _open_file(directory: int, name: bytes, path: str) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise Stale("a symbolic link now", path=path) from error
+        raise Stale("the file is a symbolic link now", path=path) from error
 
 
 def unsettled_ns(ctime_ns: int, now_ns: int) -> int:
-    """Returns for how long another change of a file could still get this ctime; 0: none can. A
-    ctime of whole seconds is taken for one of a file system that stores no more."""
+    """Returns the time during which another change could still get this ctime; 0: it has passed. A
+    ctime of whole seconds is assumed to be of a file system with that precision."""
     grain_ns = TICK_NS if ctime_ns % NS else COARSE_NS
     age_ns = now_ns - ctime_ns
     return grain_ns - age_ns if abs(age_ns) < grain_ns else 0
 
 
 def _fingerprint(found: os.stat_result) -> Fingerprint | None:
-    """Returns None for a special file. The version of a symbolic link needs no etag, since its
+    """Returns the fingerprint, or None for a special file. A symbolic link needs no etag, since its
     target is compared."""
     kind = _KINDS.get(stat.S_IFMT(found.st_mode))
     if kind is None:
@@ -244,15 +242,15 @@ def _fingerprint(found: os.stat_result) -> Fingerprint | None:
 
 
 def _is_version(found: Fingerprint | None, version: Fingerprint) -> bool:
-    """Compares what was found with a version. A master of an earlier release, or an inode that it
-    stored, has no etag for a file: then only length and mtime are compared."""
+    """Returns whether the fingerprints match. A version that an earlier release stored has no etag:
+    then only length and mtime are compared."""
     if found is not None and not version.etag:
         found = msgspec.structs.replace(found, etag="")
     return found == version
 
 
 def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | None:
-    """What stands in a directory under a name, as `shown`; None for a special file."""
+    """Returns the entry of a name in a directory, named `shown`; None for a special file."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     fingerprint = _fingerprint(found)
     if fingerprint is None:
@@ -266,15 +264,15 @@ def _entry(directory: int, name: bytes, shown: bytes | None = None) -> Entry | N
 
 
 class _Directory:
-    """An open directory: its names, sorted once, and how far they were taken. Owns the descriptor.
-    A name that is gone when it is looked at was never there."""
+    """An open directory: its sorted names and the position among them. Owns the descriptor. A name
+    that was removed since is skipped."""
 
     def __init__(self, descriptor: int, prefix: bytes, after: bytes = b"") -> None:
         self.descriptor = descriptor
         self.prefix = prefix
         self.hidden = 0
         self._next = 0
-        self._entries: list[Entry] = []  # of a page that is not complete: kept over an error
+        self._entries: list[Entry] = []  # of an incomplete page: kept when an error is raised
         try:
             self._keys = sorted(key for key in self._scan() if key > after)
         except BaseException:
@@ -299,14 +297,15 @@ class _Directory:
         return not self._keys
 
     def peek(self) -> bytes:
-        """The next order key."""
+        """Returns the next order key."""
         return self._keys[self._next]
 
     def skip(self) -> None:
         self._next += 1
 
     def next_entry(self) -> Entry | None:
-        """The entry of the next name, which then is passed; None where nothing is any more."""
+        """Returns the entry of the next name and advances; None if the name was removed, has
+        changed its kind or is hidden."""
         key = self.peek()
         name = key.removesuffix(b"/")
         entry = None
@@ -322,16 +321,16 @@ class _Directory:
         return entry if entry and _same_kind(entry, key) else None
 
     def _is_of_one_name(self, error: OSError) -> bool:
-        """Returns True where a name has no attributes to show, and the names beside it have: a dead
-        mount, or a directory that another server refuses. Raises OSError where the directory itself
-        cannot be searched."""
+        """Returns whether `stat` fails for this name only, as for a dead mount. Raises OSError if
+        the directory itself cannot be searched."""
         if error.errno not in (errno.EACCES, errno.ENOTCONN):
             return False
         os.stat(b".", dir_fd=self.descriptor)
         return True
 
     def take(self, count: int) -> tuple[list[Entry], int]:
-        """The next names, at most `count`, and what is hidden, once. Closes itself at the end."""
+        """Returns the next entries, at most `count`, and the hidden names not yet reported. Closes
+        the directory at the end."""
         while not self.done and len(self._entries) < count:
             entry = self.next_entry()
             if entry:
@@ -342,7 +341,7 @@ class _Directory:
         return entries, self.take_hidden()
 
     def take_hidden(self) -> int:
-        """Returns how many names were hidden, each once."""
+        """Returns the number of hidden names since the last call."""
         hidden, self.hidden = self.hidden, 0
         return hidden
 
@@ -356,12 +355,13 @@ class _Directory:
 
 
 def _same_kind(entry: Entry, key: bytes) -> bool:
-    """A name that turned from a file into a directory, or back, stands elsewhere in the order."""
+    """Returns whether the entry has the kind of its key. If a file became a directory, or the
+    reverse, its place in the order differs."""
     return (entry.fingerprint.kind is Kind.DIRECTORY) == key.endswith(b"/")
 
 
 class _Tree:
-    """A walk in key order: the directories on the way down, each open."""
+    """A walk in key order: a stack of open directories."""
 
     def __init__(self, root: _Directory) -> None:
         self._stack = [root]
@@ -400,7 +400,7 @@ class _Tree:
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise
-            entry = top.next_entry()  # counts it, unless it has attributes again
+            entry = top.next_entry()  # counts it as hidden, unless `stat` succeeds now
             self._entries += [entry] if entry else []
             return
         below = _Directory(descriptor, top.prefix + name + b"/")
@@ -415,8 +415,8 @@ class _Tree:
 
 
 class FileBody:
-    """Bytes of one open file. Each chunk is a view of one reused buffer, valid until the next; the
-    version is compared after each `pread`, before its bytes are given away."""
+    """Bytes of one open file. Each chunk is a view of one reused buffer, valid until the next. The
+    version is compared after each `pread`, before its bytes are yielded."""
 
     def __init__(
         self, descriptor: int, offset: int, size: int, version: Fingerprint, path: str
@@ -427,11 +427,11 @@ class FileBody:
         self._version = version
         self._path = path
         self._lock = threading.Lock()
-        self._is_reading = False  # a thread reads, and only that thread closes the descriptor
+        self._is_reading = False  # if True, only the reading thread closes the descriptor
         self._is_closed = False
 
     def compare(self) -> int:
-        """Returns the ctime of the open file, in ns. Raises Stale when it is another version."""
+        """Returns the ctime of the open file, in ns. Raises Stale for another version."""
         try:
             found = os.fstat(self._descriptor)
         except OSError as error:
@@ -454,7 +454,7 @@ class FileBody:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[bool]:
-        """Gives False once the body was closed. Keeps the descriptor open in the block."""
+        """Yields False if the body was closed. Keeps the descriptor open in the block."""
         with self._lock:
             self._is_reading = may_read = not self._is_closed
         try:
@@ -479,8 +479,8 @@ class FileBody:
         return count
 
     def close(self) -> None:
-        """Does not wait for a read in another thread, which may hang with the disk: that thread
-        closes the descriptor when its read ends."""
+        """Closes the body without blocking. If another thread is in a read, which may hang with the
+        disk, that thread closes the descriptor when its read ends."""
         with self._lock:
             self._is_closed = True
             is_reading = self._is_reading

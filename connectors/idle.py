@@ -1,5 +1,5 @@
-"""The pools of connections of this process. A server calls `close_idle` now and then: without that,
-a source that nobody reads would keep the descriptors of its connections.
+"""The connection pools of this process. A server calls `close_idle` periodically; otherwise an
+unused source would keep the descriptors of its connections.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ class Pool(Protocol):
     """Connections that are kept for later requests."""
 
     def close_idle(self) -> None:
-        """Closes those that were not used for a while. Waits for nothing."""
+        """Closes the connections that were idle for too long. Called by `close_idle` of this
+        module; must not block."""
 
 
 _lock: Final = threading.Lock()
@@ -21,13 +22,13 @@ _pools: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()
 
 
 def register(pool: Pool) -> None:
-    """Has `close_idle` look at a pool as long as the pool lives. Thread-safe."""
+    """Adds a pool for `close_idle`, by a weak reference. Thread-safe."""
     with _lock:
         _pools.add(pool)
 
 
 def close_idle() -> None:
-    """Closes the connections that no request has used for a while. Thread-safe."""
+    """Closes the idle connections of every pool. Thread-safe."""
     with _lock:
         pools = [*_pools]
     for pool in pools:

@@ -1,10 +1,10 @@
-"""Which keys of an object store a file system can show: the one rule, as pure functions.
+"""The rule for the keys of an object store that a file system can show, as pure functions.
 
-A key below the source's root is shown when each of its segments is: not empty, not `.` or `..`,
-without NUL, at most 255 bytes. Of `a` beside `a/b` the directory is shown and the object hidden. A
-key that ends in `/` (a marker, as consoles and Hadoop write them) makes its directory exist and is
-no entry itself. What is not shown is counted and never an error; a hidden key still makes the
-directories above its first bad segment exist, since listing with a delimiter shows them.
+A key below the source's root is shown if each of its segments is: not empty, not `.` or `..`,
+without NUL, at most 255 bytes. If both `a` and `a/b` exist, the directory `a` is shown and the
+object `a` is hidden. A key that ends in `/` (a marker, as consoles and Hadoop write them) makes its
+directory exist and has no other entry. A hidden key is counted and never an error. The directories
+above its first bad segment exist, since a listing with a delimiter shows them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Placed(NamedTuple):
-    """Where a key appears in the tree. `path` has no trailing '/'; b"" is the listed directory."""
+    """The place of a key in the tree. `path` has no trailing '/'; b"" is the listed directory."""
 
     path: bytes
     is_directory: bool
@@ -25,7 +25,7 @@ class Placed(NamedTuple):
 
 
 def visible(name: bytes) -> bool:
-    """Can a directory have an entry of this name?"""
+    """Returns whether a directory can have an entry of this name."""
     return (
         0 < len(name) <= MAX_NAME_BYTES
         and name != b"."
@@ -36,13 +36,13 @@ def visible(name: bytes) -> bool:
 
 
 def visible_path(path: bytes) -> bool:
-    """Can this path below the root exist at all? The root, b"", can."""
+    """Returns whether this path below the root can exist. The root, b"", can."""
     return not path or all(visible(segment) for segment in path.split(b"/"))
 
 
 def place(key: bytes) -> Placed:
-    """Where a key below the listed directory appears: a file, a directory (a marker), or, hidden,
-    the deepest directory that it makes exist."""
+    """Returns the place of a key below the listed directory: a file, a directory (a marker), or for
+    a hidden key the deepest directory that it makes exist."""
     if _plain(key):
         return Placed(key, False, False)
     segments = key.split(b"/")
@@ -54,7 +54,8 @@ def place(key: bytes) -> Placed:
 
 
 def _plain(key: bytes) -> bool:
-    """The quick way out for nearly every key: short, no dot segment, no NUL, no empty segment."""
+    """Returns True for a key that is visible by a quick test: short, no segment that is empty or
+    starts with a dot, no NUL. Nearly every key is."""
     return (
         0 < len(key) <= MAX_NAME_BYTES
         and b"\0" not in key
@@ -66,7 +67,7 @@ def _plain(key: bytes) -> bool:
 
 
 def directories_win(files: dict[bytes, T], directories: set[bytes]) -> int:
-    """Drops each file that a directory of the same name hides; returns how many there were."""
+    """Drops each file that a directory of the same name hides; returns the number dropped."""
     clashes = files.keys() & directories
     for name in clashes:
         del files[name]
@@ -74,7 +75,7 @@ def directories_win(files: dict[bytes, T], directories: set[bytes]) -> int:
 
 
 def parents(path: bytes) -> list[bytes]:
-    """Every directory above a path, nearest first, without the root."""
+    """Returns every directory above a path, nearest first, without the root."""
     found = []
     end = path.rfind(b"/")
     while end > 0:

@@ -1,6 +1,6 @@
-"""The limit towards one origin: requests in flight.
+"""The limit of requests in flight to one origin.
 
-A body counts as in flight until it was read to its end, failed or was closed.
+A body counts as in flight until it is read to its end, fails or is closed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from connectors.fetch.request import Ask
 from connectors.until import until
 
 T = TypeVar("T")
-IN_FLIGHT: Final = 512  # more than small reads and threads of a node make together
+IN_FLIGHT: Final = 512  # exceeds the small reads and threads of a node together
 
 
 class Limit(Decorator):
-    """Waits before a request until another one has ended, where `in_flight` are on their way: until
-    the caller's deadline (`connectors.until`), and at most for `wait_limit_s`."""
+    """A connector with at most `in_flight` requests in flight. A further request waits until the
+    caller's deadline (`connectors.until`), at most `wait_limit_s`, then raises DeadlineExceeded."""
 
     def __init__(
         self,
@@ -36,47 +36,47 @@ class Limit(Decorator):
         super().__init__(inner)
         self._clock = clock
         self._wait_limit_s = wait_limit_s
-        self._places = threading.BoundedSemaphore(in_flight)
+        self._slots = threading.BoundedSemaphore(in_flight)
 
     def _around(self, verb: str, act: Callable[[], T]) -> T:
-        self._enter()
+        self._acquire()
         try:
             return act()
         finally:
-            self._places.release()
+            self._slots.release()
 
     def _body(self, open_body: Callable[[], Body]) -> Body:
-        self._enter()
+        self._acquire()
         try:
-            return LimitedBody(open_body(), self._places.release)
+            return LimitedBody(open_body(), self._slots.release)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """None where there is no place: the sender of such requests waits for nothing."""
-        if not self._places.acquire(blocking=False):
+        """Returns None if the limit is reached, since the sender of small reads must not block."""
+        if not self._slots.acquire(blocking=False):
             return None
         ask = None
         try:
             ask = super().ask(path, version)
         finally:
             if ask is None:
-                self._places.release()
-        return ask and ask.also(lambda _size, _error: self._places.release())
+                self._slots.release()
+        return ask and ask.also(lambda _size, _error: self._slots.release())
 
-    def _enter(self) -> None:
+    def _acquire(self) -> None:
         wait_s = max(0.0, min(self._wait_limit_s, until() - self._clock()))
-        if not self._places.acquire(timeout=wait_s):
-            raise DeadlineExceeded(f"no free request to the origin in {wait_s:.3g} s")
+        if not self._slots.acquire(timeout=wait_s):
+            raise DeadlineExceeded(f"no request slot to the origin was free in {wait_s:.3g} s")
 
 
 class LimitedBody:
-    """A body that gives its place back once."""
+    """A body that releases its slot once."""
 
-    def __init__(self, inner: Body, leave: Callable[[], None]) -> None:
+    def __init__(self, inner: Body, release: Callable[[], None]) -> None:
         self._inner = inner
-        self._leave: Callable[[], None] | None = leave
+        self._release: Callable[[], None] | None = release
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -87,10 +87,10 @@ class LimitedBody:
 
     def close(self) -> None:
         with self._lock:
-            leave, self._leave = self._leave, None
+            release, self._release = self._release, None
         self._inner.close()
-        if leave:
-            leave()
+        if release:
+            release()
 
     def __del__(self) -> None:
         self.close()

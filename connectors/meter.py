@@ -1,8 +1,8 @@
-"""Counts of what was asked of an origin: requests, errors by code, body bytes, seconds, by verb;
-connections and handshakes.
+"""Counters of an origin: requests and seconds by verb, errors by code, body bytes, connections,
+handshakes.
 
-Verbs are those of the connector: check, stat, list_dir and list_tree (once per page), read. A retry
-counts again. The seconds of a read are those until its first bytes plus those of its chunks.
+Verbs: check, stat, list_dir and list_tree (once per page), read. A retry counts again. The seconds
+of a read are those until its first bytes plus those of its chunks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ T = TypeVar("T")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The counts at one moment, since the meter was made."""
+    """The counts at one moment, since the meter was created."""
 
     requests: dict[str, int]  # by verb
     seconds: dict[str, float]  # by verb
     errors: dict[str, int]  # by code of the error
     body_bytes: int
     hidden_keys: int  # seen in listings, each time they were listed
-    connections: int  # made; whether a handshake resumed a session is not known
-    handshakes: int  # of TLS, on these
+    connections: int  # new ones
+    handshakes: int  # of TLS on them; resumed sessions are not distinguished
 
 
 class Meter:
     """Thread-safe counters; several connectors may share one."""
 
     def __init__(self) -> None:
-        # Of one thread again and again: a body that is collected within a call here tells `made`.
+        # Re-entrant: garbage collection within a call here may close a body, which calls `made`.
         self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -50,7 +50,7 @@ class Meter:
         self._made = NOTHING_MADE
 
     def request(self, verb: str, seconds: float, error: str = "") -> None:
-        """One request that took so long, and the code of its error."""
+        """Counts one request and its duration; `error` is the code of its error."""
         with self._lock:
             self._requests[verb] += 1
             self._seconds[verb] += seconds
@@ -58,7 +58,7 @@ class Meter:
                 self._errors[error] += 1
 
     def body(self, size_bytes: int, seconds: float, error: str = "") -> None:
-        """A chunk of a body, or its failure."""
+        """Counts a chunk of a body, or its failure."""
         with self._lock:
             self._body_bytes += size_bytes
             self._seconds["read"] += seconds
@@ -66,7 +66,7 @@ class Meter:
                 self._errors[error] += 1
 
     def whole(self, size_bytes: int, seconds: float, error: str = "") -> None:
-        """A request with all of its body, or with what came of it before an error."""
+        """Counts a request with its whole body, or with the bytes received before an error."""
         with self._lock:
             self._requests["read"] += 1
             self._seconds["read"] += seconds
@@ -79,7 +79,7 @@ class Meter:
             self._hidden_keys += count
 
     def made(self, made: Made) -> None:
-        """New connections."""
+        """Counts new connections."""
         with self._lock:
             before = self._made
             self._made = Made(*(old + new for old, new in zip(before, made, strict=True)))
@@ -97,7 +97,7 @@ class Meter:
 
 
 class Metered(Decorator):
-    """Tells a meter of every request."""
+    """A connector whose requests a meter counts."""
 
     def __init__(
         self, inner: Connector, meter: Meter, *, clock: Callable[[], float] = time.monotonic
@@ -113,7 +113,7 @@ class Metered(Decorator):
         except CacheFSError as error:
             self._meter.request(verb, self._clock() - started, error.code)
             raise
-        if result is not None or verb == "check":  # the end of a listing is no request
+        if result is not None or verb == "check":  # None: the end of a listing, not a request
             self._meter.request(verb, self._clock() - started)
         self._meter.hidden(getattr(result, "hidden", 0))
         return result
@@ -142,7 +142,7 @@ class Metered(Decorator):
 
 
 class MeteredBody:
-    """A body whose chunks are counted as they come."""
+    """A body whose chunks are counted as they are yielded."""
 
     def __init__(self, inner: Body, meter: Meter, clock: Callable[[], float]) -> None:
         self._inner = inner

@@ -1,6 +1,5 @@
-"""Which file systems number their inodes for good. Many file systems in user space (sshfs, gcsfuse,
-s3fs: libfuse without `use_ino`) give a file another inode number whenever the kernel has forgotten
-the file."""
+"""The devices whose inode numbers are stable. Many FUSE file systems (sshfs, gcsfuse, s3fs: libfuse
+without `use_ino`) give a file another inode number after the kernel has forgotten the inode."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 MOST_KNOWN: Final = 1024
-_keeps: dict[int, bool] = {}  # by device; replaced and filled by whichever thread comes first
+_keeps: dict[int, bool] = {}  # by device; threads may compute the same value twice
 
 
 def keeps_numbers(device: int) -> bool:
-    """Says whether the inode number of a file on this device (`st_dev`) stays the same. From any
-    thread. Asks the table of mounts, never the file system, which may hang."""
+    """Returns whether inode numbers on this device (`st_dev`) are stable. Thread-safe. Reads the
+    mount table, never the file system, which may hang."""
     known = _keeps.get(device)
     if known is None:
         if len(_keeps) >= MOST_KNOWN:
@@ -26,8 +25,7 @@ def keeps_numbers(device: int) -> bool:
 
 
 def fuse_devices(table: Iterable[bytes]) -> set[int]:
-    """Returns the devices of file systems in user space, from the lines of
-    /proc/self/mountinfo."""
+    """Returns the devices of FUSE file systems, from the lines of /proc/self/mountinfo."""
     found = set()
     for line in table:
         mount, _, rest = line.partition(b" - ")

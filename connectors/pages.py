@@ -1,7 +1,7 @@
-"""Listings that can be asked again: iterators of pages that move on only when a page came.
+"""Listings that can be retried: iterators of pages that advance only after a page was fetched.
 
-A generator is dead after its first exception, and would then look like a listing that ended. So
-every listing that may raise a retryable error is a `Pages`, and every wrapper a `WrappedPages`.
+A generator ends at its first exception, and the next call would look like the end of the listing.
+So a listing that may raise a retryable error is a `Pages`, and each wrapper a `WrappedPages`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ State = TypeVar("State")
 
 class Pages(Generic[State]):
     """Pages from `fetch(state) -> (page, next state or None at the end)`; the first state is None.
-    When `fetch` raises, `next` may be called again and fetches the same page. For one thread."""
+    If `fetch` raises, the following `next` fetches the same page again. For one thread."""
 
     def __init__(self, fetch: Callable[[State | None], tuple[Page, State | None]]) -> None:
         self._fetch = fetch
@@ -38,7 +38,7 @@ class Pages(Generic[State]):
 
 
 class WrappedPages:
-    """The same pages, each fetched through `around` (a retry, a limit, a meter)."""
+    """The pages of `inner`, each fetched through `around` (a retry, a limit, a meter)."""
 
     def __init__(
         self, inner: Iterator[Page], around: Callable[[Callable[[], Page | None]], Page | None]

@@ -1,9 +1,9 @@
-"""Retries: the only place that tries again. Exponential back-off with full jitter, a deadline for
-the whole call, and only errors that say they are `retryable`. The caller's own deadline
-(`connectors.until`) ends them too.
+"""Retries of requests to an origin: exponential backoff with full jitter, and a deadline for the
+whole call. Only `retryable` errors are retried, and only here. The caller's deadline
+(`connectors.until`) ends the retries too.
 
-A body is retried up to its first bytes. One that breaks later raises BadBody or Unreachable: the
-caller knows which pages it has, and asks for the rest. `read_all` is retried as a whole.
+A body is retried up to its first bytes. If it fails later it raises BadBody or Unreachable, and the
+caller requests the pages it lacks. `read_all` is retried as a whole.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from connectors.until import until
 T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
-CHECK_DEADLINE_S: Final = 5.0  # of `check`: somebody waits at a terminal for it
+CHECK_DEADLINE_S: Final = 5.0  # of `check`, for which an operator waits at a terminal
 
 
 def pause_s(attempt: int, jitter: float) -> float:
-    """How long to wait after the failure of attempt 0, 1, …; `jitter` is uniform in [0, 1)."""
+    """Returns the backoff after the failure of attempt 0, 1, …; `jitter` is uniform in [0, 1)."""
     return jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt, 16)))
 
 
 class Retry(Decorator):
-    """Tries each request again until `deadline_s` after its first attempt, then raises the last
-    error. An attempt under way is not cut short: the adapter's own time-outs bound it."""
+    """A connector that retries each request until `deadline_s` after its first attempt, then raises
+    the last error. The deadline does not interrupt an attempt; the adapter's timeouts bound it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Retry(Decorator):
 
 
 class StartedBody:
-    """A body whose first chunk is here. Raises what opening the body and its first chunk raise."""
+    """A body whose first chunk is received. The constructor raises the errors of that chunk."""
 
     def __init__(self, inner: Body) -> None:
         self._inner = inner

@@ -1,5 +1,5 @@
-"""What a TLS handshake that failed means: the cause by the reason that OpenSSL gives, in the words
-of Python's ssl module and of libcurl. Pure."""
+"""Translation of failed TLS handshakes to typed errors, by OpenSSL's reason as it appears in the
+messages of Python's ssl module and of libcurl. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPIRED: Final = "the server's certificate has expired"
 _IS_FOR_ANOTHER: Final = "the server's certificate is for another host"
 _TOO_OLD: Final = "the server's version of TLS is too old"
 _UNTRUSTED: Final = "the server's certificate is not trusted"
-# The first that is found counts; compared in upper case, with "_" for a space.
+# The first match counts; compared in upper case, with "_" for a space.
 _REASONS: Final = (
     ("WRONG_VERSION_NUMBER", _SPEAKS_NO_TLS, "write its URL as http://"),
     ("PACKET_LENGTH_TOO_LONG", _SPEAKS_NO_TLS, "write its URL as http://"),
@@ -39,7 +39,7 @@ _REASONS: Final = (
 
 
 def from_tls(text: str, path: str) -> CacheFSError:
-    """Returns the error that the text of a failed handshake tells."""
+    """Returns the typed error for the text of a failed handshake."""
     words = text.upper().replace(" ", "_")
     for reason, cause, remedy in _REASONS:
         if reason in words:

@@ -1,8 +1,8 @@
-"""Until when the calls of the current thread may go on.
+"""The deadline of the current thread's calls.
 
-The waits of one request lie in several layers: retries, a wait for a free place, attempts. The
-caller gives all of them one absolute time, so that the waits of the layers do not add up. The time
-belongs to the thread, because a request runs in one thread from the caller down to the socket.
+Several layers of one request wait: retries, the limit of requests in flight, attempts. The caller
+sets one absolute deadline for all of them, so that the waits do not add up. The deadline is
+thread-local, because a request runs in one thread from the caller down to the socket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 NEVER_S: Final = float("inf")
-LEAST_BYTES_PER_S: Final = 64 << 10  # a body that comes more slowly counts as silence
+LEAST_BYTES_PER_S: Final = 64 << 10  # a slower body times out
 
 
 class _OfThread(threading.local):
@@ -25,8 +25,8 @@ _current: Final = _OfThread()
 
 @contextlib.contextmanager
 def bounded(until_s: float) -> Iterator[None]:
-    """Bounds what this thread does in the block; `until_s` is of `time.monotonic`. A block within
-    another one only makes the time shorter."""
+    """Sets the deadline of this thread in the block; `until_s` is of `time.monotonic`. An inner
+    block can only shorten the deadline."""
     before_s = _current.until_s
     _current.until_s = min(before_s, until_s)
     try:
@@ -36,5 +36,5 @@ def bounded(until_s: float) -> Iterator[None]:
 
 
 def until() -> float:
-    """The time at which the current thread's waits end; `NEVER_S` outside of all blocks."""
+    """Returns the deadline of the current thread; `NEVER_S` outside of all blocks."""
     return _current.until_s

@@ -1,6 +1,6 @@
-"""Source URLs and the options of their schemes: how they are written, and what is wrong with one.
+"""Source URLs and the options of their schemes: normal form and validation.
 
-Imports no adapter, so that a command line can check a source without the libraries that read it.
+Imports no adapter, so that the CLI can check a source without the adapter's libraries.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
 def normalise(url: str) -> str:
-    """The one way to write a source: `s3://bucket/prefix` or `file:///path`, without a trailing
-    '/'. A bare absolute path is a file URL; nothing is percent-decoded. Raises BadConfig."""
+    """Returns the normal form of a source: `s3://bucket/prefix` or `file:///path`, no trailing '/'.
+    A bare absolute path is a file URL; nothing is percent-decoded. Raises BadConfig."""
     if url.startswith("/"):
         url = f"file://{url}"
     scheme, separator, rest = url.partition("://")

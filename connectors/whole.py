@@ -1,4 +1,4 @@
-"""Bodies that need no request of their own: all of one in a buffer, and the empty one."""
+"""Helpers for bodies: the bytes of a whole body, and an empty body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from connectors.base import Body
 
 
 def joined(body: Body) -> memoryview:
-    """All bytes of a body, which is closed. Raises what its iteration raises."""
+    """Returns all bytes of a body and closes it. Raises the errors of its iteration."""
     data = bytearray()
     try:
         for chunk in body:
@@ -19,10 +19,10 @@ def joined(body: Body) -> memoryview:
 
 
 class EmptyBody:
-    """No bytes, as was asked for."""
+    """The body of a read of 0 bytes."""
 
     def __iter__(self) -> Iterator[memoryview]:
         return iter(())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Closes nothing."""

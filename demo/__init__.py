@@ -1,2 +1,2 @@
-"""`make demo`: a bucket on loopback, mounted, read cold and warm, killed and mounted again; then a
-cluster that loses a worker while it is read."""
+"""`make demo`: a bucket on loopback is mounted, read cold and warm, killed and mounted again. Then
+a cluster loses a worker while it is read."""

@@ -1,4 +1,4 @@
-"""What the demo shows: commands as they are typed, their answers, and tables of rates."""
+"""The output of the demo: commands, their output, and tables of rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 42
 
 
 class DemoFailed(Exception):
-    """Something was not as promised; the text says what."""
+    """A check of the demo failed; the text is the reason."""
 
 
 def expect(holds: bool, failure: str) -> None:
@@ -29,12 +29,12 @@ def say(text: str = "") -> None:
 
 
 def short(text: str) -> str:
-    """Shows the demo's own folder as $D."""
+    """Returns the text with the demo's folder as $D."""
     return text.replace(os.environ[MARK], "$D")
 
 
 def cachefs(*arguments: str, quiet: bool = False) -> str:
-    """Runs one command, shown as it is typed, and shows its answer."""
+    """Prints a command, runs it, and prints its output."""
     if not quiet:
         say(short(f"\n$ cachefs {' '.join(arguments)}"))
     done = subprocess.run(
@@ -56,7 +56,7 @@ def header() -> None:
 
 
 def row(name: str, rates: Rates, origin_bytes: int | None = None) -> None:
-    """One line of the table."""
+    """Prints one line of the table."""
     origin = "" if origin_bytes is None else f" {origin_bytes / 1e6:10.1f} MB"
     say(
         f"{name:{WIDTH}}{rates.files_per_s:9,.0f} /s {rates.small_bytes_per_s / 1e6:8,.0f} MB/s"

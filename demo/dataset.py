@@ -17,13 +17,13 @@ SEED = 20
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
-    """xxh3 of some bytes: cheap enough to check all that is read."""
+    """Returns the xxh3 of some bytes: fast enough to check everything that is read."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What lies below `root`: relative names and the checksum of each file's bytes."""
+    """The files below `root`: relative names, and the checksum of each file's bytes."""
 
     root: Path
     images: dict[str, str]
@@ -46,7 +46,7 @@ def _write(path: Path, data: bytes) -> str:
 
 
 def make_dataset(root: Path) -> Dataset:
-    """Writes the files: always the same bytes, none of which compress."""
+    """Writes the files: always the same bytes, which do not compress."""
     rng = random.Random(SEED)
     images = {}
     image_bytes = 0

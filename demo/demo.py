@@ -1,7 +1,6 @@
-"""The demo: what a person does with CacheFS, on a bucket of its own, in half a minute: on one
-node, then with a cluster.
+"""The demo: a user's session with CacheFS and a bucket, on one node and then with a cluster.
 
-It uses the command line only, as a user would; it leaves nothing behind, however it ends.
+It uses only the command line, and leaves nothing behind, whatever ends it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ KILLS = 3
 
 
 class Demo:
-    """The steps, in order; `seen` gathers every process of CacheFS that `status` named."""
+    """The steps, in order. `seen` collects every process of CacheFS that `status` lists."""
 
     def __init__(self, box: Sandbox, dataset: Dataset, server: S3Server) -> None:
         self.box = box
@@ -40,7 +39,7 @@ class Demo:
         self.seen: set[int] = set()
 
     def status(self) -> dict[str, Any]:
-        """What `cachefs status --json` says of the mount."""
+        """Returns the `cachefs status --json` document of the mount."""
         document = json.loads(cachefs("status", "--json", self.mountpoint, quiet=True))
         status: dict[str, Any] = document[0] if isinstance(document, list) else document
         self.seen |= {process["pid"] for process in status["processes"]}
@@ -53,7 +52,7 @@ class Demo:
         say(f"  ({time.monotonic() - started:.1f} s)")
 
     def read_mount(self, name: str) -> int:
-        """One pass through the mount; its line; the bytes that came from the origin for it."""
+        """Reads all through the mount, prints a row; returns the bytes fetched from the origin."""
         before = origin_bytes(self.status())
         rates = readers.from_directory(self.dataset, self.box.mountpoint)
         fetched = origin_bytes(self.status()) - before
@@ -61,12 +60,12 @@ class Demo:
         return fetched
 
     def compare(self) -> None:
-        """Cold and warm through the mount, beside the same bytes without it."""
+        """Compares cold and warm reads through the mount with reads without it."""
         header()
         fetched = self.read_mount("cachefs, cold")
         expect(fetched == self.dataset.total_bytes, f"{fetched} bytes fetched for a cold pass")
         readers.drop_kernel_caches(self.dataset, self.box.mountpoint)
-        expect(self.read_mount("cachefs, warm") == 0, "a warm pass asked the origin")
+        expect(self.read_mount("cachefs, warm") == 0, "a warm pass read from the origin")
         row(
             "plain GETs from the server, 16 threads",
             readers.from_bucket(self.dataset, self.server, BUCKET, PREFIX),
@@ -77,25 +76,24 @@ class Demo:
         )
 
     def pid_of(self, role: str) -> int:
-        """The process in a role, 0 while there is none."""
+        """Returns the process of a role; 0 if none runs."""
         pids = (p["pid"] for p in self.status()["processes"] if p["role"] == role)
         return next((pid for pid in pids if is_running(pid)), 0)
 
     def client_after(self, killed: list[int]) -> int:
-        """The client that follows these."""
+        """Waits for the client that succeeds the killed ones, and returns it."""
         found = 0
 
-        def has_come() -> bool:
+        def has_started() -> bool:
             nonlocal found
             found = self.pid_of("client")
             return found not in (0, *killed)
 
-        expect(wait_until(has_come, END_LIMIT_S), "no other client came")
+        expect(wait_until(has_started, END_LIMIT_S), "no other client started")
         return found
 
     def kill_the_client(self) -> None:
-        """kill -9 of the process behind the mount, again and again, under readers that must not
-        notice."""
+        """Kills the client repeatedly with SIGKILL under readers, which must see no error."""
         survival = Survival(self.dataset, self.box.mountpoint)
         killed: list[int] = []
         with survival.reading():
@@ -108,12 +106,12 @@ class Demo:
         )
         expect(not survival.problems, f"readers noticed: {survival.problems[:3]}")
         say(
-            f"  {survival.files:,} files, {survival.bytes / 1e9:.1f} GB read meanwhile: no error,"
+            f"  {survival.files:,} files, {survival.bytes / 1e9:.1f} GB read: no error,"
             f" no wrong byte; the longest wait was {survival.longest_s:.2f} s"
         )
 
     def kill_everything(self) -> None:
-        """kill -9 of all processes of CacheFS."""
+        """Kills all processes of CacheFS with SIGKILL."""
         pids = {process["pid"]: process["role"] for process in self.status()["processes"]}
         say(f"\n$ kill -9 {' '.join(f'{pid} ({role})' for pid, role in sorted(pids.items()))}")
         self.box.kill(list(pids))
@@ -125,7 +123,7 @@ class Demo:
         expect(fetched == 0, f"the cache was not warm: {fetched} bytes fetched")
 
     def umount(self) -> None:
-        """Ends as a user would, and looks for what must not be there any more."""
+        """Unmounts as a user would, and checks that no mount and no process is left."""
         cachefs("umount", self.mountpoint)
         expect(not self.box.mounts(), "still mounted after umount")
         ended = wait_until(lambda: not any(map(is_running, self.seen)), END_LIMIT_S)
@@ -135,13 +133,13 @@ class Demo:
 
 
 def origin_bytes(status: dict[str, Any]) -> int:
-    """Body bytes that came from the origin since the server started."""
+    """Returns the body bytes fetched from the origin since the server started."""
     value: int = status["cache"]["origin_bytes"]
     return value
 
 
 def play(box: Sandbox, real_server: bool) -> None:
-    """The whole demo."""
+    """Runs the whole demo."""
     dataset = make_dataset(box.folder / "local")
     with s3_server(box.folder / "server", real=real_server) as (name, server):
         upload(server, dataset)
@@ -166,8 +164,8 @@ def play(box: Sandbox, real_server: bool) -> None:
 
 
 def stop_on_signals(box: Sandbox) -> None:
-    """Ctrl-C, an end from outside, or a demo that hangs: processes are killed first, so that nobody
-    waits for an answer of theirs, then everything else is taken away."""
+    """Installs a handler for Ctrl-C, other signals and the time limit. It kills all processes
+    first, so that no command waits for their replies, and then cleans up."""
 
     def stop(number: int, frame: object) -> None:
         for other in STOPS:
@@ -183,7 +181,7 @@ def stop_on_signals(box: Sandbox) -> None:
 
 
 def main() -> int:
-    """Exit status 1 when a promise was broken; nothing is left behind in any case."""
+    """Runs the demo; exit status 1 if a check failed. Removes everything in any case."""
     started = time.monotonic()
     real_server = find_versitygw()
     box = Sandbox()

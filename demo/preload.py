@@ -1,6 +1,6 @@
-"""The demo's part about jobs and policies: a cache smaller than the data. The images are loaded,
-with a bar, and pinned; then more than the rest of the cache is read; they are still warm.
-"""
+"""The demo's part about jobs and policies, with a cache smaller than the data. It loads and pins
+the images, reads more than the rest of the cache holds, and checks that the images are still
+cached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from demo.servers import BUCKET, PREFIX
 from tests.services.s3_server import S3Server
 
 SIZE: Final = "256MiB"  # the images, and one shard
-RATE: Final = "64MiB/s"  # so that there is a bar to see
+RATE: Final = "64MiB/s"  # slow enough to show the bar
 OTHER: Final = ("other/0.tar", "other/1.tar")
 COLUMNS: Final = 96
 _CONTROL: Final = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]|\r")
@@ -68,7 +68,7 @@ def still_warm(dataset: Dataset, mounted: Path) -> None:
         expect(xxhash.xxh3_128_hexdigest(data) == wanted, f"{name} is not what was uploaded")
     taken_s = time.perf_counter() - started
     fetched = _origin_bytes(mounted) - before
-    expect(fetched == 0, f"what is pinned was read from the origin: {fetched} bytes")
+    expect(fetched == 0, f"pinned files were read from the origin: {fetched} bytes")
     rate = dataset.image_bytes / taken_s / 1e6
     say(
         f"  the images again: {len(dataset.images) / taken_s:,.0f} /s, {rate:,.0f} MB/s,"
@@ -86,8 +86,8 @@ def _origin_bytes(mounted: Path) -> int:
 
 
 def with_a_bar(*arguments: str) -> None:
-    """Runs a command on a terminal of its own. On a terminal its bar is seen as it moves; elsewhere
-    as it was half way."""
+    """Runs a command on a pseudo-terminal. On a terminal its bar is copied live; elsewhere one
+    frame from the middle is printed."""
     say(short(f"\n$ cachefs {' '.join(arguments)}"))
     shown = _on_a_terminal([CACHEFS, *arguments])
     if not sys.stdout.isatty():
@@ -101,7 +101,7 @@ def with_a_bar(*arguments: str) -> None:
 
 
 def _on_a_terminal(command: list[str]) -> bytes:
-    """All that it wrote; copied to our own terminal, where there is one."""
+    """Returns all output of a command; copies it to this terminal if stdout is one."""
     outer, inner = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm"}
     if not sys.stdout.isatty():
@@ -126,12 +126,12 @@ def _on_a_terminal(command: list[str]) -> bytes:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # EIO: nobody has it open any more
+    except OSError:  # EIO: all writers have closed it
         return b""
 
 
 def _frames(shown: bytes) -> list[str]:
-    """What was drawn, one after the other: each begins by erasing the last one."""
+    """Returns the drawn frames in order: each begins by erasing the previous one."""
     parts = re.split(rb"(?:\r?\x1b\[\d*[AK])+", shown)
     texts = (_CONTROL.sub(b"", part).decode(errors="replace") for part in parts)
     return [text.strip("\n") for text in texts]

@@ -1,7 +1,7 @@
-"""Reads the data set as a trainer would, and as plain GETs; every byte read is checked.
+"""Reads the data set as a trainer would, and by plain GETs; every byte is checked.
 
-The same readers, in Python, make every row of the demo's table, so that the rows compare with each
-other; none of them is the fastest that the machine can do.
+The same Python readers measure every row of the demo's table, so that the rows are comparable. None
+of them is the fastest possible on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Checksum = Callable[[str], str]  # reads the file of that name whole
 
 
 class WrongBytes(Exception):
-    """A file was not what was uploaded."""
+    """A file differs from the uploaded one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Rates:
 
 
 def measure(dataset: Dataset, of_image: Checksum, of_shard: Checksum) -> Rates:
-    """All images by 16 readers, then the shard by one."""
+    """Reads all images by 16 threads, then the shard by one."""
     with ThreadPoolExecutor(READERS) as pool:
         started = time.perf_counter()
         found = dict(zip(dataset.images, pool.map(of_image, dataset.images), strict=True))
@@ -58,7 +58,7 @@ def measure(dataset: Dataset, of_image: Checksum, of_shard: Checksum) -> Rates:
 
 
 def from_directory(dataset: Dataset, root: Path) -> Rates:
-    """Through the file system: open, read in 1 MiB pieces, close."""
+    """Reads through the file system: open, read in 1 MiB pieces, close."""
     local = threading.local()
 
     def checksum_of(name: str) -> str:
@@ -78,11 +78,11 @@ def from_directory(dataset: Dataset, root: Path) -> Rates:
 
 
 def from_bucket(dataset: Dataset, server: S3Server, bucket: str, prefix: str) -> Rates:
-    """Plain GETs by libcurl, as many at a time; the shard in ranges of 8 MiB."""
+    """Reads by plain GETs of libcurl with the same concurrency; the shard in ranges of 8 MiB."""
     local = threading.local()
 
     def get(name: str, start: int = 0, end: int = 0) -> bytes:
-        """All of an object, or the bytes from `start` to `end`."""
+        """Returns an object, or its bytes from `start` to `end`."""
         if not hasattr(local, "handle"):
             local.handle = _handle(server)
         local.handle.setopt(pycurl.URL, f"{server.endpoint_url}/{bucket}/{prefix}/{name}")
@@ -108,7 +108,7 @@ def from_bucket(dataset: Dataset, server: S3Server, bucket: str, prefix: str) ->
 
 
 def _handle(server: S3Server) -> pycurl.Curl:
-    """Signs, and keeps its connection."""
+    """Returns a handle that signs its requests and keeps its connection."""
     handle = pycurl.Curl()
     handle.setopt(pycurl.NOSIGNAL, 1)
     handle.setopt(pycurl.FAILONERROR, 1)
@@ -121,7 +121,7 @@ def _handle(server: S3Server) -> pycurl.Curl:
 
 
 def drop_kernel_caches(dataset: Dataset, root: Path) -> None:
-    """Makes the kernel forget the bytes of the mount and, where that is allowed, its names."""
+    """Drops the kernel's cached bytes of the mount and, if permitted, its names."""
     for name in dataset.files:
         fd = os.open(root / name, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,7 @@
-"""Everything the demo leaves on the machine while it runs, and how it is taken away again.
+"""The files, processes and mounts of the demo, and their removal.
 
-One folder holds all files (the server's, the state home, the cache); every process that the demo
-starts inherits a variable that names that folder, so none can be missed at the end.
+One folder holds all files (the server's, the state home, the cache). Every process of the demo
+inherits a variable that names the folder, so that the clean-up finds all of them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ END_LIMIT_S = 10.0
 
 
 def _roomy_folder() -> str:
-    """A folder in memory where there is room, so that the rates are not a disk's."""
+    """Returns a folder in memory if it has enough space, so that no disk limits the rates."""
     if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free >= ROOM_BYTES:
         return "/dev/shm"
     return tempfile.gettempdir()
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
-    """Asks every 20 ms; the last answer."""
+    """Polls every 20 ms until the limit; returns the last result."""
     end = time.monotonic() + limit_s
     while not (held := holds()) and time.monotonic() < end:
         time.sleep(0.02)
@@ -37,7 +37,7 @@ def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """True while the process exists and is no zombie."""
+    """Returns True while the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -46,7 +46,7 @@ def is_running(pid: int) -> bool:
 
 
 class Sandbox:
-    """A folder, an environment, a mount point. `close` removes all of it and says what it found."""
+    """A folder, an environment, a mount point. `close` removes all of it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cachefs-demo-", dir=_roomy_folder()))
@@ -61,14 +61,14 @@ class Sandbox:
             del os.environ[name]
 
     def mounts(self) -> list[str]:
-        """What is mounted below the folder. Read from the kernel's table: never touches a mount,
-        which may be dead."""
+        """Returns the mount points below the folder by the kernel's table: touches no dead
+        mount."""
         table = Path("/proc/self/mountinfo").read_text()
         points = [line.split()[4] for line in table.splitlines()]
         return [point for point in points if point.startswith(f"{self.folder}/")]
 
     def processes(self) -> list[int]:
-        """The processes that came from this demo, itself left out."""
+        """Returns the processes that this demo started, except itself."""
         found = []
         mark = f"{MARK}={self.folder}".encode()
         for entry in Path("/proc").iterdir():
@@ -79,8 +79,7 @@ class Sandbox:
         return [pid for pid in found if is_running(pid)]
 
     def kill(self, pids: list[int]) -> None:
-        """SIGKILL to all at once (nobody is left a moment to start another), and waits until they
-        are gone."""
+        """Stops all processes, so that none starts another, kills them, and waits for their end."""
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -88,7 +87,7 @@ class Sandbox:
         wait_until(lambda: not any(map(is_running, pids)), END_LIMIT_S)
 
     def close(self) -> None:
-        """Takes everything away, whatever state it is in."""
+        """Removes everything, in any state."""
         self.kill(self.processes())
         for point in self.mounts():
             subprocess.run(["fusermount3", "-uz", point], check=True)

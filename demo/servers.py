@@ -1,4 +1,4 @@
-"""The S3 server of the demo, on loopback: versitygw where it is cached, else moto."""
+"""The S3 server of the demo, on loopback: versitygw if it is built, else moto."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ UPLOADERS = 8
 
 
 def find_versitygw() -> bool:
-    """Is there a versitygw? Called before the demo gets a cache home of its own: pins the path."""
+    """Returns whether versitygw exists, and pins its path. Call it before the cache home
+    changes."""
     try:
         os.environ["CACHEFS_VERSITYGW"] = versitygw.binary()
     except FileNotFoundError:
@@ -30,8 +31,8 @@ def find_versitygw() -> bool:
 
 
 def make_certificate(folder: Path) -> Path | None:
-    """Writes a certificate of loopback that signs itself, with its key, into one PEM file; None
-    where there is no openssl. It takes 10 ms."""
+    """Writes a self-signed certificate of loopback and its key into one PEM file (10 ms). Returns
+    None without openssl."""
     if shutil.which("openssl") is None:
         return None
     key, path = folder / "server.key", folder / "server.pem"
@@ -52,8 +53,8 @@ def make_certificate(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
-    """A server's name and itself: versitygw when `real`, over TLS where that can be, else moto.
-    Stopped at the end."""
+    """Runs a server, and yields its name and itself: versitygw if `real`, with TLS if possible,
+    else moto."""
     if real:
         folder.mkdir(exist_ok=True)
         pem = make_certificate(folder)
@@ -65,7 +66,7 @@ def s3_server(folder: Path, *, real: bool) -> Iterator[tuple[str, S3Server]]:
 
 
 def upload(server: S3Server, dataset: Dataset) -> None:
-    """Makes the bucket and puts every file below the prefix."""
+    """Creates the bucket, and uploads every file below the prefix."""
     client = server.client()
     client.create_bucket(Bucket=BUCKET)
 

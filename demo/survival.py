@@ -1,4 +1,4 @@
-"""Readers that go on while the process behind the file system is killed under them."""
+"""Readers that continue while the process behind the file system is killed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHUNK_BYTES = 1 << 20
 
 
 class Survival:
-    """What `READERS` threads read, over and over, every file checked. `problems`: errors and wrong
-    bytes, by file; `longest_s`: the longest single open or read."""
+    """`READERS` threads that read and check every file repeatedly. `problems`: errors and wrong
+    bytes, by file. `longest_s`: the longest single open or read."""
 
     def __init__(self, dataset: Dataset, root: Path) -> None:
         self.files = 0
@@ -33,7 +33,7 @@ class Survival:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Reads for as long as the block lasts, and to the end of the files under way."""
+        """Reads while the block runs, and then to the end of the files in progress."""
         threads = [threading.Thread(target=self._read, args=(n,)) for n in range(READERS)]
         for thread in threads:
             thread.start()

@@ -1,7 +1,7 @@
-"""The command behind `make test`, `make check`, `make coverage`: every check, then the tests.
+"""The command behind `make test`, `make check` and `make coverage`: every check, then the tests.
 
-All checks run even when one fails; a failed one shows its output. The tests come last, so that
-pytest's closing line is the end of what they print.
+All checks run even if one fails; a failed one shows its output. The tests run last, so that
+pytest's closing line ends the output.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LINT: dict[str, list[str]] = {
     "docs": [PYTHON, "scripts/check_docs.py"],
 }
 PYTEST = ["-m", "pytest"]
-# Some tests wait more than they work: one process more than there are CPUs keeps those busy.
+# Some tests mostly wait: one process more than the CPUs keeps the CPUs busy.
 SIDE_BY_SIDE = ["-n", str((os.cpu_count() or 1) + 1), "--no-loadscope-reorder"]
-# Measuring doubles the CPU time of the tests' own processes, so it is a run of its own.
+# Measuring coverage doubles the CPU time of the test processes, so it is a separate run.
 COVERAGE = ["--cov", "--cov-report="]
 TESTS: dict[str, list[list[str]]] = {
     "lint": [],
@@ -38,15 +38,15 @@ TESTS: dict[str, list[list[str]]] = {
         [PYTHON, "-m", "coverage", "report", "--format=total"],
     ],
 }
-# `make check` looks at a quarter of the random examples and histories, unless the environment says
-# how many.
+# `make check` runs a quarter of the random examples and histories, unless the environment sets the
+# share.
 EXAMPLES: dict[str, dict[str, str]] = {"fast": {"CACHEFS_TEST_EXAMPLES_PERCENT": "25"}}
-# Else each process compiles every test anew, in each run.
+# Without bytecode files each process would compile every test in each run.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def passes(name: str, command: list[str]) -> bool:
-    """Runs one check; prints one line when it holds, and all that it said when not."""
+    """Runs one check, prints one line (and the output of a failure), returns whether it passed."""
     started = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -58,7 +58,7 @@ def passes(name: str, command: list[str]) -> bool:
 
 
 def run_tests(commands: list[list[str]], environment: dict[str, str]) -> bool:
-    """pytest speaks for itself; the coverage (per cent, branches counted) is one more line."""
+    """Runs the tests; coverage (per cent, with branches) adds one line."""
     ok = True
     for command in commands:
         if command[-1].startswith("--format"):
@@ -74,7 +74,7 @@ def _returncode(command: list[str], environment: dict[str, str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """`check.py lint|fast|all|coverage`: exit status 1 when anything failed."""
+    """Runs `check.py lint|fast|all|coverage`; exit status 1 if anything failed."""
     profile = arguments[0] if arguments else "all"
     if profile not in TESTS:
         print(f"usage: check.py {'|'.join(TESTS)}", file=sys.stderr)

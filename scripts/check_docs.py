@@ -1,7 +1,7 @@
 """Checks the docs: links between files resolve, and every paragraph of SEMANTICS.md has a test.
 
-A paragraph carries an id, `[S-statfs]`; a test names it in its docstring or in a comment. An id
-that no test names, that is used twice, or that a test names and nobody wrote, is a failure.
+A paragraph has an id, `[S-statfs]`; a test names it in its docstring or in a comment. Failures are
+an id without a test, an id that is used twice, and an id of a test without a paragraph.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 
 
 def anchor(heading: str) -> str:
-    """A heading as the fragment of a link: lower case, punctuation dropped, blanks to hyphens."""
+    """Returns a heading as a link's fragment: lower case, no punctuation, blanks to hyphens."""
     kept = re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower())
     return re.sub(r"\s", "-", kept.strip())
 
 
 def semantics_problems(semantics: str, tests: dict[str, str]) -> list[str]:
-    """What is wrong between the paragraphs of SEMANTICS.md and the tests (file name -> text)."""
+    """Returns the mismatches between SEMANTICS.md and the tests (file name -> text)."""
     written = Counter(re.findall(r"^\*\*\[(S-[a-z-]+)\]", semantics, re.MULTILINE))
     named = {ident: name for name, text in tests.items() for ident in ID.findall(text)}
     problems = [f"SEMANTICS.md: {ident} is there twice" for ident, n in written.items() if n > 1]
@@ -40,7 +40,7 @@ def semantics_problems(semantics: str, tests: dict[str, str]) -> list[str]:
 
 
 def link_problems(path: Path, text: str) -> list[str]:
-    """Relative links of one file to files, or headings, that are not there."""
+    """Returns the relative links of one file to files or headings that do not exist."""
     problems = []
     for target in LINK.findall(FENCE.sub("", text)):
         if re.match(r"[a-z]+:", target):
@@ -57,7 +57,7 @@ def link_problems(path: Path, text: str) -> list[str]:
 
 
 def main() -> int:
-    """Prints each problem on a line; exit status 1 when there is one."""
+    """Prints each problem on a line; exit status 1 if any exists."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")]
     tests = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("tests/**/*.py")}
     problems = semantics_problems((ROOT / "docs" / "SEMANTICS.md").read_text(), tests)

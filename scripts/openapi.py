@@ -1,4 +1,4 @@
-"""Writes docs/openapi.json, the page of the admin API, from the routes and types that answer it."""
+"""Writes docs/openapi.json, the page of the admin API, from its routes and types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "openapi.json"
 
 
 def main() -> int:
-    """Run it as `python scripts/openapi.py` after a change of the API."""
+    """Writes the page. Run `python scripts/openapi.py` after a change of the API."""
     sys.path.insert(0, str(ROOT))
     from master.server.admin import openapi
 

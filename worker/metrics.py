@@ -1,4 +1,4 @@
-"""A node's metrics, put together when they are asked for. docs/metrics.md is their table."""
+"""A node's metrics in the format of Prometheus, collected per request; see docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIER_STATES = ("normal", "degraded", "offline")
 
 
 class NodeCollector(Collector):
-    """`status` gives what `cachefs status` shows of the node (`NodeServer.status`)."""
+    """The collector of a node's metrics. `status` is `NodeServer.status`."""
 
     def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
         self._status = status
@@ -44,8 +44,8 @@ class NodeCollector(Collector):
 
 def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -> Iterator[Metric]:
     text = (
-        "Bytes by where they came from: files given to the kernel whole (passthrough), reads of "
-        "cached bytes (local), other workers, origins."
+        "Bytes read, by source: whole files passed to the kernel (passthrough), cached bytes "
+        "(local), other workers (peer), origins (origin)."
     )
     reads = CounterMetricFamily("cachefs_worker_bytes", text, labels=["source"])
     reads.add_metric(["passthrough"], passthrough_bytes)
@@ -53,7 +53,7 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -
     reads.add_metric(["peer"], cache["peer_bytes"])
     reads.add_metric(["origin"], cache["origin_bytes"])
     yield reads
-    text = "Small files that were brought before they were opened."
+    text = "Small files that were prefetched before they were opened."
     yield CounterMetricFamily("cachefs_worker_ahead_files", text, ahead_files)
     for name, text in (
         ("hits", "Opens of files that were complete."),
@@ -64,9 +64,9 @@ def _reads(cache: Mapping[str, Any], passthrough_bytes: int, ahead_files: int) -
 
 
 def _origins(sources: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    origins: dict[str, Mapping[str, Any]] = {}  # every namespace of a cluster names all of them
+    origins: dict[str, Mapping[str, Any]] = {}  # each namespace of a cluster lists all of them
     for source in sources:
-        if "origins" in source:  # of a cluster, which may have none yet
+        if "origins" in source:  # of a cluster; may be empty
             origins.update(source["origins"])
         else:
             origins[source["source"]] = source["origin"]
@@ -86,7 +86,7 @@ def _fills(cache: Mapping[str, Any]) -> Iterator[Metric]:
         buckets=took["buckets"],
         sum_value=took["sum"],
     )
-    text = "Requests to origins and peers under way or queued."
+    text = "Requests to origins and peers in flight or queued."
     yield GaugeMetricFamily("cachefs_worker_fills_in_flight", text, cache["fills_in_flight"])
     text = "Fills that the cache refused."
     yield CounterMetricFamily("cachefs_worker_refused", text, cache["refused"])
@@ -114,7 +114,7 @@ def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             ("used_bytes", "Bytes that a tier takes."),
             ("limit_bytes", "Bytes that a tier may take."),
             ("files", "Files with cached bytes."),
-            ("commits_waiting", "Records of cached bytes that a SIGKILL now may cost."),
+            ("commits_waiting", "Uncommitted records of cached bytes; a SIGKILL may lose them."),
         )
     }
     text = "1 for the state that a tier is in."
@@ -130,19 +130,20 @@ def _tiers(tiers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _node(status: Mapping[str, Any]) -> Iterator[Metric]:
     memory = status["cache"]["memory"]
-    text = "Memory that is budgeted for, and what of it is taken."
+    text = "The memory budget (limit) and the memory in use (used)."
     used = GaugeMetricFamily("cachefs_worker_memory_bytes", text, labels=["kind"])
     for kind in ("limit", "used"):
         used.add_metric([kind], memory[f"{kind}_bytes"])
     yield used
     yield GaugeMetricFamily("cachefs_worker_mounts", "Mounts served.", len(status["mounts"]))
-    in_hand = status.get("loading", {}).get("files_in_hand", 0)
-    yield GaugeMetricFamily("cachefs_worker_loading_files", "Of load jobs, in hand.", in_hand)
+    loading = status.get("loading", {}).get("files_in_hand", 0)
+    text = "Files of load jobs in progress."
+    yield GaugeMetricFamily("cachefs_worker_loading_files", text, loading)
     yield from _clients(status["mounts"])
 
 
 def _clients(mounts: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    text = "What the clients of mounts count, by name; they report now and then."
+    text = "Events counted by the clients of mounts, as of their last report."
     counted = CounterMetricFamily("cachefs_client_events", text, labels=["mountpoint", "event"])
     for mount in mounts:
         for event, count in mount.get("counters", {}).items():
@@ -154,32 +155,32 @@ def _cluster(status: Mapping[str, Any]) -> Iterator[Metric]:
     member, serving, peers = status["member"], status["serving"], status["peers"]
     migration = status["migration"]
     for name, text, value in (
-        ("epoch", "The epoch of the placement that this worker knows.", member["epoch"]),
+        ("epoch", "The epoch of this worker's view.", member["epoch"]),
         ("members", "Workers that own blocks in it.", member["workers"]),
         ("settled_epoch", "The last epoch with nothing left to move.", migration["settled"]),
-        ("blocks_to_give", "Blocks to hand over.", migration["blocks_to_give"]),
-        ("blocks_to_take", "Blocks to take over.", migration["blocks_to_take"]),
-        ("serving", "Requests of other workers being answered.", serving["in_flight"]),
+        ("blocks_to_give", "Blocks to send to their owners.", migration["blocks_to_give"]),
+        ("blocks_to_take", "Blocks to receive.", migration["blocks_to_take"]),
+        ("serving", "Requests of other workers in flight.", serving["in_flight"]),
     ):
         yield GaugeMetricFamily(f"cachefs_worker_{name}", text, value)
     for name, text, value in (
-        ("taken_bytes", "Bytes taken over after changes of members.", migration["taken_bytes"]),
-        ("served_bytes", "Bytes given to other workers.", serving["bytes"]),
+        ("taken_bytes", "Bytes received by migration.", migration["taken_bytes"]),
+        ("served_bytes", "Bytes sent to other workers.", serving["bytes"]),
         ("peer_requests", "Requests to other workers.", peers["requests"]),
         ("peer_failures", "Of these, those that failed.", peers["failures"]),
-        ("peer_wrong_pages", "Pages of others without their checksum.", peers["wrong_pages"]),
+        ("peer_wrong_pages", "Pages of peers with a wrong checksum.", peers["wrong_pages"]),
         ("peer_hedges", "Requests to a second worker, as the first was slow.", peers["hedges"]),
         ("peer_fallbacks", "Reads of others' blocks from the origin.", peers["fallbacks"]),
     ):
         yield CounterMetricFamily(f"cachefs_worker_{name}", text, value)
-    text = "Requests of other workers for pages, by what became of them."
+    text = "Requests of other workers for pages, by outcome."
     outcomes = ("from_cache", "brought", "not_here", "not_owner", "refused", "failed")
     counts = {outcome: serving[outcome] for outcome in outcomes}
     yield _labelled("cachefs_worker_served", text, "outcome", counts)
 
 
 def exposition(status: Callable[[], dict[str, Any]]) -> Callable[[], tuple[bytes, str]]:
-    """What answers `GET /metrics`: the text and its content type."""
+    """Returns the handler of `GET /metrics`, which returns the text and its content type."""
     registry = CollectorRegistry()
     for collector in (NodeCollector(status), PROCESS_COLLECTOR, PLATFORM_COLLECTOR):
         registry.register(collector)

@@ -1,4 +1,4 @@
-"""A worker as a member of a cluster: puts its parts together, joins, and hears of changes."""
+"""The composition of a worker in a cluster: creates its parts, joins, and passes on changes."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from worker.tier.quotas import Quotas
 
 log = logging.getLogger("cachefs.node")
 
-WORK_S: Final = 10.0  # for a master's answer about load tasks
+WORK_S: Final = 10.0  # the timeout of the master's reply about load tasks, beyond its long poll
 
 AskPeer = Callable[[str, c.Have | c.Offer | c.Drop], Awaitable[c.Answer]]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a node proves itself with, and what it asks of others. `headers` present its token, as
-    they are at each request. `authorize`: see `PeerServer`; None: callers need no token."""
+    """The credentials of a node, and its checks of others. `headers` present its token and are read
+    at each request. `authorize`: see `PeerServer`; None: callers need no token."""
 
     headers: Mapping[str, str]
     authorize: Callable[[str | None], Caller] | None = None
@@ -68,7 +68,7 @@ class Proof:
 
 
 class Node:
-    """See the module. Belongs to one event loop; what `start` opens is closed by the stack."""
+    """A worker of a cluster. Belongs to one event loop; the stack of `start` closes its parts."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Node:
         ask_peer: AskPeer,
         remember: Callable[[str], object] | None,
     ) -> None:
-        """`ask_peer`: one call of another worker's control. `remember` keeps the id with the tiers;
-        it blocks. None: they know it."""
+        """`ask_peer` sends a control call to another worker. `remember` stores the id in the tiers
+        and blocks; None: they have it."""
         self.id = id
         self._spec = spec
         self._tiers = tiers
@@ -94,7 +94,7 @@ class Node:
         self._source: ClusterSource
         self._members: Membership
         self._weighing: Weighing
-        self._migration: Migration | None = None  # none before this node has joined
+        self._migration: Migration | None = None  # None before this node joins
         self._loader: Loader | None = None
 
     async def start(self, stack: contextlib.AsyncExitStack) -> str:
@@ -150,7 +150,7 @@ class Node:
                 MemoryBudget(limit_bytes),
                 self._is_owned,
                 Quotas(self._share),
-                self._came,
+                self._on_filled,
                 self._owners_changed,
             ),
         )
@@ -171,14 +171,14 @@ class Node:
         )
 
     def _share(self) -> float:
-        """Of the bytes that all nodes together may have below a quota: as of the blocks."""
+        """Returns this node's share of a quota, which equals its share of the blocks."""
         return share_of(self._ring.view.members, self.id)
 
     def _is_owned(self, key: bytes, size: int, replicas: int) -> bool:
         ino, blocks = ContentId.of_key(key).ino, range(block_count(size))
         return any(self._ring.owns(ino, block, replicas) for block in blocks)
 
-    def _came(self, key: bytes, size_bytes: int, replicas: int) -> None:
+    def _on_filled(self, key: bytes, size_bytes: int, replicas: int) -> None:
         if self._migration is not None:
             self._migration.came(key, size_bytes, replicas)
 
@@ -187,7 +187,7 @@ class Node:
             self._migration.owners_changed()
 
     async def _start_peers(self, stack: contextlib.AsyncExitStack) -> str:
-        """Listens to peers; the URL at which they reach this node."""
+        """Listens to peers and returns the URL at which they reach this node."""
         status = self.server.status
         server = self._peer_server = PeerServer(
             self._cache.serving,
@@ -208,10 +208,10 @@ class Node:
         if self._spec.advertise:
             return _with_port(self._spec.advertise, port)
         scheme = "http" if self._proof.server_ssl is None else "https"
-        return f"{scheme}://{join_address(_reached_at(self._listen[0]), port)}"
+        return f"{scheme}://{join_address(_reachable_host(self._listen[0]), port)}"
 
     async def _join(self, stack: contextlib.AsyncExitStack, url: str) -> None:
-        """Becomes a member. Raises as `Membership.start`."""
+        """Joins the cluster. Raises the errors of `Membership.start`."""
         spec = self._spec
         capacity_bytes = self._capacity_bytes()
         self._weighing = Weighing(capacity_bytes, time.monotonic())
@@ -241,18 +241,18 @@ class Node:
             on_settled=lambda epoch: self._members.beat_soon(),
             bytes_per_s=spec.migration_bytes_s,
         )
-        self._migration.owners_changed()  # what it heard before
+        self._migration.owners_changed()  # for calls before this object existed
         stack.push_async_callback(self._tasks.close)
         try:
             await self._members.start()
         except AccessDenied as err:
             if self._weight() > 0:
                 raise
-            log.info("this node is no member, and reads from the origins: %s", err.cause)
+            log.info("not a member of the cluster, reading from the origins: %s", err.cause)
             return
         stack.push_async_callback(self._leave)
         self._tasks.start(self._migration.run())
-        if spec.weight:  # what is to own nothing has nothing to load
+        if spec.weight:  # a worker of weight 0 owns no blocks, so it has nothing to load
             loader = self._loader = Loader(self._cache.loading, self._work, self.id)
             stack.push_async_callback(loader.close)
             loader.start()
@@ -261,8 +261,8 @@ class Node:
         return await self._master.ask(call, c.Worked, answer_s=call.wait_s + WORK_S, reach_s=0)
 
     async def _leave(self) -> None:
-        """What owns data and just ends is expected back: its blocks stay its own until it is given
-        up as lost. What was drained, or owns nothing, says that it leaves."""
+        """Stops the membership. Only a drained worker, or one of weight 0, sends `Leave`; another
+        one is expected back, and owns its blocks until the master declares it lost."""
         await self._members.stop(leave=self._members.draining or not self._weight())
 
     def _on_view(self, view: View) -> None:
@@ -280,7 +280,7 @@ class Node:
     async def _locate(self, namespace: NamespaceId, ino: int) -> Origin:
         return await self._sources.service(namespace).locate(ino)
 
-    # ---- what peers ask ----
+    # ---- requests of peers ----
 
     async def _drop(self, contents: list[ContentId]) -> c.Dropped:
         freed = await self._cache.free(contents)
@@ -288,24 +288,24 @@ class Node:
 
     async def _offered(self, offer: c.Offer) -> None:
         if self._migration is None:
-            raise Unavailable("this worker is just joining")
+            raise Unavailable("this worker has not joined yet")
         self._migration.offered(offer)
         giver = Member(offer.worker, offer.url, 0.0)
         for key, block in offer.blocks:
             self._source.add_holder(key, block, giver)
 
-    # ---- what it says of itself ----
+    # ---- status ----
 
     def _weight(self) -> float:
         given = self._spec.weight
         return given if given >= 0 else weight_of(self._capacity_bytes())
 
     def _capacity_bytes(self) -> int:
-        """Of the tiers that are there; those in memory as far as its limit lets them."""
+        """Returns the capacity of the tiers in use; the memory limit bounds those in memory."""
         return int(self._cache.status()["limit_bytes"])
 
     def _free_bytes(self) -> int:
-        """Room that can be used: a disk that is full, or fails, has none, whatever its limit."""
+        """Returns the usable free space. A tier whose disk is full or fails has none."""
         status = self._cache.status()
         usable = [tier for tier in status["tiers"] if tier["state"] == "normal"]
         room = sum(max(0, int(tier["limit_bytes"]) - int(tier["used_bytes"])) for tier in usable)
@@ -317,18 +317,18 @@ class Node:
         capacity_bytes = int(status["limit_bytes"])
         if self._spec.weight < 0 and self._weighing.handle(capacity_bytes, time.monotonic()):
             self._tasks.start(self._reweigh(capacity_bytes))
-        told = {**facts(status), "certificate": self._proof.certificate}
-        return Condition(settled, capacity_bytes, int(status["used_bytes"]), told)
+        reported = {**facts(status), "certificate": self._proof.certificate}
+        return Condition(settled, capacity_bytes, int(status["used_bytes"]), reported)
 
     async def _reweigh(self, capacity_bytes: int) -> None:
         log.info("the capacity is %s now", format_size(capacity_bytes))
         try:
             await self._members.reweigh(weight_of(capacity_bytes), capacity_bytes)
         except CacheFSError as err:
-            log.warning("the master does not hear of the capacity: %s", err.one_line())
+            log.warning("could not report the new capacity to the master: %s", err.one_line())
 
     def _more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
-        """This node's part in the cluster, beside what every server says; plain values."""
+        """Returns the status of the cluster's parts, for `NodeServer.status`; plain values."""
         if self._migration is None:
             return {}
         return {
@@ -340,13 +340,13 @@ class Node:
         }
 
 
-def _reached_at(host: str) -> str:
-    """The address of this machine for others; a server on every address is reached by its name."""
+def _reachable_host(host: str) -> str:
+    """Returns the address of this machine for peers; its host name if it listens on all."""
     return socket.getfqdn() if host in ("", "0.0.0.0", "::") else host
 
 
 def _with_port(url: str, port: int) -> str:
-    """An advertised URL without a port gets that of the listening socket."""
+    """Returns an advertised URL, with the port of the listening socket if it has none."""
     scheme, _, address = url.partition("://")
     host, given = parse_address(address, port)
     return f"{scheme}://{join_address(host, given or port)}"

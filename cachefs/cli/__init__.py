@@ -1,1 +1,1 @@
-"""The command line. It asks servers and never imports their code."""
+"""The command line. It sends requests to servers and never imports their code."""

@@ -1,5 +1,5 @@
-"""The commands of `cachefs`: their names, groups and one-line helps. A command's module is imported
-only when that command runs, so that `cachefs --help` stays cheap."""
+"""The commands of `cachefs`: names, groups and one-line helps. A command's module is imported when
+the command runs, so that `cachefs --help` stays fast."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Mounts": {
         "mount": ("mount", "Mount a source: cachefs mount s3://bucket/prefix /mnt/data"),
         "umount": ("umount", "Unmount, and wait until its processes have ended."),
-        "status": ("status", "What is mounted and cached, and how it is used."),
-        "health": ("health", "What is wrong, with a cause and a remedy each."),
-        "top": ("top", "A live table: hits by path, rates, fills, loads, evictions."),
-        "logs": ("logs", "The logs of a mount's server and client."),
-        "cache": ("cache", "What ended mounts left cached here: ls, rm."),
+        "status": ("status", "Show the mounts, the caches and their use."),
+        "health": ("health", "List the problems, each with its cause and remedy."),
+        "top": ("top", "Show a live table: hits by path, rates, fills, loads, evictions."),
+        "logs": ("logs", "Show the logs of a mount's server and client."),
+        "cache": ("cache", "Manage what ended mounts left cached here: ls, rm."),
         "doctor": ("doctor", "Check this machine and clean up after crashes."),
     },
     "Files": {
         "ls": ("ls", "List names, and how much of each file is cached."),
-        "stat": ("stat", "Everything known about one path."),
-        "du": ("du", "How much there is below a path, and how much of it is cached."),
-        "sync": ("sync", "Compare names with their origin now, and say what changed."),
+        "stat": ("stat", "Show everything known about one path."),
+        "du": ("du", "Show the size of a tree, and how much of it is cached."),
+        "sync": ("sync", "Compare names with their origin now, and list the changes."),
     },
     "The cache": {
-        "load": ("load", "Bring files into the cache."),
-        "jobs": ("jobs", "The load jobs: list, show, stop, resume, retry, forget."),
-        "free": ("free", "Drop cached bytes; names stay."),
-        "pin": ("pin", "Load what is at or below a path, and never evict it."),
-        "unpin": ("unpin", "Let what was pinned be evicted again."),
-        "ttl": ("ttl", "Free what was brought in longer ago than that: cachefs ttl PATH 7d."),
-        "quota": ("quota", "Limit how much of what is below a path may be cached."),
-        "policy": ("policy", "The policies of a path: show, set, unset."),
+        "load": ("load", "Load files into the cache."),
+        "jobs": ("jobs", "Manage load jobs: list, show, stop, resume, retry, forget."),
+        "free": ("free", "Free cached data; names stay."),
+        "pin": ("pin", "Load a file or a tree, and never evict it."),
+        "unpin": ("unpin", "Remove a pin: let the files be evicted again."),
+        "ttl": ("ttl", "Free cached data of a path after a time: cachefs ttl PATH 7d."),
+        "quota": ("quota", "Limit how many bytes below a path may be cached."),
+        "policy": ("policy", "Manage the policies of a path: show, set, unset."),
     },
     "Clusters": {
         "up": ("up", "Start a whole cluster on this machine."),
         "down": ("down", "End the cluster on this machine."),
         "master": ("master", "Run the master of a cluster."),
         "worker": ("worker", "Run this node's worker, a member of a cluster."),
-        "ufs": ("ufs", "The sources of a cluster: add, ls, rm."),
-        "workers": ("workers", "The workers of a cluster: list, drain, remove."),
-        "location": ("location", "Which workers own a file's blocks, and who has them."),
-        "fsck": ("fsck", "Check that what is cached is where it belongs, and right."),
+        "ufs": ("ufs", "Manage the sources of a cluster: add, ls, rm."),
+        "workers": ("workers", "Manage the workers of a cluster: list, drain, remove."),
+        "location": ("location", "Show which workers own and which cache a file's blocks."),
+        "fsck": ("fsck", "Verify the location and checksums of cached data."),
     },
     "This program": {
-        "config": ("config_cmd", "Every setting, its value and where it came from."),
-        "version": ("version", "The version of cachefs."),
+        "config": ("config_cmd", "Show every setting, its value and its source."),
+        "version": ("version", "Show the version of cachefs."),
     },
 }
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     name: command for group in GROUPS.values() for name, command in group.items()
 }
-# The verbs of Alluxio, JuiceFS and others, with the command that does the same here.
+# The verbs of Alluxio, JuiceFS and others, with the equivalent command.
 VERBS_ELSEWHERE: Final[dict[str, str]] = {
     "checkConsistency": "sync --dry-run",
     "decommissionWorker": "workers drain",
@@ -80,7 +80,7 @@ VERBS_ELSEWHERE: Final[dict[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name; a command's module has its click command as `command`."""
+    """A group of lazily imported commands: each module has its click command as `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
 
 
 def suggestion(word: str) -> str:
-    """Returns the end of a message that names the command which `word` may stand for, or ""."""
+    """Returns the end of a message that names the command which `word` may mean, or ""."""
     elsewhere = {verb.lower(): command for verb, command in VERBS_ELSEWHERE.items()}
     if word.lower() in elsewhere:
         return f"; here it is `cachefs {elsewhere[word.lower()]}`"
@@ -137,10 +137,11 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     help="Show the version.",
 )
 def cachefs(debug: bool) -> None:
-    """Object stores as a local file system, with warm bytes from RAM and SSD."""
+    """Mount object stores as a local file system that caches data in RAM and on SSD."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line; what goes wrong is raised, for `cachefs.cli.edge`."""
+    """Runs one command line and returns its exit code; failures are raised, for
+    `cachefs.cli.edge`."""
     result = cachefs.main(args=list(args), prog_name="cachefs", standalone_mode=False)
     return result if isinstance(result, int) else 0

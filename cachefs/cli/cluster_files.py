@@ -1,5 +1,5 @@
-"""The files of a cluster, who owns their blocks and which workers have which pages of them: what
-`cachefs location` and `cachefs fsck` ask of a master and its workers."""
+"""The files of a cluster, the owners of their blocks and the pages that each worker has cached.
+`cachefs location` and `cachefs fsck` get them from the master and its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cachefs.core.units import format_duration
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES
 SHOWN_ID: Final = 8  # digits of a worker's id
-ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that can be asked
+ANSWERING: Final = ("serving", "draining", "drained")  # states of workers that serve requests
 LOST: Final = "lost"
 
 
@@ -30,7 +30,7 @@ class File(NamedTuple):
     path: bytes  # below the namespace root
     inode: Inode
     content: ContentId
-    replicas: int = 1  # how many own each block
+    replicas: int = 1  # owners of each block
 
 
 class Block(NamedTuple):
@@ -41,7 +41,7 @@ class Block(NamedTuple):
     end: int
 
     def count(self, bits: int) -> int:
-        """How many of its pages a bitmap of the file has."""
+        """Returns how many pages of the block a bitmap of the file has."""
         return ((bits >> self.first) & ((1 << (self.end - self.first)) - 1)).bit_count()
 
     @property
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(inode: Inode) -> list[Block]:
-    """All of a file, the last one as short as it is."""
+    """Returns all blocks of a file; the last one may be shorter."""
     pages = -(-inode.size // PAGE_BYTES)
     return [
         Block(n, n * BLOCK_PAGES, min(pages, (n + 1) * BLOCK_PAGES))
@@ -59,7 +59,7 @@ def blocks_of(inode: Inode) -> list[Block]:
 
 
 class Cluster:
-    """A master and its workers, asked from here. Close it (a context manager)."""
+    """Connections to a master and its workers. Close it (a context manager)."""
 
     def __init__(self, master: HttpClient, chosen: Config) -> None:
         self.master = master
@@ -72,7 +72,7 @@ class Cluster:
         self.view: View = table.view
         self.rows = {row.id: row for row in table.rows}
         self.placement = Placement(table.view.members)
-        # Workers that did not answer, by id; a lost one is not asked.
+        # Workers that did not answer, by id. Lost workers get no request.
         self.silent = {row.id: _lost(row) for row in table.rows if row.state == LOST}
 
     def __enter__(self) -> Cluster:
@@ -82,11 +82,11 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every connection; idempotent."""
+        """Closes every connection; idempotent."""
         self._stack.close()
 
     def resolve(self, path: bytes) -> Inode:
-        """Raises NotFound."""
+        """Returns the inode at a path. Raises NotFound."""
         found = self.master.call(m.Resolve(self.namespace, path.strip(b"/")), m.Found)
         if found.inode is None:
             shown = "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
@@ -94,7 +94,7 @@ class Cluster:
         return found.inode
 
     def files(self, path: bytes) -> Iterator[list[File]]:
-        """The file at a path, or all below it that the master knows, in batches."""
+        """Yields the file at a path, or all files below it that the master knows, in batches."""
         inode = self.resolve(path)
         if inode.kind is Kind.FILE:
             yield self._files([(path.strip(b"/"), inode)])
@@ -111,7 +111,7 @@ class Cluster:
                 return
 
     def _files(self, found: Sequence[tuple[bytes, Inode]]) -> list[File]:
-        """Those that are files, with what policies say of how many own them."""
+        """Returns the regular files among `found`, with the replica count of their policies."""
         known = [(path, inode) for path, inode in found if inode.kind is Kind.FILE]
         files: list[File] = []
         for start in range(0, len(known), c.BATCH_LIMIT):
@@ -124,13 +124,14 @@ class Cluster:
         return files
 
     def owners(self, file: File, block: int) -> list[str]:
-        """The ids of who owns a block, the first first; none where nobody owns anything."""
+        """Returns the ids of a block's owners, the primary owner first; empty if no worker owns
+        data."""
         owners = self.placement.owners(file.inode.ino, block, file.replicas)
         return [one.id for one in owners]
 
     def have(self, files: Sequence[File]) -> list[dict[str, int]]:
-        """For each file the bitmaps of its pages, by the id of the worker that has some. Who does
-        not answer is left out, and in `silent` from then on."""
+        """Returns for each file the bitmaps of its cached pages, by worker id. A worker that does
+        not answer is left out, and is in `silent` from then on."""
         found: list[dict[str, int]] = [{} for _ in files]
         for start in range(0, len(files), c.BATCH_LIMIT):
             part = files[start : start + c.BATCH_LIMIT]
@@ -141,7 +142,7 @@ class Cluster:
         return found
 
     def answering(self) -> list[str]:
-        """The ids of those that can be asked."""
+        """Returns the ids of the workers that serve requests and have not failed to answer."""
         return [
             row.id
             for row in self.rows.values()
@@ -157,17 +158,17 @@ class Cluster:
             return []
 
     def warn_of_silent(self) -> int:
-        """Prints a line for the workers that did not answer; returns the command's exit code. The
-        workers of mounts alone are left out: other machines need not reach them."""
+        """Prints a line for each worker that did not answer, and returns the command's exit code.
+        Workers of weight 0 (of mounts) are left out: other machines need not reach them."""
         return output.warn_of_silent(self.silent_owning())
 
     def silent_owning(self) -> list[str]:
-        """Returns `ID: why` of each worker that owns data and did not answer."""
+        """Returns `ID: why` for each worker that owns data and did not answer."""
         found = self.silent.items()
         return [f"{id}: {err.one_line()}" for id, err in found if self.rows[id].weight > 0]
 
     def worker(self, id: str) -> HttpClient:
-        """A client of a worker. Raises as `HttpClient`."""
+        """Returns a client of a worker. Raises as `HttpClient`."""
         if id not in self._workers:
             client = clusters.connect_worker(self.rows[id].url, self._chosen, self.master.url)
             self._workers[id] = self._stack.enter_context(client)
@@ -183,8 +184,8 @@ def _lost(row: c.WorkerRow) -> CacheFSError:
 def open_cluster(
     path: str, flags: dict[str, Any], config_file: str | None
 ) -> tuple[Cluster, bytes]:
-    """The cluster that a path is in, and the path in its namespace. Raises what
-    `paths.find_in_cluster` and asking the master raise."""
+    """Returns the cluster of a path, and the path in its namespace. Raises what
+    `paths.find_in_cluster` and the master's replies raise."""
     chosen = settings.load_settings(flags, config_file)
     url, inside = find_in_cluster(path, chosen, settings.state_home(chosen))
     return Cluster(HttpClient(url, clusters.security(chosen, url)), chosen), inside

@@ -1,4 +1,4 @@
-"""From settings to a cluster: its master, how to prove oneself there, the node of a mount."""
+"""Clients of a cluster's servers, and specs of its mounts and nodes, made from the settings."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ MASTER_S: Final = 10.0
 
 
 def security(chosen: Config, master: str) -> Security:
-    """The files of the settings, and where they name no token that of a master of this machine, at
-    a URL."""
+    """Returns the credentials of the settings for the master at a URL. Without a token file in the
+    settings the token of a master of this machine is used."""
     own = None if chosen.text("token_file") else tokens.find(state_home(chosen), master)
     return _with_files(own, chosen)
 
 
 def server_security(chosen: Config, master: str) -> Security:
-    """The same of a worker, which makes the token of a master of this machine where it is missing.
-    Raises BadConfig, and as `tokens.find_or_make`."""
+    """Returns the credentials of a worker. Creates the token of a master of this machine if it is
+    missing. Raises BadConfig, and as `tokens.find_or_make`."""
     if not makes_token(chosen):
         return server_files(chosen)
     return _with_files(tokens.find_or_make(state_home(chosen), master), chosen)
 
 
 def makes_token(chosen: Config) -> bool:
-    """Tells whether a server is to use the token of this machine. Raises BadConfig."""
+    """Returns whether a server uses the token of this machine. Raises BadConfig."""
     if chosen.text("token_file") and chosen.switch("no_token"):
         raise BadConfig("--token-file and --no-token exclude each other", remedy="give one of them")
     return not chosen.text("token_file") and not chosen.switch("no_token")
 
 
 def server_files(chosen: Config) -> Security:
-    """The files of the settings."""
+    """Returns the credential files that the settings name."""
     names = ("token_file", "tls_cert", "tls_key", "tls_ca")
     return msgspec.convert({name: chosen.text(name) for name in names}, Security)
 
 
 def check_authority(chosen: Config) -> None:
-    """Raises BadConfig for a master that would ask its workers over TLS without being told whose
-    authority signs their certificates."""
+    """Raises BadConfig for a master that would call its workers over TLS without a CA that verifies
+    their certificates."""
     if chosen.text("tls_cert") and not speaks_tls(chosen):
         raise BadConfig(
-            "this master would ask its workers over TLS (for free, du, location), and nothing says"
-            " which authority signs their certificates",
+            "this master calls its workers over TLS (for free, du, location), and no authority is"
+            " set that verifies their certificates",
             remedy="give --tls-ca FILE, or --tls for the authorities of the system",
         )
 
@@ -78,13 +78,13 @@ def _with_files(own: Security | None, chosen: Config) -> Security:
 
 
 def speaks_tls(chosen: Config) -> bool:
-    """With a master that was given without a scheme."""
+    """Returns whether a master that was given without a scheme is reached over TLS."""
     return chosen.switch("tls", undecided=bool(chosen.text("tls_ca")))
 
 
 def master_of(chosen: Config, home: StateHome) -> str:
-    """The URL of the master to speak with: the setting, else that of `cachefs up`, else the default
-    one of this machine. Raises BadConfig."""
+    """Returns the URL of the master: of the setting, else of `cachefs up`, else the default one of
+    this machine. Raises BadConfig."""
     given = chosen.text("master")
     if given:
         return master_url(given, tls=speaks_tls(chosen))
@@ -93,8 +93,8 @@ def master_of(chosen: Config, home: StateHome) -> str:
 
 
 def has_cluster(chosen: Config, home: StateHome) -> bool:
-    """Returns True if the settings name a master, or a process of `cachefs up` runs here: also one
-    whose master has died."""
+    """Returns True if the settings name a master, or any process of `cachefs up` runs here, even if
+    its master has died."""
     if chosen.text("master"):
         return True
     up = local.read(home)
@@ -107,27 +107,26 @@ def is_master(where: str) -> bool:
 
 
 def connect_admin(chosen: Config, home: StateHome) -> AdminClient:
-    """A client of the master's admin API. Raises BadConfig, AccessDenied; asks nothing yet."""
+    """Returns a client of the admin API; sends nothing yet. Raises BadConfig, AccessDenied."""
     url = master_of(chosen, home)
     return AdminClient(url, security(chosen, url))
 
 
 def admin_at(url: str, chosen: Config) -> AdminClient:
-    """A client of the admin API of the master at a URL. Raises BadConfig, AccessDenied; asks
-    nothing yet."""
+    """Returns a client of the admin API at a URL; sends nothing yet. Raises as `connect_admin`."""
     return AdminClient(url, security(chosen, url))
 
 
 def admin_of(url: str, chosen: Config) -> tuple[AdminClient, bytes]:
-    """A client of the master of a path `cachefs://…` (or of --master, where it is given), and the
-    path below the root of its namespace. Else as `connect_admin`."""
+    """Returns a client of the master of a path `cachefs://…` (--master takes precedence), and the
+    path below the namespace root. Otherwise as `connect_admin`."""
     tls = speaks_tls(chosen)
     master = master_url(chosen.text("master") or url, tls=tls)
     return AdminClient(master, security(chosen, master)), os.fsencode(parse_cluster(url).path)
 
 
 def connect_worker(url: str, chosen: Config, master: str) -> HttpClient:
-    """A client of a worker of the cluster of a master, at URLs."""
+    """Returns a client of the worker at `url`, with the credentials for the master at `master`."""
     return HttpClient(url, security(chosen, master), name=f"the worker at {url}")
 
 
@@ -135,20 +134,20 @@ def connect_worker(url: str, chosen: Config, master: str) -> HttpClient:
 
 
 def source_spec(url: str, chosen: Config) -> UfsSpec:
-    """A path of a cluster as a mount's source. Raises BadConfig, also for options of sources."""
+    """Returns a path of a cluster as a mount's source. Raises BadConfig, also for its options."""
     given = chosen.source_options(keep=())
     if given:
         names = ", ".join(sorted(given))
         raise BadConfig(
-            f"a path of a cluster has no options of sources, got {names}",
+            f"a path of a cluster takes no source options, got {names}",
             remedy="give them to `cachefs ufs add`",
         )
     return UfsSpec(parse_cluster(url).url)
 
 
 def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> WorkerSpec:
-    """The worker that a mount starts where this machine has none: it owns nothing, and ends with
-    the last mount."""
+    """Returns the worker that a mount starts on a machine without one. It owns no data, and ends
+    with the last mount."""
     path = parse_cluster(url)
     directory = home.node_dir(path.address, MOUNTS_NODE)
     cache_dir = chosen.text("cache_dir") or str(directory / CACHE_NAME)
@@ -167,21 +166,21 @@ def mounts_node(url: str, home: StateHome, chosen: Config, foreground: bool) -> 
 
 
 def check_master(node: WorkerSpec) -> None:
-    """Before a node is started, which waits for its master: is it there, does it let us in? Raises
-    Unreachable, AccessDenied, DeadlineExceeded. One that runs here already may know enough without
-    a master."""
+    """Checks that the master answers and accepts the credentials, before a node that waits for it
+    is started. Checks nothing if the node runs already: it may need no master. Raises Unreachable,
+    AccessDenied, DeadlineExceeded."""
     if find_node(StateHome(node.home), address_of(node.master)) is None:
         with HttpClient(node.master, node.security) as master:
             master.call(c.Greeting(cachefs.__version__), c.Greeted, MASTER_S)
 
 
 def trusts(chosen: Config) -> bool:
-    """Tells whether directories that other users may write are used."""
+    """Returns whether directories that other users may write are used."""
     return chosen.switch("trust_directories")
 
 
 def cache_settings(chosen: Config) -> dict[str, Any]:
-    """Fields of a `WorkerSpec` that are settings of the same name."""
+    """Returns the fields of a `WorkerSpec` that are settings of the same name."""
     return {
         "memory_limit_bytes": chosen.integer("memory_limit"),
         "admission": chosen.text("admission"),

@@ -28,8 +28,8 @@ same name (`cache_size=20GiB` or `cache-size=20GiB`; a switch alone means yes). 
 Credentials are never settings: they come from the AWS default chain (environment, profile, web
 identity, instance role) of whoever starts the server of a source, that is, of its first mount.
 
-Flags are named with the commands that take them; without a name, `mount` takes the flag. "What
-asks" stands for the commands that ask a master, its workers or a mount's server: {ASKERS_SHOWN}.
+Flags are named with the commands that accept them; without a name, `mount` accepts the flag. Client
+commands send requests to a master, its workers or a mount's server: {ASKERS_SHOWN}.
 A flag of a group (`jobs`, `policy`, `ufs`, `workers`) may stand before or after the name of the
 group's command.
 
@@ -37,7 +37,7 @@ group's command.
 
 
 def main() -> int:
-    """Write the page (default: docs/configuration.md below the working directory)."""
+    """Writes the page (default: docs/configuration.md below the working directory)."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/configuration.md")
     target.write_text(PAGE, encoding="utf-8")
     return 0

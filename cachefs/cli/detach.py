@@ -1,4 +1,4 @@
-"""Takes a file system off its mount point: umount2(2) for root, fusermount3 for everybody else."""
+"""Detaches a file system from its mount point: umount2(2) for root, fusermount3 for other users."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LIMIT_S: Final = 20.0
 
 
 def detach(mountpoint: str, *, lazy: bool) -> None:
-    """Unmount. Raises InUse when it is busy and not `lazy`, CannotMount when nothing is mounted
-    there, AccessDenied when it is another user's."""
+    """Unmounts a file system. Raises InUse if it is busy and not `lazy`, CannotMount if nothing is
+    mounted there, AccessDenied for another user's mount."""
     if os.geteuid() == 0:
         _umount2(mountpoint, lazy)
     else:
@@ -31,7 +31,7 @@ def detach(mountpoint: str, *, lazy: bool) -> None:
 
 
 def _check_owner(mountpoint: str) -> None:
-    """Raises AccessDenied if the mount there is another user's, which fusermount3 does not see."""
+    """Raises AccessDenied for another user's mount; fusermount3 does not report that cause."""
     mount = read_mounts().at(mountpoint)
     if mount is not None and mount.owner_uid not in (-1, os.geteuid()):
         owner = shown_user(mount.owner_uid)
@@ -68,5 +68,5 @@ def _error(mountpoint: str, text: str, number: int) -> CacheFSError:
         return CannotMount("nothing is mounted there", path=mountpoint)
     if number in (errno.EPERM, errno.EACCES):
         remedy = "unmount as root, or as the user who mounted it"
-        return AccessDenied("may not be unmounted by you", path=mountpoint, remedy=remedy)
+        return AccessDenied("you may not unmount it", path=mountpoint, remedy=remedy)
     return CannotMount(f"cannot be unmounted: {text}", path=mountpoint)

@@ -1,4 +1,4 @@
-"""The edge between typed errors and people: one line on standard error, and an exit code."""
+"""Translates errors into one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BROKEN_PIPE: Final = 141
 
 
 def run(program: str, body: Callable[[], int | None], *, debug: bool) -> int:
-    """Call `body` and translate how it ends: its exit code, or one line and a code of ours.
+    """Calls `body` and returns its exit code, or the code of the error that it raised.
 
-    With `debug` the traceback of an expected failure is shown too.
+    With `debug` the traceback of an expected failure is printed too.
     """
     try:
         code = body() or 0
@@ -48,14 +48,14 @@ def run(program: str, body: Callable[[], int | None], *, debug: bool) -> int:
 
 
 def _usage_line(err: click.UsageError) -> str:
-    """The cause, and where help is."""
+    """Returns the cause, and the command that prints help."""
     cause = err.format_message().strip().replace("\n", " ").rstrip(".")
     command = err.ctx.command_path if err.ctx is not None else "cachefs"
     return f"{cause}; try `{command} --help`"
 
 
 def _without_controls(text: str) -> str:
-    """Names and causes in a message may be another user's or an origin's."""
+    """Escapes control characters: another user or an origin may have written the text."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Following a load job until it ends: shows it, says what failed, and how to go on."""
+"""Follows a load job until it ends: shows its progress, its failures and the next command."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ from cachefs.core.jobs import JobFailure, JobShown, JobState
 FIRST_LOOK_S: Final = 0.05
 LOOK_S: Final = 0.25
 SHOWN_FAILURES: Final = 20
-LOOKED_FAILURES: Final = 10_000  # of which causes are counted
+LOOKED_FAILURES: Final = 10_000  # whose causes are counted
 FAILED: Final = 1
 
 
 def to_its_end(place: Place, job: int, as_json: bool) -> int:
-    """Shows a job until it no longer runs, then how it ended; the exit code. The job does not need
-    who looks at it: an interrupt ends the looking alone, and says so."""
+    """Shows a job until it no longer runs, then its result; returns the exit code. The job runs on
+    a server: an interrupt ends only the display, and prints how to get back to it."""
     view = make_view(place, as_json)
     try:
         shown = follow(place, job, view)
     except (KeyboardInterrupt, Unreachable, DeadlineExceeded):
         view.close()
-        print(f"cachefs: {goes_on(place, job)}", file=sys.stderr)
+        print(f"cachefs: {continue_hint(place, job)}", file=sys.stderr)
         raise
     finally:
         view.close()
     return report(place, shown, as_json)
 
 
-def goes_on(place: Place, job: int) -> str:
+def continue_hint(place: Place, job: int) -> str:
     return (
-        f"job {job} goes on: `cachefs jobs show {job} {place.named}` shows it,"
+        f"job {job} continues: `cachefs jobs show {job} {place.named}` shows it,"
         f" `cachefs jobs stop {job} {place.named}` stops it"
     )
 
 
 def follow(place: Place, job: int, view: View) -> JobShown:
-    """Shows a job until it no longer runs; as it is then. Who dies meanwhile is waited for."""
+    """Shows a job until it no longer runs; returns its last state. Waits for a restarting
+    server."""
     pause_s = FIRST_LOOK_S
     while True:
         shown = insist(lambda: look(place, job), view.silent)
@@ -67,37 +68,37 @@ def follow(place: Place, job: int, view: View) -> JobShown:
 
 
 def look(place: Place, job: int) -> JobShown:
-    """Raises NotFound."""
+    """Returns the current state of a job. Raises NotFound."""
     return place.call(m.GetJob(place.namespace, job), m.JobReply).job
 
 
 def report(place: Place, job: JobShown, as_json: bool) -> int:
-    """Prints how it ended, with what failed (the first of it); the exit code."""
+    """Prints how a job ended, with the first failures, and returns the exit code."""
     if as_json:
         listed = itertools.islice(failures(place, job.job), SHOWN_FAILURES)
         named = [failure_document(place, one) for one in listed]
         output.print_json_line({**document(place, job), "failures": named})
     else:
-        for text in _what_failed(place, job):
+        for text in _failure_causes(place, job):
             print(f"cachefs: {text}", file=sys.stderr)
-        click.echo("; ".join([summary(job), *_how_on(place, job)]))
+        click.echo("; ".join([summary(job), *_next_command(place, job)]))
     return 0 if job.state is JobState.SUCCEEDED else FAILED
 
 
-def _what_failed(place: Place, job: JobShown) -> list[str]:
-    """Returns a line for each cause of failures, and where the files are listed."""
+def _failure_causes(place: Place, job: JobShown) -> list[str]:
+    """Returns a line for each cause of failures, and the command that lists the files."""
     known = list(itertools.islice(failures(place, job.job), LOOKED_FAILURES))
     lines = failure_lines(place, known)
     hint = f"cachefs jobs show {job.job} {place.named} --failures"
     if len(lines) > SHOWN_FAILURES or job.files_failed > len(known):
-        lines = [*lines[:SHOWN_FAILURES], f"these are not all of them; all: {hint}"]
+        lines = [*lines[:SHOWN_FAILURES], f"there are more failures; all of them: {hint}"]
     elif len(lines) < len(known):
         lines.append(f"each of the {len(known):,} files: {hint}")
     return lines
 
 
-def _how_on(place: Place, job: JobShown) -> list[str]:
-    """What can be done about it."""
+def _next_command(place: Place, job: JobShown) -> list[str]:
+    """Returns the command that continues or repairs the job, if one exists."""
     if job.state is JobState.STOPPED:
         return [f"`cachefs jobs resume {job.job} {place.named}` goes on"]
     if job.state is not JobState.FAILED:
@@ -108,7 +109,7 @@ def _how_on(place: Place, job: JobShown) -> list[str]:
 
 
 def failures(place: Place, job: int) -> Iterator[JobFailure]:
-    """Every failed file of a job, page by page."""
+    """Yields every failed file of a job, page by page."""
     after = 0
     while True:
         call = m.GetJobFailures(place.namespace, job, after)

@@ -1,4 +1,4 @@
-"""How load jobs look: in a line, in a document, as bars on a terminal."""
+"""Load jobs as lines, as JSON documents and as progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cachefs.core.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LINE_EVERY_S: Final = 10.0  # where there is no terminal
+LINE_EVERY_S: Final = 10.0  # without a terminal
 JSON_EVERY_S: Final = 1.0
 _COUNTS: Final = (
     "files_found", "files_done", "files_failed", "files_verified",
@@ -25,7 +25,7 @@ _COUNTS: Final = (
 
 
 def runs(job: JobShown) -> bool:
-    """Does it go on by itself?"""
+    """Returns whether the job still makes progress: it has neither ended nor been stopped."""
     return not (job.state.has_ended or job.state is JobState.STOPPED)
 
 
@@ -33,12 +33,12 @@ def runs(job: JobShown) -> bool:
 
 
 def files(job: JobShown) -> str:
-    """`812 of 20,000+ files`; `+`: more are being listed."""
+    """Returns `812 of 20,000+ files`; `+`: the listing has not finished."""
     return f"{job.files_done:,} of {job.files_found:,}{_more(job)} files"
 
 
 def sizes(job: JobShown) -> str:
-    """`1.2 GiB of 2.8 GiB`."""
+    """Returns `1.2 GiB of 2.8 GiB`."""
     return f"{format_size(job.bytes_done)} of {format_size(job.bytes_found)}{_more(job)}"
 
 
@@ -47,7 +47,7 @@ def _more(job: JobShown) -> str:
 
 
 def line(job: JobShown) -> str:
-    """`812 of 20,000+ files, 1.2 GiB of 2.8 GiB+, 310 MiB/s, 7s left, 2 failed`."""
+    """Returns `812 of 20,000+ files, 1.2 GiB of 2.8 GiB+, 310 MiB/s, 7s left, 2 failed`."""
     if job.state is JobState.VERIFYING:
         parts = [f"checking, {job.files_verified:,} of {job.files_found:,} files"]
     else:
@@ -63,7 +63,7 @@ def left(job: JobShown) -> list[str]:
 
 
 def summary(job: JobShown) -> str:
-    """The closing line."""
+    """Returns the closing line."""
     verb = {JobState.SUCCEEDED: "OK", JobState.STOPPED: "STOPPED"}.get(job.state, "FAILED")
     checked = ", every byte checked" if job.spec.verify and verb == "OK" else ""
     failed = f", {job.files_failed:,} failed" if job.files_failed else ""
@@ -76,7 +76,7 @@ def summary(job: JobShown) -> str:
 
 
 def settings_of(spec: JobSpec) -> str:
-    """`2 GiB/s at most, held for 24h00m, ...`."""
+    """Returns `2 GiB/s at most, held for 24h00m, ...`."""
     parts = [f"{format_size(spec.bandwidth_bytes_s)}/s at most"] if spec.bandwidth_bytes_s else []
     if spec.hold_s is None:
         parts.append(f"held until it is read, {format_duration(HOLD_S)} at most")
@@ -87,7 +87,7 @@ def settings_of(spec: JobSpec) -> str:
 
 
 def failure_line(place: Place, failure: JobFailure) -> str:
-    """The path once, and the cause."""
+    """Returns the path, once, and the cause."""
     return f"{place.shown(failure.path)}: {_cause(failure)}"
 
 
@@ -97,8 +97,8 @@ def _cause(failure: JobFailure) -> str:
 
 
 def failure_lines(place: Place, failures: Iterable[JobFailure]) -> list[str]:
-    """Returns a line for each cause, the most frequent first: of one file as `failure_line`, of
-    several with their count and the first path."""
+    """Returns a line for each cause, the most frequent first. A cause of one file is shown as
+    `failure_line`; otherwise the line has the count and the first path."""
     firsts: dict[str, JobFailure] = {}
     counts: Counter[str] = Counter()
     for failure in failures:
@@ -117,7 +117,7 @@ def failure_lines(place: Place, failures: Iterable[JobFailure]) -> list[str]:
 
 
 def document(place: Place, job: JobShown) -> dict[str, Any]:
-    """For programs."""
+    """Returns a job as a JSON document."""
     facts: dict[str, Any] = {"job": job.job, "where": place.where, "state": job.state.value}
     facts["paths"] = [place.shown(path) for path in job.paths]
     facts["path_count"] = job.path_count
@@ -145,27 +145,27 @@ def failure_document(place: Place, failure: JobFailure) -> dict[str, Any]:
 
 
 class View:
-    """Shows nothing; the base of what does."""
+    """A display of a job's progress. The base class shows nothing."""
 
     def show(self, job: JobShown) -> None:
-        """Called at every look, the last time with a job that no longer runs."""
+        """Called with each polled state; last with a state that no longer runs."""
 
     def silent(self, err: CacheFSError) -> None:
-        """Who is asked gives no answer, and is asked again."""
+        """Called when the server did not answer; the request is retried."""
 
     def close(self) -> None:
-        """Gives the terminal back; idempotent."""
+        """Restores the terminal; idempotent."""
 
 
 def make_view(place: Place, as_json: bool) -> View:
-    """What shows a job: JSON lines; bars on a terminal; elsewhere a line now and then."""
+    """Returns the view of a job: JSON lines, bars on a terminal, or else periodic lines."""
     if as_json:
         return JsonView(place)
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 class JsonView(View):
-    """A JSON line whenever another second has passed on the job's own clock."""
+    """Prints at most one JSON line for each second of the job's elapsed time."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -178,8 +178,7 @@ class JsonView(View):
 
 
 class Lines(View):
-    """A line on standard error now and then, none for what is over soon; one at once where it
-    begins to wait for something, or waits no more."""
+    """Prints a line on standard error every 10 s, and whenever the job's message changes."""
 
     def __init__(self) -> None:
         self._next_s = LINE_EVERY_S
@@ -195,7 +194,7 @@ class Lines(View):
 
     def silent(self, err: CacheFSError) -> None:
         if not self._was_silent:
-            print(f"cachefs: no answer, asking again: {err.cause}", file=sys.stderr, flush=True)
+            print(f"cachefs: no answer, retrying: {err.cause}", file=sys.stderr, flush=True)
         self._was_silent = True
 
 
@@ -212,7 +211,7 @@ class Bars(View):
         self._live.update(_drawn(job), refresh=True)
 
     def silent(self, err: CacheFSError) -> None:
-        text = f"no answer, asking again: {err.cause}"
+        text = f"no answer, retrying: {err.cause}"
         self._live.update(_drawn(self._job, text) if self._job else text, refresh=True)
 
     def close(self) -> None:
@@ -239,7 +238,7 @@ def _drawn(job: JobShown, note: str = "") -> RenderableType:
 
 
 def _of_bar(job: JobShown) -> tuple[float | None, float]:
-    """How much of how much; None while that is not known. What is empty is all there."""
+    """Returns (total, done); total is None while it is unknown. An empty job counts as complete."""
     if job.state is JobState.VERIFYING:
         return max(1, job.files_found), job.files_verified if job.files_found else 1
     total = max(1, job.bytes_found) if job.listing_done else None
@@ -247,10 +246,10 @@ def _of_bar(job: JobShown) -> tuple[float | None, float]:
 
 
 def counts(job: JobShown) -> str:
-    """`job 3: 812 of 20,000+ files, 2 failed, listing`."""
+    """Returns `job 3: 812 of 20,000+ files, 2 failed, listing`."""
     checking = job.state is JobState.VERIFYING
     parts = [files(job)]
     parts += [f"{job.files_failed:,} failed"] if job.files_failed else []
-    parts += [] if job.listing_done else ["listing goes on"]
-    parts += [f"checking, {job.files_verified:,} are there"] if checking else []
+    parts += [] if job.listing_done else ["listing continues"]
+    parts += [f"checking, {job.files_verified:,} verified"] if checking else []
     return f"job {job.job}: " + ", ".join(parts)

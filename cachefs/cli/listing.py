@@ -1,4 +1,4 @@
-"""Names, attributes and cached shares of files, asked from a server in pages; shown as lines."""
+"""Names, attributes and cached shares of files: fetched from a server in pages, shown as lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BITS: Final = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYML
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One path below the namespace root. `cached_bytes` is UNKNOWN where no process was asked."""
+    """One path below the namespace root. `cached_bytes` is UNKNOWN if it was not fetched."""
 
     path: bytes
     inode: Inode
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def children(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
-    """The entries of a directory in pages, in the order of the store."""
+    """Yields the entries of a directory in pages, in the order of the store."""
     after = b""
     while True:
         page = names.call(m.ListDir(names.namespace, directory.ino, after), m.Listing)
@@ -42,7 +42,7 @@ def children(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]
 
 
 def tree(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
-    """Everything below a directory, a directory's entries before those below them."""
+    """Yields all entries below a directory, those of a directory before those of its children."""
     todo = [(path, directory)]
     while todo:
         here, inode = todo.pop()
@@ -54,7 +54,7 @@ def tree(names: Names, directory: Inode, path: bytes) -> Iterator[list[Row]]:
 
 
 def with_cached(names: Names, rows: Sequence[Row]) -> list[Row]:
-    """The rows with what is cached of each file."""
+    """Returns the rows with the cached bytes of each file."""
     files = [row.inode for row in rows if row.inode.kind is Kind.FILE]
     found = zip((inode.ino for inode in files), names.cached_bytes(files), strict=True)
     cached = dict(found)
@@ -65,7 +65,7 @@ def with_cached(names: Names, rows: Sequence[Row]) -> list[Row]:
 
 
 def join(directory: bytes, name: bytes) -> bytes:
-    """A path below the root, which is b"" itself."""
+    """Returns a path below the root, which is b"" itself."""
     return directory + b"/" + name if directory else name
 
 
@@ -73,7 +73,7 @@ def join(directory: bytes, name: bytes) -> bytes:
 
 
 def fields(row: Row, record: MountRecord, shown: str) -> list[str]:
-    """mode, owner, group, size, mtime, cached %, path; `shown` is the path as it is printed."""
+    """Returns mode, owner, group, size, mtime, cached %, path; `shown` is the path to print."""
     inode = row.inode
     share = "-"
     if row.cached_bytes >= 0:
@@ -91,7 +91,7 @@ def fields(row: Row, record: MountRecord, shown: str) -> list[str]:
 
 
 def document(row: Row, record: MountRecord, shown: str) -> dict[str, Any]:
-    """A row for programs."""
+    """Returns a row as a JSON document."""
     inode = row.inode
     facts: dict[str, Any] = {"path": shown, "type": _TYPES[inode.kind], "size_bytes": inode.size}
     facts |= {"mtime_ns": inode.mtime_ns, "ino": inode.ino, "mode": f"{mode_of(inode, record):04o}"}
@@ -106,7 +106,7 @@ def document(row: Row, record: MountRecord, shown: str) -> dict[str, Any]:
 
 
 def mode_of(inode: Inode, record: MountRecord) -> int:
-    """Permission bits as the mount shows them."""
+    """Returns the permission bits as the mount shows them."""
     if inode.mode >= 0:
         return inode.mode
     if inode.kind is Kind.SYMLINK:

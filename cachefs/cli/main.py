@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code."""
+    """Runs one command line and returns the exit code."""
     from cachefs.cli import app, edge
 
     args = list(sys.argv[1:] if argv is None else argv)

@@ -1,7 +1,7 @@
-"""The masters of clusters, as a command asks them what is wrong.
+"""The masters of clusters, and the problems that they report to one command.
 
-A master may be stopped, so that it gives no answer and refuses no connection. A command asks each
-master once, however many mounts are of it.
+A stopped master gives no answer and refuses no connection. A command therefore sends each master
+one request, however many mounts use it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ANSWER_S: Final = 3.0
 
 
 class Masters:
-    """Asks masters with the flags and the credentials of one command, and keeps their answers."""
+    """The problems that masters report, fetched with the settings of one command and kept."""
 
     def __init__(self, chosen: Config) -> None:
         self._chosen = chosen
         self._answers: dict[str, list[HealthProblem]] = {}
 
     def of_record(self, record: MountRecord) -> list[HealthProblem]:
-        """Returns what the master of a cluster's mount says is wrong; nothing where the master may
-        not be asked."""
+        """Returns the problems that a mount's master reports; none if the command may not call
+        it."""
         try:
             check_master(record, self._chosen)
             master, _ = clusters.admin_of(record.source.url, self._chosen)
@@ -46,7 +46,7 @@ class Masters:
             return []
 
     def problems(self, master: AdminClient) -> list[HealthProblem]:
-        """Returns what a master says is wrong, MASTER_AWAY if it does not answer. Raises
+        """Returns the problems that a master reports, or MASTER_AWAY if it does not answer. Raises
         AccessDenied for a token that is limited to a path."""
         if master.url not in self._answers:
             found = _of_master(master)
@@ -54,25 +54,25 @@ class Masters:
         return self._answers[master.url]
 
     def from_node(self, found: Iterable[HealthProblem]) -> list[HealthProblem]:
-        """Returns what a node of a cluster says is wrong, with a remedy as a master's."""
+        """Returns the problems that a node reports, with remedies completed as those of its
+        master."""
         return [completed(one, one.subject, self._chosen) if is_away(one) else one for one in found]
 
     def away(self, url: str) -> list[HealthProblem]:
-        """Returns the problem of a master that was asked already and gave no answer, in a list;
-        nothing of any other."""
+        """Returns the MASTER_AWAY problem of a master that has already failed to answer; else
+        []."""
         return [one for one in self._answers.get(url, []) if is_away(one)]
 
     def silent(self, url: str, err: CacheFSError) -> list[HealthProblem]:
-        """Returns the problem of a master that another question got no answer from, in a list;
-        nothing where `err` says another thing."""
+        """Returns the MASTER_AWAY problem if `err` of another request means no answer; else []."""
         if not isinstance(err, Unreachable | DeadlineExceeded):
             return []
         return [completed(_away(url, err), url, self._chosen)]
 
 
 def _of_master(master: AdminClient) -> list[HealthProblem]:
-    """Returns what a master says is wrong; MASTER_AWAY if it does not answer. A master of an
-    earlier version says nothing. Raises AccessDenied for a token that is limited to a path."""
+    """Returns the problems that a master reports, or MASTER_AWAY if it does not answer. A master of
+    an earlier version reports none. Raises AccessDenied for a token that is limited to a path."""
     try:
         return master.health(ANSWER_S)
     except (Unreachable, DeadlineExceeded) as err:
@@ -82,11 +82,11 @@ def _of_master(master: AdminClient) -> list[HealthProblem]:
 
 
 def _away(url: str, err: CacheFSError) -> HealthProblem:
-    """Returns the problem of a master that gave no answer."""
+    """Returns the problem of a master that does not answer."""
     remedy = err.remedy or "start it: cachefs master"
     return problem("MASTER_AWAY", url, err.cause, remedy)
 
 
 def is_away(found: HealthProblem) -> bool:
-    """Returns True for the problem of a master that gave no answer."""
+    """Returns True for the problem of a master that does not answer."""
     return found.code == "MASTER_AWAY"

@@ -1,4 +1,4 @@
-"""May we mount there? Checks of the mount point and of this machine, before anything is started."""
+"""Checks of a mount point and of this machine, before a mount starts any process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FUSE_CONF: Final = "/etc/fuse.conf"
 
 
 def prepare(path: str, home: StateHome) -> str:
-    """The real path of an empty directory to mount on; a dead mount of ours is cleared from it.
+    """Returns the real path of an empty directory to mount on; detaches a dead CacheFS mount of
+    this user from it.
 
     Raises NotADirectory, CannotMount or InUse with the remedy.
     """
@@ -36,7 +37,7 @@ def prepare(path: str, home: StateHome) -> str:
 
 
 def _clear(mount: Mount, home: StateHome) -> None:
-    """Detach a dead mount of ours. Raises InUse for a mount that is alive, or not ours."""
+    """Detaches a dead CacheFS mount. Raises InUse for a mount that is alive or not ours."""
     if not mount.is_cachefs or not cleared_by_us(mount) or not is_dead(mount.mountpoint):
         raise InUse(
             f"already a mount point ({mount.fstype}, {mount.source})",
@@ -46,17 +47,17 @@ def _clear(mount: Mount, home: StateHome) -> None:
         )
     clear_dead(mount.mountpoint, home)
     left = read_mounts().at(mount.mountpoint)
-    if left is not None:  # there was another one below it
+    if left is not None:  # another mount was below it
         _clear(left, home)
 
 
 def cleared_by_us(mount: Mount) -> bool:
-    """May this user clear it: his own mount, or he is root."""
+    """Returns whether this user may detach a mount: it is the user's own, or the user is root."""
     return os.geteuid() in (0, mount.owner_uid)
 
 
 def clear_dead(mountpoint: str, home: StateHome) -> None:
-    """Detach a dead mount, and remove its record if its processes are gone."""
+    """Detaches a dead mount, and removes its record if no process serves it."""
     detach.detach(mountpoint, lazy=True)
     record = home.find_mount(mountpoint)
     if record is not None and not is_served(record):
@@ -64,7 +65,7 @@ def clear_dead(mountpoint: str, home: StateHome) -> None:
 
 
 def check_empty_directory(path: str) -> None:
-    """Raises CannotMount, NotADirectory or AccessDenied for anything else."""
+    """Raises CannotMount, NotADirectory or AccessDenied unless the path is an empty directory."""
     try:
         info = os.stat(path)
     except FileNotFoundError as err:
@@ -80,7 +81,7 @@ def check_empty_directory(path: str) -> None:
         with os.scandir(path) as entries:
             empty = next(entries, None) is None
     except PermissionError as err:
-        raise AccessDenied("the mount point cannot be read by you", path=path) from err
+        raise AccessDenied("you may not read the mount point", path=path) from err
     if not empty:
         raise CannotMount(
             "the mount point is not empty", path=path, remedy="give an empty directory"
@@ -88,14 +89,14 @@ def check_empty_directory(path: str) -> None:
 
 
 def check_machine(allow_other: bool) -> None:
-    """Can this user mount a FUSE file system here? Raises CannotMount with the remedy."""
+    """Raises CannotMount with the remedy if this user cannot mount a FUSE file system here."""
     if not os.path.exists(DEV_FUSE):
         raise CannotMount(
             f"{DEV_FUSE} is missing",
             remedy="load the kernel module (modprobe fuse), or give the container the device",
         )
     if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
-        raise CannotMount(f"{DEV_FUSE} may not be opened by you", remedy=f"chmod 666 {DEV_FUSE}")
+        raise CannotMount(f"you may not open {DEV_FUSE}", remedy=f"chmod 666 {DEV_FUSE}")
     if os.geteuid() == 0:
         return
     if shutil.which(detach.FUSERMOUNT) is None:
@@ -105,13 +106,13 @@ def check_machine(allow_other: bool) -> None:
         )
     if allow_other and not user_allow_other():
         raise CannotMount(
-            f"allow_other is not allowed to users by {FUSE_CONF}",
+            f"{FUSE_CONF} does not allow allow_other to users other than root",
             remedy=f"put the line user_allow_other into {FUSE_CONF}, or leave --allow-other out",
         )
 
 
 def user_allow_other(path: str = FUSE_CONF) -> bool:
-    """Does the system let ordinary users give others access to their mounts?"""
+    """Returns whether users other than root may give others access to their mounts."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return any(line.strip() == "user_allow_other" for line in file)
     return False

@@ -1,7 +1,7 @@
-"""What is mounted, read from the kernel's mount table; paths are followed without asking a mount.
+"""The kernel's mount table, and paths resolved against it without touching a CacheFS mount.
 
-A dead or hanging FUSE mount must never be touched by the commands that look for it: paths are
-resolved link by link outside our mounts, and lexically inside them.
+A dead or hanging FUSE mount blocks every access. Paths are therefore resolved link by link outside
+CacheFS mounts, and lexically inside them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def owner_uid(self) -> int:
-        """Who mounted it (FUSE); -1 when not told."""
+        """The user who mounted it (FUSE); -1 if unknown."""
         for option in self.options:
             if option.startswith("user_id="):
                 return int(option.removeprefix("user_id="))
@@ -48,7 +48,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def parse_mountinfo(text: bytes) -> list[Mount]:
-    """The mounts in kernel order: of several on one mount point the last is on top."""
+    """Returns the mounts in kernel order: of several on one mount point the last is on top."""
     found = []
     for line in text.splitlines():
         left, separator, right = line.partition(b" - ")
@@ -73,43 +73,43 @@ def _unescape(field: bytes) -> str:
 
 
 class MountTable:
-    """The mounts by mount point; of several on one the top one counts."""
+    """The mounts by mount point; of several on one mount point the top one counts."""
 
     def __init__(self, mounts: Sequence[Mount]) -> None:
         self._mounts = tuple(mounts)
         self._on_top = {mount.mountpoint: mount for mount in mounts}
 
     def at(self, path: str) -> Mount | None:
-        """The mount that is on top at exactly this path."""
+        """Returns the top mount at exactly this path."""
         return self._on_top.get(path)
 
     def ours(self) -> list[Mount]:
-        """CacheFS mounts, bind mounts of them left out."""
+        """Returns the CacheFS mounts without bind mounts of them."""
         return [m for m in self._on_top.values() if m.is_cachefs and m.root == "/"]
 
     def original(self, mount: Mount) -> Mount:
-        """The mount that a bind mount was made from, or itself."""
+        """Returns the mount that a bind mount was made from, or the mount itself."""
         same = (m for m in self.ours() if m.device == mount.device)
         return mount if mount.root == "/" else next(same, mount)
 
     def of_device(self, device: str) -> list[Mount]:
-        """Every mount of one file system, bind mounts included."""
+        """Returns every mount of one file system, bind mounts included."""
         return [mount for mount in self._mounts if mount.device == device]
 
     def below(self, mountpoint: str) -> list[Mount]:
-        """What is mounted below a mount point."""
+        """Returns the mounts below a mount point."""
         prefix = mountpoint.rstrip("/") + "/"
         return [mount for mount in self._mounts if mount.mountpoint.startswith(prefix)]
 
 
 def read_mounts() -> MountTable:
-    """The mounts of this mount namespace, now."""
+    """Returns the current mounts of this mount namespace."""
     with open(MOUNTINFO, "rb") as file:
         return MountTable(parse_mountinfo(file.read()))
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a path leads: the real path outside our mounts; inside one, the mount and the rest."""
+class ResolvedPath(msgspec.Struct, frozen=True):
+    """The real path outside CacheFS mounts; inside one, the mount and the rest of the path."""
 
     path: str
     mount: Mount | None = None
@@ -122,9 +122,9 @@ def locate(
     *,
     cwd: str | None = None,
     readlink: Callable[[str], str] = os.readlink,
-) -> Place:
-    """Follow a path, links included, up to the first mount of ours on the way. Raises BadConfig for
-    a ring of links. What does not exist is taken as it is written."""
+) -> ResolvedPath:
+    """Resolves a path, links included, up to the first CacheFS mount on it. A name that does not
+    exist is taken as written. Raises BadConfig for a cycle of links."""
     absolute = path if path.startswith("/") else os.path.join(cwd or os.getcwd(), path)
     todo = _parts(absolute)
     here, links = "/", 0
@@ -134,11 +134,11 @@ def locate(
             inside = _walk_inside(todo)
             if inside is not None:
                 rest = "/".join([mount.root.strip("/"), *inside])
-                return Place(here, mount, rest.lstrip("/"))
+                return ResolvedPath(here, mount, rest.lstrip("/"))
             here = os.path.dirname(here)
             continue
         if not todo:
-            return Place(here)
+            return ResolvedPath(here)
         name = todo.pop()
         if name == "..":
             here = os.path.dirname(here)
@@ -155,7 +155,7 @@ def locate(
 
 
 def _walk_inside(todo: list[str]) -> list[str] | None:
-    """What is left of a path below a mount point, `..` resolved; None when `..` led out of it."""
+    """Returns the rest of a path below a mount point with `..` resolved; None if `..` leads out."""
     inside: list[str] = []
     while todo:
         name = todo.pop()
@@ -169,7 +169,7 @@ def _walk_inside(todo: list[str]) -> list[str] | None:
 
 
 def _parts(path: str) -> list[str]:
-    """The components, last one first."""
+    """Returns the components, the last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -184,10 +184,10 @@ def _link(path: str, mounts: MountTable, readlink: Callable[[str], str]) -> str 
 
 
 def is_dead(mountpoint: str, probe: Callable[[str], object] = os.statvfs) -> bool:
-    """Has the process behind a FUSE mount gone? A mount that only hangs counts as alive.
+    """Returns whether the process behind a FUSE mount has ended. A hanging mount counts as alive.
 
-    statvfs(2) always asks the process behind the mount; stat(2) may be answered by the kernel's
-    cache. The probe runs in a thread of its own that is given up after `PROBE_S`.
+    statvfs(2) always reaches the process behind the mount; the kernel may answer stat(2) from its
+    cache. The probe runs in a thread that is abandoned after `PROBE_S`.
     """
     seen: list[int] = []
 

@@ -1,5 +1,4 @@
-"""The names of a mount, asked of its server, or those of a cluster without a mount, asked of its
-master: what `cachefs ls` and `cachefs stat` show."""
+"""The names of `cachefs ls` and `stat`: from a mount's server, or from the master of a cluster."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ class Names(Protocol):
     def call(self, body: m.Message, answer: type[_T]) -> _T: ...
 
     def resolve(self, target: Target) -> Inode:
-        """Returns what is at the target's path. Raises NotFound."""
+        """Returns the inode at the target's path. Raises NotFound."""
         ...
 
     def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
-        """Returns how much of each file is cached; UNKNOWN where the caller may not know it."""
+        """Returns the cached bytes of each file; UNKNOWN if the caller may not see them."""
         ...
 
     def warn_of_silent(self) -> int:
@@ -48,8 +47,8 @@ class Names(Protocol):
 
 
 class ClusterNames:
-    """The names of a cluster. What any of its workers has of a file counts as cached. Close it;
-    the master's client is the caller's."""
+    """The names of a cluster. A page counts as cached if any worker has it. Close it; the caller
+    closes the master's client."""
 
     def __init__(self, master: HttpClient, chosen: Config) -> None:
         self._master = master
@@ -75,12 +74,12 @@ class ClusterNames:
         except AccessDenied as err:
             self._may_not_know = err
             return [UNKNOWN] * len(files)
-        asked = [File(b"", one, ContentId.of(self.namespace, one)) for one in files]
-        had = zip(files, self._workers.have(asked), strict=True)
+        found = [File(b"", one, ContentId.of(self.namespace, one)) for one in files]
+        had = zip(files, self._workers.have(found), strict=True)
         return [bytes_in(inode.size, bitmaps.values()) for inode, bitmaps in had]
 
     def close(self) -> None:
-        """Ends the connections to workers."""
+        """Closes the connections to workers."""
         if self._workers is not None:
             self._workers.close()
 
@@ -92,7 +91,7 @@ class ClusterNames:
 
 
 def bytes_in(size_bytes: int, bitmaps: Iterable[int]) -> int:
-    """Returns how many bytes of a file are in pages that any of the bitmaps has."""
+    """Returns how many bytes of a file are in pages of any of the bitmaps."""
     bits = 0
     for one in bitmaps:
         bits |= one
@@ -105,23 +104,23 @@ def bytes_in(size_bytes: int, bitmaps: Iterable[int]) -> int:
 def opened(
     path: str, flags: dict[str, Any], config_file: str | None
 ) -> Iterator[tuple[Names, Target]]:
-    """Connects to who knows the names of a path. Raises what `paths.find` and connecting raise."""
+    """Opens the server of the names of a path. Raises as `paths.find` and connecting."""
     chosen = settings.load_settings(flags, config_file)
     place = find(path, chosen, settings.state_home(chosen))
     if isinstance(place, InCluster):
         with HttpClient(place.url, clusters.security(chosen, place.url)) as master:
-            asked = ClusterNames(master, chosen)
+            names = ClusterNames(master, chosen)
             try:
-                yield asked, _target(place)
+                yield names, _target(place)
             finally:
-                asked.close()
+                names.close()
     else:
         with attached(place.record) as session:
             yield session, place
 
 
 def _target(place: InCluster) -> Target:
-    """Returns a path of a cluster as a mount of its root by the caller would show it."""
+    """Returns a path of a cluster as the caller's mount of its root would show it."""
     source = UfsSpec(f"{SCHEME}{address_of(place.url)}")
     record = MountRecord("/", source, 0, "", uid=os.geteuid(), gid=os.getegid())
     return Target(record, place.path.strip(b"/"))

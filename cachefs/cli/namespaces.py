@@ -1,4 +1,4 @@
-"""Which other mount namespaces still have a mount: unmounting it here does not end it there."""
+"""The other mount namespaces that still have a mount: unmounting it here does not end it there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cachefs.cli.mounts import parse_mountinfo
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A process in a mount namespace that has the mount, and where the mount is there."""
+    """A process in a mount namespace that has the mount, and the mount point there."""
 
     pid: int
     name: str
@@ -23,8 +23,8 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def find_holders(device: str, proc: str = "/proc") -> list[Holder]:
-    """One process of each other mount namespace that has a mount of `device` (major:minor), the
-    lowest pid of each. Namespaces of other users' processes are seen by root only."""
+    """Returns one process, of the lowest pid, of each other mount namespace that has a mount of
+    `device` (major:minor). Only root sees the namespaces of other users' processes."""
     found: dict[str, Holder | None] = {_namespace(Path(proc, "self")): None}
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How commands print: JSON for programs, plain aligned columns for people."""
+"""The output of commands: JSON for programs, aligned columns for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cachefs.core import units
 if TYPE_CHECKING:
     from rich.live import Live
 
-# The exit code of a command whose result lacks what some workers have, as they did not answer.
+# The exit code of a command whose result lacks the data of workers that did not answer.
 INCOMPLETE: Final = 3
 SHOWN_WORKERS: Final = 5  # that a warning names
 
@@ -24,18 +24,18 @@ debug_flag = click.option("--debug", is_flag=True, help="Show the traceback of a
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, indented; bytes in it must have been made text (`text_of`)."""
+    """Prints one JSON document, indented. It must not contain bytes (see `text_of`)."""
     click.echo(json.dumps(value, indent=2, sort_keys=False))
 
 
 def print_json_line(value: Any) -> None:
-    """One JSON document on one line, written at once."""
+    """Prints one JSON document on one line, and flushes it."""
     click.echo(json.dumps(value))
     sys.stdout.flush()
 
 
 def live() -> Live:
-    """Lines on standard error that are drawn anew, and gone at the end. Imports rich only now."""
+    """Returns a live display on standard error, erased at its end. Imports rich only now."""
     from rich.console import Console
     from rich.live import Live
 
@@ -49,15 +49,14 @@ def live() -> Live:
 
 
 def warn(text: str) -> None:
-    """Prints a warning for people."""
+    """Prints a warning."""
     click.echo(f"cachefs: warning: {line_of(text)}", err=True)
 
 
 def warn_of_silent(lines: Sequence[str]) -> int:
-    """Prints who did not answer, as the last of a command's output, and returns its exit code.
+    """Prints the workers that did not answer, as the end of a command's output.
 
-    `lines`: `ID: why` of each worker that did not answer. The code is INCOMPLETE if there is any,
-    else 0.
+    `lines`: `ID: why` of each such worker. Returns the exit code: INCOMPLETE if any, else 0.
     """
     by_cause: dict[str, list[str]] = {}
     for line in lines:
@@ -73,7 +72,7 @@ def warn_of_silent(lines: Sequence[str]) -> int:
 
 
 def _named(workers: Sequence[str]) -> str:
-    """`worker 1a2b`, or `12 workers (1a2b, 3c4d, …)`."""
+    """Returns `worker 1a2b`, or `12 workers (1a2b, 3c4d, …)`."""
     if len(workers) == 1:
         return f"worker {workers[0]}"
     rest = ["…"] if len(workers) > SHOWN_WORKERS else []
@@ -81,22 +80,22 @@ def _named(workers: Sequence[str]) -> str:
 
 
 def text_of(name: bytes) -> str:
-    """A name for a terminal or JSON: UTF-8, other bytes as \\xNN, no control characters."""
+    """Returns a name for a terminal or JSON: UTF-8, other bytes as \\xNN, no control characters."""
     return line_of(name.decode("utf-8", "backslashreplace"))
 
 
 def line_of(text: str) -> str:
-    """Returns a text for a terminal, without control characters: another process wrote it."""
+    """Returns a text without control characters: another process may have written it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def time_of(mtime_ns: int) -> str:
-    """Local time, to the second."""
+    """Returns the local time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime_ns // 1_000_000_000))
 
 
 def percent_of(part: float, whole: float) -> str:
-    """`37%`; never 100 % of what is not whole, nor 0 % of what is not empty."""
+    """Returns `37%`. Only a whole is 100 %, and only an empty part is 0 %."""
     if part >= whole:
         return "100%"
     share = part / whole
@@ -104,7 +103,7 @@ def percent_of(part: float, whole: float) -> str:
 
 
 def tree_lines(value: Any, indent: int = 0) -> list[str]:
-    """A tree of plain values for people: `*_bytes` as sizes, `*_s` as durations."""
+    """Returns a tree of plain values as lines: `*_bytes` as sizes, `*_s` as durations."""
     lines: list[str] = []
     pad = "  " * indent
     for name, item in value.items():
@@ -132,7 +131,7 @@ def _scalar(name: str, item: Any) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as aligned lines; the columns in `right` are right-aligned, the last is not padded."""
+    """Returns aligned lines; the columns in `right` are right-aligned, the last is not padded."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

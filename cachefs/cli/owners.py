@@ -1,4 +1,4 @@
-"""Whose a mount is, and which state home has its record: root finds the records of all users."""
+"""The owners of mounts, and the state homes that have their records; root finds all users'."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CACHE_HOME = os.path.join(".cache", "cachefs")
 
 
 class Recorded(NamedTuple):
-    """A mount's record, and the state home that it is in."""
+    """A mount's record, and the state home that has it."""
 
     record: MountRecord
     home: StateHome
 
 
 def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
-    """Returns the record in `home`; where it is not there, and the caller is root, the record in
-    the default state home of the user who mounted. None if neither has one."""
+    """Returns the record in `home`. Root also finds the record in the default state home of the
+    mount's owner. Returns None if neither has one."""
     for one in (home, *_homes_of_owner(mount)):
         record = one.find_mount(mount.mountpoint)
         if record is not None and _is_owners(record, one):
@@ -35,8 +35,8 @@ def find_recorded(mount: Mount, home: StateHome) -> Recorded | None:
 
 
 def _with_own_processes(record: MountRecord) -> MountRecord:
-    """Returns the record of another user without the numbers of processes that are not that user's:
-    root would wait for them, and be told to end them."""
+    """Returns the record with each pid set to 0 that is not a process of the record's owner. Root
+    would otherwise wait for a foreign process, or recommend to end it."""
     if record.owner < 0:
         return record
     pids = [pid if is_of_user(pid, record.owner) else 0 for pid in (record.pid, record.supervisor)]
@@ -56,20 +56,20 @@ def all_records(mounts: list[Mount], home: StateHome) -> list[MountRecord]:
 
 
 def check_master(record: MountRecord, chosen: Config) -> None:
-    """Raises AccessDenied where the token of the settings would be presented to a master that only
-    the record of another user names: that user may listen there."""
+    """Raises AccessDenied if the settings' token would be sent to a master that only another user's
+    record names: that user may listen there."""
     if record.owner < 0 or chosen.text("master") or not chosen.text("token_file"):
         return
     owner = shown_user(record.owner)
     raise AccessDenied(
-        f"the master of this mount is named by user {owner}: the token file is not presented there",
+        f"the record of user {owner} names the master of this mount: the token is not sent to it",
         path=record.mountpoint,
         remedy="give --master with the URL of the cluster's master",
     )
 
 
 def shown_user(uid: int) -> str:
-    """Returns the name of a user, or its number where there is no name."""
+    """Returns the name of a user, or the uid if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -88,10 +88,10 @@ def _homes_of_owner(mount: Mount) -> list[StateHome]:
 
 
 def _is_owners(record: MountRecord, home: StateHome) -> bool:
-    """Returns False for a record of another user that leads root to a socket of a third one."""
+    """Returns False for a record of another user whose socket belongs to a third user."""
     if home.owner == os.geteuid():
         return True
     try:
         return os.stat(record.socket).st_uid == home.owner
     except OSError:
-        return True  # nobody listens there
+        return True  # no server listens there

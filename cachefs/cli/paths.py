@@ -1,4 +1,4 @@
-"""What a path of the command line names: a path below a mount, or one in a cluster's namespace."""
+"""Resolves a path of the command line to a path below a mount, or one in a cluster's namespace."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class InCluster(NamedTuple):
 def find(
     path: str, chosen: Config, home: StateHome, mounts: MountTable | None = None
 ) -> Target | InCluster:
-    """Returns what a path names: `cachefs://MASTER/p`, a path below a mount, the URL of a mounted
-    source, or, for `/p` outside of all mounts, a path of the configured cluster. Raises NotFound,
-    BadConfig."""
+    """Resolves `cachefs://MASTER/p`, a path below a mount, or the URL of a mounted source. A `/p`
+    outside of all mounts is a path of the configured cluster. Raises NotFound, BadConfig."""
     if is_cluster(path):
         return InCluster(_master(path, chosen), os.fsencode(parse_cluster(path).path))
     if path.startswith("/") and clusters.has_cluster(chosen, home):
@@ -38,20 +37,20 @@ def find(
 
 
 def find_in_cluster(path: str, chosen: Config, home: StateHome) -> InCluster:
-    """Returns what `find` does, for a command that only clusters know: a path outside of mounts is
-    one of the configured master, or of the default one. Raises Unsupported for a path of a mount
-    without a cluster, NotFound, BadConfig."""
+    """Resolves a path for a command that only clusters support. A path outside of mounts is one of
+    the configured master, or of the default one. Raises Unsupported for a mount without a cluster,
+    NotFound, BadConfig."""
     if "://" not in path and locate(path, read_mounts()).mount is None:
         return InCluster(clusters.master_of(chosen, home), namespace_path(path).strip(b"/"))
     found = in_cluster(find(path, chosen, home), chosen)
     if found is None:
-        raise Unsupported("this mount is of no cluster", path=path)
+        raise Unsupported("this mount does not belong to a cluster", path=path)
     return found
 
 
 def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
-    """Returns a place as its cluster names it; None for a mount without a cluster. Raises as
-    `check_master`."""
+    """Returns a path as one of its cluster's namespace; None for a mount without a cluster. Raises
+    as `check_master`."""
     if isinstance(place, InCluster):
         return place
     url = place.record.source.url
@@ -62,7 +61,7 @@ def in_cluster(place: Target | InCluster, chosen: Config) -> InCluster | None:
 
 
 def namespace_path(path: str) -> bytes:
-    """A path of the namespace, absolute. Raises BadConfig."""
+    """Returns a path as an absolute path of the namespace. Raises BadConfig."""
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or {".", ".."} & set(parts) or "\0" in path:
         raise BadConfig(f"not a path of the namespace: {path!r}", remedy="start it with '/'")
@@ -70,5 +69,5 @@ def namespace_path(path: str) -> bytes:
 
 
 def _master(url: str, chosen: Config) -> str:
-    """Returns the URL of the master of a path `cachefs://…`, or --master where it is given."""
+    """Returns the URL of the master of a path `cachefs://…`; --master takes precedence."""
     return master_url(chosen.text("master") or url, tls=clusters.speaks_tls(chosen))

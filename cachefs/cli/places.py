@@ -1,5 +1,4 @@
-"""Where load jobs and syncs are: the server of a mount, or the master of a cluster. Finds them from
-what a person typed, and asks them, over new connections where old ones break."""
+"""The servers of load jobs and syncs: resolves arguments to them, and reconnects to them."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from cachefs.core.errors import CacheFSError, DeadlineExceeded, Unreachable
 from cachefs.core.model import NamespaceId
 from cachefs.launcher.state import MountRecord, StateHome
 
-PATIENCE_S: Final = 60.0  # with who gives no answer: it may be just starting again
+PATIENCE_S: Final = 60.0  # for a server that does not answer: it may be restarting
 PAUSE_S: Final = 0.5
 
 _T = TypeVar("_T", bound=m.Message)
@@ -40,12 +39,12 @@ class Link(Protocol):
 
 
 class Place:
-    """One namespace and who answers for it. `where` names it. Close it (a context manager)."""
+    """One namespace and its server. `where` names it. Close it (a context manager)."""
 
     where: str
 
     def __init__(self) -> None:
-        self.flags: list[str] = []  # of the connection, as they were given
+        self.flags: list[str] = []  # of the connection, as given
         self._stack = contextlib.ExitStack()
         self._link: Link | None = None
         self._namespace = NamespaceId(b"")
@@ -57,23 +56,23 @@ class Place:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection; the next question makes another one."""
+        """Closes the connection; the next call opens another one."""
         self._link = None
         self._stack.close()
 
     @property
     def named(self) -> str:
-        """The place as a command that is suggested names it, with the flags that it needs."""
+        """The argument and flags by which a suggested command reaches this place."""
         return " ".join([shlex.quote(self.where), *self.flags])
 
     @property
     def namespace(self) -> NamespaceId:
-        """Connects, where that was not done yet."""
+        """The id of the namespace. Connects if necessary."""
         self._connected()
         return self._namespace
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Raises the typed errors."""
+        """Sends a request and returns its reply. Raises the typed errors."""
         try:
             return self._connected().call(body, answer)
         except (Unreachable, DeadlineExceeded):
@@ -81,7 +80,7 @@ class Place:
             raise
 
     def shown(self, path: bytes) -> str:
-        """A path of the namespace as a person finds it here."""
+        """Returns a path of the namespace as a user of this place writes it."""
         raise NotImplementedError
 
     def _connected(self) -> Link:
@@ -128,8 +127,7 @@ class MasterPlace(Place):
 
 
 class Finder:
-    """From what a person typed to places, each of which is opened once. Close it (a context
-    manager)."""
+    """Resolves arguments to places, each of which is opened once. Close it (a context manager)."""
 
     def __init__(self, flags: dict[str, Any], config_file: str | None) -> None:
         self._chosen = settings.load_settings(flags, config_file)
@@ -146,9 +144,9 @@ class Finder:
             place.close()
 
     def find(self, path: str) -> tuple[Place, bytes]:
-        """Who is asked about a path, and the path in the namespace: below a mount point, the URL of
-        a mounted source, `cachefs://…`, or a path of the configured cluster. Raises NotFound,
-        BadConfig."""
+        """Returns the place of a path, and the path in the namespace. A path is below a mount
+        point, the URL of a mounted source, `cachefs://…`, or a path of the configured cluster.
+        Raises NotFound, BadConfig."""
         if self._last is not None and (inside := _inside(path, self._last.record)) is not None:
             return self._last, inside
         place = find(path, self._chosen, self._home, self._mounts)
@@ -157,12 +155,12 @@ class Finder:
         return self._mount(place), place.in_namespace
 
     def is_local(self, path: str) -> bool:
-        """Does the path lead through the file system?"""
+        """Returns whether the path leads through the file system."""
         return "://" not in path and not self._is_outside(path)
 
     def everywhere(self) -> list[Place]:
-        """Every namespace that is mounted here, and that of the cluster of the settings, each once.
-        Who does not answer is warned of and left out."""
+        """Returns every namespace that is mounted here and that of the configured cluster, each
+        once. Prints a warning for a server that does not answer, and leaves it out."""
         found: dict[NamespaceId, Place] = {}
         for place in self._candidates():
             try:
@@ -198,7 +196,7 @@ class Finder:
 
 
 def _inside(path: str, record: MountRecord) -> bytes | None:
-    """The path of the namespace of what is written as plainly below a mount point; None: look."""
+    """Returns the path of the namespace; None if `path` must be resolved through links and `..`."""
     below = record.mountpoint.rstrip("/") + "/"
     if not path.startswith(below) or "/../" in path or path.endswith("/.."):
         return None
@@ -210,17 +208,17 @@ def _inside(path: str, record: MountRecord) -> bytes | None:
 
 
 def insist(ask: Callable[[], _R], on_silence: Callable[[CacheFSError], None]) -> _R:
-    """The answer of a process that may be just starting again. What is asked may be asked again.
-    `on_silence` hears of each cause once in a row. Raises what asking does: when no process can be
-    reached, after `PATIENCE_S`."""
-    until, heard = time.monotonic() + PATIENCE_S, ""
+    """Calls `ask`, which must be idempotent. Retries for `PATIENCE_S` on Unreachable and
+    DeadlineExceeded: its server may be restarting. Calls `on_silence` when the cause changes.
+    Raises what `ask` raises."""
+    until, reported = time.monotonic() + PATIENCE_S, ""
     while True:
         try:
             return ask()
         except (Unreachable, DeadlineExceeded) as err:
             if time.monotonic() >= until:
                 raise
-            if err.cause != heard:
+            if err.cause != reported:
                 on_silence(err)
-            heard = err.cause
+            reported = err.cause
         time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""From a path that a person typed to who knows its policies: a mount's server, or a master."""
+"""Resolves a path to the server of its policies: a mount's server, or a master."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from cachefs.core.policies import Policy, formatted
 _T = TypeVar("_T", bound=m.Message)
 
 
-class Asker(Protocol):
+class PolicyApi(Protocol):
     """A session of a mount's server, or a client of a master."""
 
     def call(self, body: m.Message, answer: type[_T]) -> _T: ...
 
 
-class Asked:
-    """A path, below the namespace root, and who is asked about it. `session`: of the mount that it
-    lies in; None where it is a URL of a cluster."""
+class PolicyTarget:
+    """A path below the namespace root, and the server of its policies. `session` is of the mount
+    that has the path; None for a URL of a cluster."""
 
     def __init__(
-        self, asker: Asker, namespace: NamespaceId, path: bytes, target: Target | None = None
+        self, server: PolicyApi, namespace: NamespaceId, path: bytes, target: Target | None = None
     ) -> None:
-        self.asker = asker
+        self.server = server
         self.namespace = namespace
         self.path = path.strip(b"/")
         self.target = target
-        self.session = asker if isinstance(asker, Session) else None
+        self.session = server if isinstance(server, Session) else None
 
     def set(self, policy: Policy, unset: list[str] | None = None) -> Policy:
-        """What is said there then. Raises NotFound, BadConfig, AccessDenied."""
+        """Changes the policy; returns the result. Raises NotFound, BadConfig, AccessDenied."""
         body = m.SetPolicy(self.namespace, self.path, policy, unset or [])
-        return self.asker.call(body, m.PolicySet).policy
+        return self.server.call(body, m.PolicySet).policy
 
     def get(self) -> m.PoliciesAt:
-        return self.asker.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
+        return self.server.call(m.GetPolicies(self.namespace, self.path), m.PoliciesAt)
 
     def shown(self, path: bytes | None = None) -> str:
-        """A path of the namespace as the person sees it: through the mount, where it lies in it."""
+        """Returns a path of the namespace as the user sees it, through the mount if possible."""
         path = self.path if path is None else path.strip(b"/")
         if self.target is None:
             return "/" + output.text_of(path)
@@ -52,18 +52,20 @@ class Asked:
 
 
 @contextlib.contextmanager
-def asked(path: str, flags: dict[str, Any], config_file: str | None) -> Iterator[Asked]:
-    """Raises what `paths.find` and connecting raise."""
+def open_policies(
+    path: str, flags: dict[str, Any], config_file: str | None
+) -> Iterator[PolicyTarget]:
+    """Opens the server of a path's policies. Raises as `paths.find` and connecting."""
     chosen = settings.load_settings(flags, config_file)
     place = find(path, chosen, settings.state_home(chosen))
     if isinstance(place, InCluster):
         with clusters.admin_at(place.url, chosen) as master:
-            yield Asked(master, master.namespace, place.path)
+            yield PolicyTarget(master, master.namespace, place.path)
         return
     with attached(place.record) as session:
-        yield Asked(session, session.namespace, place.in_namespace, place)
+        yield PolicyTarget(session, session.namespace, place.in_namespace, place)
 
 
-def said(policy: Policy) -> str:
-    """`pin=yes ttl=7d`, or that nothing is said."""
-    return " ".join(f"{key}={text}" for key, text in formatted(policy).items()) or "nothing"
+def policy_text(policy: Policy) -> str:
+    """Returns `pin=yes ttl=7d`, or `no policies` for an empty policy."""
+    return " ".join(f"{key}={text}" for key, text in formatted(policy).items()) or "no policies"

@@ -1,5 +1,5 @@
-"""Completes the commands in remedies, so that they work as they stand when a person pastes them on
-this machine. A master does not know by which URL and flags the person reaches it."""
+"""Completes the commands in remedies, so that they work when pasted on this machine. A master does
+not know the URL and the flags by which a user reaches it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ _START: Final = "cachefs master"  # the end of a remedy
 
 
 def completed(problem: HealthProblem, url: str, chosen: Config) -> HealthProblem:
-    """Returns a problem of the cluster of the master at a URL with commands that reach it: by
-    --master and the flags of the connection that were given. A master of `cachefs up` is started by
-    the same."""
+    """Returns the problem with commands that reach the master at a URL, by --master and the
+    connection flags that were given. A master of `cachefs up` is started by that command."""
     flags = " ".join(["--master", shlex.quote(url), *settings.connection_flags(chosen)])
     remedy = _OF_MASTER.sub(lambda found: f"{found[0].rstrip()} {flags}", problem.remedy)
     if problem.code == "MASTER_AWAY" and (command := _up(url, chosen)):
@@ -31,7 +30,7 @@ def completed(problem: HealthProblem, url: str, chosen: Config) -> HealthProblem
 
 
 def _up(url: str, chosen: Config) -> str:
-    """Returns the command that starts a master of `cachefs up` that has ended; "" of any other."""
+    """Returns the command that starts an ended master of `cachefs up`; "" for any other master."""
     home = settings.state_home(chosen)
     cluster = local.read(home)
     if cluster is None or address_of(cluster.master) != address_of(url):

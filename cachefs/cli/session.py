@@ -1,4 +1,4 @@
-"""From a path that a person typed to the server that knows it: mount, record, socket, namespace."""
+"""Connects from a path to the server of its mount: mount, record, socket, namespace."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 from cachefs.launcher.watches import is_of_user, is_ours
 
 CALL_TIMEOUT_S: Final = 120.0  # a cold listing of a big directory is one call
-RESTART_S: Final = 3.0  # a server that died is there again in half a second
+RESTART_S: Final = 3.0  # a server that died is restarted within half a second
 _PAUSE_S: Final = 0.05
 
 _T = TypeVar("_T", bound=m.Message)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A path under a mount of ours: the mount's record, and the path below the mount."""
+    """A path under a CacheFS mount: the mount's record, and the path below the mount."""
 
     record: MountRecord
     path: bytes
 
     @property
     def in_namespace(self) -> bytes:
-        """The path below the namespace root: a mount of a cluster shows a directory of it."""
+        """The path below the namespace root: a mount of a cluster may show a subdirectory."""
         return b"/".join(part for part in (base_of(self.record), self.path) if part)
 
     def shown(self) -> str:
-        """The path as it is seen through the mount."""
+        """Returns the path as it is seen through the mount."""
         return os.path.join(self.record.mountpoint, os.fsdecode(self.path)).rstrip("/")
 
 
 def base_of(record: MountRecord) -> bytes:
-    """The path of the namespace that a mount shows at its mount point."""
+    """Returns the path of the namespace that a mount shows at its mount point."""
     url = record.source.url
     return os.fsencode(parse_cluster(url).path) if is_cluster(url) else b""
 
 
 def seen_through(record: MountRecord, path: bytes) -> str:
-    """A path of the namespace as it is seen through a mount; one that the mount does not show, as
-    it is in the namespace. For people."""
+    """Returns a path of the namespace as a mount shows it, for display. A path that the mount does
+    not show is returned as it is in the namespace."""
     base, path = base_of(record), path.strip(b"/")
     if base and path != base and not path.startswith(base + b"/"):
         return "/" + output.text_of(path)
@@ -70,7 +70,7 @@ def seen_through(record: MountRecord, path: bytes) -> str:
 
 
 def find_target(path: str, home: StateHome, mounts: MountTable | None = None) -> Target:
-    """The mount that a local path, or a URL of a mounted source, lies in. Raises NotFound."""
+    """Returns the mount of a local path or of the URL of a mounted source. Raises NotFound."""
     if "://" in path:
         return _target_of_url(path, home)
     mounts = read_mounts() if mounts is None else mounts
@@ -85,7 +85,7 @@ def find_target(path: str, home: StateHome, mounts: MountTable | None = None) ->
         raise NotFound(
             f"no record of {_whose(mount)} under {home.path}",
             path=path,
-            remedy="ask as the user who mounted it, or give the --home of the mount",
+            remedy="run this as the user who mounted it, or give the --home of the mount",
         )
     return Target(record, os.fsencode(place.inside))
 
@@ -115,18 +115,18 @@ class Session:
         self._client = client
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Ask, and check that the answer is of the type expected. Raises the typed errors."""
+        """Sends a request and returns its reply, whose type is checked. Raises the typed errors."""
         return checked(self._client.call(body, CALL_TIMEOUT_S), answer)
 
     def resolve(self, target: Target) -> Inode:
-        """What is at the target's path. Raises NotFound."""
+        """Returns the inode at the target's path. Raises NotFound."""
         found = self.call(m.Resolve(self.namespace, target.in_namespace), m.Found)
         if found.inode is None:
             raise NotFound("no such file or directory", path=target.shown())
         return found.inode
 
     def cached_bytes(self, files: Sequence[Inode]) -> list[int]:
-        """Returns how much of each file this node has cached."""
+        """Returns the bytes of each file that this node has cached."""
         found: list[int] = []
         for first in range(0, len(files), m.LIST_LIMIT):
             inos = [inode.ino for inode in files[first : first + m.LIST_LIMIT]]
@@ -135,19 +135,19 @@ class Session:
         return found
 
     def warn_of_silent(self) -> int:
-        """Returns 0: no other process is asked."""
+        """Returns 0: no other server is involved."""
         return 0
 
 
 def checked(reply: m.Message, answer: type[_T]) -> _T:
-    """The reply as `answer`. Raises ProtocolError for anything else."""
+    """Returns the reply as `answer`. Raises ProtocolError for any other type."""
     if not isinstance(reply, answer):
-        raise ProtocolError(f"the server answered {type(reply).__name__} to a request")
+        raise ProtocolError(f"the server sent an unexpected reply: {type(reply).__name__}")
     return reply
 
 
 def _connect(record: MountRecord) -> BlockingClient:
-    """Waits a moment for a server that the mount's client is just starting again."""
+    """Connects; waits up to `RESTART_S` for a server that the mount's client restarts."""
     deadline = time.monotonic() + RESTART_S
     while True:
         try:
@@ -160,7 +160,7 @@ def _connect(record: MountRecord) -> BlockingClient:
 
 @contextlib.contextmanager
 def connected(record: MountRecord) -> Iterator[BlockingClient]:
-    """A connection to a mount's server. Raises Unreachable with what to do."""
+    """Opens a connection to a mount's server. Raises Unreachable with the remedy."""
     try:
         client = _connect(record)
     except (Unreachable, DeadlineExceeded, OSError) as err:
@@ -170,8 +170,8 @@ def connected(record: MountRecord) -> Iterator[BlockingClient]:
 
 
 def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable:
-    """Returns the error of a mount whose server gave no answer: whether the server lives decides
-    about the remedy."""
+    """Returns the error of a mount whose server does not answer. The remedy depends on whether the
+    server lives."""
     pointer = read_pointer(Path(record.socket).parent)
     if pointer is not None and _is_server(pointer.pid, record):
         return unanswered(pointer.pid, record.mountpoint)
@@ -184,13 +184,13 @@ def _unanswered(record: MountRecord, err: CacheFSError | OSError) -> Unreachable
 
 
 def _is_server(pid: int, record: MountRecord) -> bool:
-    """Returns False for a process that another user's pointer names and that is not that user's."""
+    """Returns False for a pid in another user's pointer that is not that user's process."""
     return is_ours(pid) and (record.owner < 0 or is_of_user(pid, record.owner))
 
 
 @contextlib.contextmanager
 def attached(record: MountRecord) -> Iterator[Session]:
-    """A session on a mount's source."""
+    """Opens a session on a mount's source."""
     with connected(record) as client:
         body = m.Attach(record.source, record.sync_interval_s, record.read_only)
         yield Session(client, record, checked(client.call(body, CALL_TIMEOUT_S), m.Attached))

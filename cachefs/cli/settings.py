@@ -1,4 +1,4 @@
-"""From flags, environment and files to a `Config`; the only place of the CLI that reads them."""
+"""Loads the `Config` from flags, environment and files; nothing else in the CLI reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Command = Callable[..., Any]
 
 def setting_flags(command: str) -> Callable[[Command], Command]:
     """Adds --config and a flag for every setting that `command` takes."""
-
     assert command in KNOWN, command
 
     def decorate(function: Command) -> Command:
@@ -63,8 +62,8 @@ _METAVARS: Mapping[Type, str] = {
 def load_settings(
     flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] = os.environ
 ) -> Config:
-    """Merge everything, with flags that stand before the command of a group. Relative paths in
-    flags are taken from here. Raises BadConfig."""
+    """Merges all settings, including flags that precede the command of a group. Relative paths in
+    flags are resolved against the working directory. Raises BadConfig."""
     flags, config_file = _with_groups(flags, config_file)
     paths = config.config_paths(config_file, environ, os.path.expanduser("~"))
     named = bool(config_file or environ.get(config.CONFIG_ENV))
@@ -76,7 +75,7 @@ def load_settings(
 def _with_groups(
     flags: Mapping[str, Any], config_file: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Returns the flags with those of the groups that the command is in, the nearest first."""
+    """Returns the flags merged with those of the command's groups; the innermost wins."""
     merged = dict(flags)
     context = click.get_current_context(silent=True)
     while context is not None:
@@ -109,8 +108,8 @@ def _read(path: str, must_exist: bool) -> TomlFile | None:
 
 
 def connection_flags(chosen: Config) -> list[str]:
-    """Returns the flags of the connection that were given, as they are typed; --master is in the
-    names of places."""
+    """Returns the given flags of the connection, as they are typed. --master is left out: the names
+    of places contain it."""
     found: list[str] = []
     for name in ("home", "token_file", "tls", "tls_ca"):
         value = chosen[name]
@@ -121,5 +120,5 @@ def connection_flags(chosen: Config) -> list[str]:
 
 
 def state_home(settings: Config, environ: Mapping[str, str] = os.environ) -> StateHome:
-    """The state home that the settings name."""
+    """Returns the state home that the settings name."""
     return StateHome(config.state_home(settings, environ, os.path.expanduser("~")))

@@ -1,4 +1,4 @@
-"""A status document for people: what is wrong first, then a few lines for each part. Pure."""
+"""A status document as lines: problems first, then a few lines for each part. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[str, str]
 
 
 def mount_lines(tree: dict[str, Any], problems: Sequence[str]) -> list[str]:
-    """Returns the lines of a mount; at most `MOST_LINES`. `problems`: a line each."""
+    """Returns the lines of a mount; at most `MOST_LINES`. `problems`: one line each."""
     head = f"{tree['mountpoint']}  {tree['source']}  {_verdict(tree['state'], problems)}"
     if "cache" not in tree:
         return [head, *_short(problems, MOST_PROBLEMS, "  ")]
@@ -57,7 +57,7 @@ def _verdict(state: str, problems: Sequence[str]) -> str:
 
 
 def _short(lines: Sequence[str], most: int, pad: str) -> list[str]:
-    """Returns the first lines, and how many there are more."""
+    """Returns the first lines, and the count of the remaining ones."""
     shown = [f"{pad}{line}" for line in lines[:most]]
     left = len(lines) - most
     return [*shown, f"{pad}and {left} more: cachefs health"] if left > 0 else shown

@@ -1,5 +1,4 @@
-"""Which transport a mount takes on this machine, and why none better: decided from what is known
-without mounting."""
+"""Selects the transport of a mount on this machine, without mounting."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from cachefs.core.errors import Unsupported
 from cachefs.core.install import install_command
 from cachefs.fuse.kernel.mount import has_sys_admin, in_user_namespace
 
-OLDEST_KERNEL: Final = (5, 4)  # that the transport `kernel` works with
-PASSTHROUGH_KERNEL: Final = (6, 9)  # that also sends requests again to a successor
+OLDEST_KERNEL: Final = (5, 4)  # required by the transport `kernel`
+PASSTHROUGH_KERNEL: Final = (6, 9)  # which also resends requests to a successor
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What counts: the kernel's version, privileges, installed extras."""
+    """The facts that decide: the kernel's version, privileges, installed extras."""
 
     kernel: tuple[int, int]
     sys_admin: bool
@@ -37,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """`why_not_better`: "" where this is the best there is."""
+    """The selected transport. `why_not_better`: "" if no better one exists."""
 
     transport: str
     passthrough: bool
@@ -50,15 +49,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """(0, 0) when it cannot be read."""
+    """Returns (major, minor); (0, 0) if the release cannot be parsed."""
     match = re.match(r"(\d+)\.(\d+)", release)
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
 
-def choose(asked: str, passthrough: str, machine: Machine) -> Choice:
-    """What a mount takes. Raises Unsupported when the extra that it needs is not installed."""
+def choose(wanted: str, passthrough: str, machine: Machine) -> Choice:
+    """Returns the transport of a mount. Raises Unsupported if a required extra is missing."""
     old = machine.kernel < OLDEST_KERNEL
-    if asked == "pyfuse3" or (asked == "auto" and old):
+    if wanted == "pyfuse3" or (wanted == "auto" and old):
         if not machine.has_pyfuse3:
             raise Unsupported(
                 "the transport pyfuse3 needs the extra of that name",
@@ -71,8 +70,8 @@ def choose(asked: str, passthrough: str, machine: Machine) -> Choice:
 
 
 def why_no_passthrough(passthrough: str, machine: Machine) -> str:
-    """One line; "" when nothing is known against it. The file system that the cache is on has the
-    last word (`cachefs status`)."""
+    """Returns the reason against passthrough in one line; "" if none is known. The file system of
+    the cache may still prevent it (`cachefs status`)."""
     if passthrough == "off":
         return "passthrough is switched off, as it is set"
     if machine.kernel < PASSTHROUGH_KERNEL:

@@ -1,1 +1,1 @@
-"""The client side of the node socket: a trio connection for FUSE, a blocking one for the CLI."""
+"""The client side of the node socket (trio for FUSE, blocking for the CLI) and of HTTP calls."""

@@ -1,9 +1,8 @@
-"""A blocking client of the admin API, for the command line: of a master, or of an embedded server
-by its admin socket. One connection, one request at a time.
+"""A blocking client of the admin API for the command line. It talks to a master, or to an embedded
+server through its admin socket. One connection, one request at a time.
 
-`AdminClient.call` takes the same messages as a session with a node's server and a master's
-`HttpClient`, so that a command need not know whom it asks. What the API's bodies are:
-`cachefs.core.admin`.
+`AdminClient.call` accepts the same messages as a session with a node's server and as a master's
+`HttpClient`, so that a command works with each of them. The API's bodies: `cachefs.core.admin`.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from cachefs.core.policies import Policy
 from cachefs.core.specs import Security
 
 CALL_TIMEOUT_S: Final = 30.0
-ADD_TIMEOUT_S: Final = 150.0  # the origin is asked whether it is there
-WALK_TIMEOUT_S: Final = 60.0  # a page ends after 10 s and the answers of workers under way
+ADD_TIMEOUT_S: Final = 150.0  # the master checks that the source exists
+WALK_TIMEOUT_S: Final = 60.0  # a page ends after 10 s and the pending replies of workers
 _T = TypeVar("_T", bound=m.Message)
 _S = TypeVar("_S", bound=msgspec.Struct)
 Values = Mapping[str, str | int | None]
 
 
 class AdminClient:
-    """Of the process at `url` (http(s)://HOST:PORT), or at the socket `unix:PATH`. Close it (a
-    context manager). Every method raises the typed error that the other side answers, Unreachable,
-    DeadlineExceeded and ProtocolError. Paths are bytes below the namespace root."""
+    """A client of the process at `url` (http(s)://HOST:PORT), or at the socket `unix:PATH`. A
+    context manager. Every method raises the typed error of the reply, Unreachable, DeadlineExceeded
+    and ProtocolError. Paths are bytes below the namespace root."""
 
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
-        """Asks nothing yet. Raises BadConfig, AccessDenied."""
+        """Sends nothing yet. Raises BadConfig, AccessDenied."""
         self._http = HttpClient(url, security, name=name)
         self._name = name
 
     @classmethod
     def of_socket(cls, path: str) -> AdminClient:
-        """Of an embedded server's admin socket."""
+        """Returns a client of an embedded server's admin socket."""
         return cls(UNIX + path, Security(), name=f"the server at {path}")
 
     @property
@@ -71,8 +70,8 @@ class AdminClient:
     def get(
         self, resource: str, answer: type[_S], query: Values | None = None, timeout_s: float = 0.0
     ) -> _S:
-        """`resource`: its path below the API's, "/jobs/7"."""
-        return self._decoded(self._ask("GET", resource, query, timeout_s=timeout_s), answer)
+        """Returns a resource. `resource`: its path below the API's, "/jobs/7"."""
+        return self._decoded(self._request("GET", resource, query, timeout_s=timeout_s), answer)
 
     def send(
         self,
@@ -85,14 +84,14 @@ class AdminClient:
         key: str = "",
         timeout_s: float = 0.0,
     ) -> _S:
-        """POST, PATCH, … `key`: of a submit that may be repeated."""
-        return self._decoded(self._ask(method, resource, query, body, key, timeout_s), answer)
+        """Sends a POST, PATCH, … request. `key`: makes a submit idempotent."""
+        return self._decoded(self._request(method, resource, query, body, key, timeout_s), answer)
 
     def delete(self, resource: str, query: Values | None = None) -> None:
-        self._ask("DELETE", resource, query)
+        self._request("DELETE", resource, query)
 
     def pages(self, resource: str, answer: type[_S], query: Values | None = None) -> Iterator[_S]:
-        """Every page of a list, one after the other."""
+        """Yields every page of a list."""
         next: str | None = None
         while True:
             page = self.get(resource, answer, {**(query or {}), "next": next}, WALK_TIMEOUT_S)
@@ -101,7 +100,7 @@ class AdminClient:
             if next is None:
                 return
 
-    def _ask(
+    def _request(
         self,
         method: str,
         resource: str,
@@ -117,19 +116,19 @@ class AdminClient:
         if method != "GET":
             headers["Content-Type"] = a.JSON_TYPE
             data = None if body is None else msgspec.json.encode(body)
-        status, said, reply = self._http.exchange(
+        status, reply_headers, reply = self._http.exchange(
             method, path, data, timeout_s or CALL_TIMEOUT_S, headers
         )
         if status >= http.client.BAD_REQUEST:
-            raise self._error(status, said.get("Content-Type", ""), reply)
+            raise self._error(status, reply_headers.get("Content-Type", ""), reply)
         return reply
 
     def _error(self, status: int, kind: str, reply: bytes) -> Exception:
         if kind.partition(";")[0] != a.PROBLEM_TYPE:
             return ProtocolError(
-                f"{self._name} answers with status {status} and no message of ours",
+                f"{self._name} returned status {status} and an unknown reply",
                 path=self.url,
-                remedy="is it a CacheFS process, and as new as this one?",
+                remedy="check that it is a CacheFS process, not older than this one",
             )
         problem = self._decoded(reply, a.Problem)
         return m.error_of(
@@ -141,19 +140,19 @@ class AdminClient:
             return msgspec.json.decode(reply, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as err:
             raise ProtocolError(
-                f"{self._name} answers what is not understood: {err}", path=self.url
+                f"{self._name} returned an invalid reply: {err}", path=self.url
             ) from err
 
     # ---- as the messages of `cachefs.core` -------------------------------------------------------
 
     def call(self, body: m.Message, answer: type[_T]) -> _T:
-        """Any message of `_CALLS`, and its answer, which must be of the type expected."""
-        ask = _CALLS.get(type(body))
-        if ask is None:
-            raise ProtocolError(f"{type(body).__name__} is not asked by the admin API")
-        reply = ask(self, body)
+        """Sends a message of `_CALLS`, and returns the reply, which must be an `answer`."""
+        send = _CALLS.get(type(body))
+        if send is None:
+            raise ProtocolError(f"the admin API has no {type(body).__name__}")
+        reply = send(self, body)
         if not isinstance(reply, answer):
-            raise ProtocolError(f"{type(reply).__name__} is no {answer.__name__}")
+            raise ProtocolError(f"the reply is a {type(reply).__name__}, not a {answer.__name__}")
         return reply
 
     def about(self) -> a.About:
@@ -161,15 +160,15 @@ class AdminClient:
 
     @property
     def namespace(self) -> NamespaceId:
-        """The one that is meant by every call, whatever namespace a message names. Asks."""
+        """The namespace of every call, even if a message names another one. Sends a request."""
         return NamespaceId(bytes.fromhex(self.about().namespace))
 
     def status(self) -> dict[str, Any]:
-        """What `cachefs status` shows."""
+        """Returns the content of `cachefs status`."""
         return self.get("/status", a.Status).status
 
     def health(self, timeout_s: float = 0.0) -> list[HealthProblem]:
-        """Returns what is wrong now, errors first."""
+        """Returns the current problems, errors first."""
         return self.get("/health", a.Health, timeout_s=timeout_s).items
 
     def sources(self) -> list[c.UfsRow]:
@@ -193,7 +192,7 @@ class AdminClient:
         self.delete("/sources", {"path": a.text_of(path)})
 
     def workers(self) -> c.WorkerTable:
-        """`view.before` is the members while data moves to its new places, and empty else."""
+        """Returns the workers. `view.before` has the members while blocks move, else none."""
         rows: list[c.WorkerRow] = []
         for page in self.pages("/workers", a.Workers, {"limit": a.MAX_LIMIT}):
             rows += [one.row() for one in page.items]
@@ -208,7 +207,7 @@ class AdminClient:
         self.delete(_of("/workers", worker))
 
     def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str] = ()) -> Policy:
-        """What is said there then."""
+        """Returns the policy set there afterwards."""
         body, query = a.PolicyChange(policy, [*unset]), {"path": a.text_of(path)}
         return self.send("PATCH", "/policies", a.PolicyAt, body, query).said
 
@@ -216,7 +215,7 @@ class AdminClient:
         return self.get("/policies", a.PolicyAt, {"path": a.text_of(path)}).message()
 
     def quotas(self, path: bytes) -> list[tuple[bytes, int, int]]:
-        """(path, quota, used) in bytes, of those that hold for a path and those below it."""
+        """Returns (path, quota, used) in bytes, of the quotas of a path and of those below it."""
         pages = self.pages("/quotas", a.Quotas, {"path": a.text_of(path)})
         return [
             (a.bytes_of(one.path), one.quota_bytes, one.used_bytes)
@@ -225,7 +224,7 @@ class AdminClient:
         ]
 
     def usage(self, path: bytes) -> a.Usage:
-        """Of all files at or below a path that the master knows."""
+        """Returns the sums over all files at or below a path that the master knows."""
         where = a.text_of(path)
         pages = [*self.pages("/usage", a.Usage, {"path": where})]
         return a.Usage(
@@ -238,7 +237,7 @@ class AdminClient:
         )
 
     def free(self, path: bytes) -> a.Freed:
-        """On every worker that answers. Raises NotFound, InUse (pinned)."""
+        """Frees a path on every worker that replies. Raises NotFound, InUse (pinned)."""
         pages: list[a.Freed] = []
         next: str | None = None
         while not pages or next is not None:
@@ -255,8 +254,8 @@ class AdminClient:
     # ---- jobs and syncs --------------------------------------------------------------------------
 
     def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> m.JobSubmitted:
-        """`key`: see `cachefs.core.messages.SubmitJob`; one is drawn where none is given, so that
-        an attempt whose answer was lost makes no second job."""
+        """Submits a job. `key`: see `cachefs.core.messages.SubmitJob`. Without one a key is drawn,
+        so that a retry after a lost reply makes no second job."""
         body = a.NewJob(
             [a.text_of(path) for path in spec.paths],
             spec.bandwidth_bytes_s,
@@ -287,7 +286,7 @@ class AdminClient:
         return m.JobFailures([one.failure() for one in page.items], int(page.next or 0))
 
     def control_job(self, job: int, action: str) -> m.JobReply:
-        """`action`: "stop", "resume", "retry", "forget"."""
+        """Changes a job's state. `action`: "stop", "resume", "retry", "forget"."""
         if action == "forget":
             ended = self.job(job)
             self.delete(f"/jobs/{job}")
@@ -300,7 +299,7 @@ class AdminClient:
         return self.send("POST", "/syncs", Sync, body).reply()
 
     def sync(self, sync: int, after: int = 0, *, stop: bool = False) -> m.SyncReply:
-        """`stop`: it is ended first."""
+        """Returns the state of a sync. `stop`: stops it first."""
         if stop:
             self.delete(f"/syncs/{sync}")
         return self.get(f"/syncs/{sync}", Sync, {"next": after or None}).reply()
@@ -329,11 +328,11 @@ def _added(client: AdminClient, call: c.AddUfs) -> c.UfsAdded:
 
 
 def _done(work: Callable[[AdminClient, Any], None]) -> Callable[[AdminClient, Any], m.Message]:
-    def ask(client: AdminClient, call: Any) -> m.Message:
+    def send(client: AdminClient, call: Any) -> m.Message:
         work(client, call)
         return m.Done()
 
-    return ask
+    return send
 
 
 _CALLS: Final[dict[type[m.Message], Callable[[AdminClient, Any], m.Message]]] = {

@@ -1,4 +1,4 @@
-"""A blocking client of a node's server, for the command line: one request at a time, no events."""
+"""A blocking client of a node's server for the command line: one request at a time, no events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL_TIMEOUT_S: Final = 60.0
 
 
 class BlockingClient:
-    """A session with the role "cli". Not for more than one thread."""
+    """A session with the role "cli". Belongs to one thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -28,15 +28,15 @@ class BlockingClient:
     def connect(
         cls, path: str | os.PathLike[str], timeout_s: float = 5.0, *, owner: int = -1
     ) -> BlockingClient:
-        """Connects and says Hello. `owner`: the only user whose server is spoken with; -1: any.
-        Raises Unreachable, DeadlineExceeded, ProtocolError, AccessDenied."""
+        """Connects and sends Hello. `owner`: the user whose server is accepted; -1: any. Raises
+        Unreachable, DeadlineExceeded, ProtocolError, AccessDenied."""
         client = cls(connect_socket(os.fspath(path)))
         try:
             client._check_owner(owner)
             hello = m.Hello(role="cli", pid=os.getpid(), version=cachefs.__version__)
             reply = client.call(hello, timeout_s)
             if not isinstance(reply, m.Welcome):
-                raise ProtocolError(f"the server greets with {type(reply).__name__}")
+                raise ProtocolError(f"unexpected reply {type(reply).__name__} to Hello")
             client.welcome = reply
         except BaseException:
             client.close()
@@ -45,12 +45,12 @@ class BlockingClient:
 
     @property
     def listener(self) -> int:
-        """The pid of the server as the kernel knows it; 0 where it is of another pid namespace."""
+        """The pid of the server from the kernel; 0 if it is in another pid namespace."""
         return listener_of(self._sock)
 
     def call(self, body: m.Message, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
-        """The answer to `body`. Raises the typed error of a Failure, DeadlineExceeded after
-        `timeout_s` (the request is cancelled), Unreachable when the server is gone."""
+        """Returns the reply to `body`. Raises the typed error of a Failure, DeadlineExceeded after
+        `timeout_s` (and cancels the request), Unreachable when the server has ended."""
         self._last_id += 1
         deadline = time.monotonic() + timeout_s
         try:
@@ -84,7 +84,7 @@ class BlockingClient:
             if not data:
                 raise Unreachable("the server ended the connection")
             frame = m.decode(data)
-            if frame.id != self._last_id:  # an event, or the late answer to a cancelled request
+            if frame.id != self._last_id:  # an event, or the late reply to a cancelled request
                 continue
             if isinstance(frame.body, m.Failure):
                 raise m.error_of(frame.body)
@@ -94,7 +94,7 @@ class BlockingClient:
         uid = listener_uid(self._sock)
         if owner not in (-1, uid):
             cause = f"a process of user {uid} listens on the socket of a mount of user {owner}"
-            raise AccessDenied(cause, remedy="nothing was asked of it")
+            raise AccessDenied(cause, remedy="check which process that is")
 
     def _cancel(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""One trio connection to the node's server: pipelined calls, posts, events, reconnecting.
+"""A trio connection to the node's server: pipelined calls, posts, events, reconnects.
 
-Invariants: a caller is in `_callers` exactly while it waits; a descriptor that arrives for nobody
-is closed; an open that arrives for nobody is released at the server; nothing is queued beyond
-`MAX_OUTBOX` frames. Everything runs in one trio loop.
+Invariants: a call is in `_callers` exactly while a task waits for it. A descriptor without a
+waiting task is closed, and an open without one is released at the server. At most `MAX_OUTBOX`
+frames are queued. Everything runs in one trio loop.
 
 Usage:  conn = await Connection.connect(path, hello);  nursery.start_soon(conn.run)
 """
@@ -34,43 +34,42 @@ from cachefs.core.errors import CacheFSError, DeadlineExceeded, ProtocolError, U
 log = logging.getLogger(__name__)
 
 CALL_DEADLINE_S: Final = 600.0  # backstop: the server bounds its own waits by its own deadlines
-DEADLINE_LOOKS_S: Final = 0.25  # between looks for calls whose deadline has passed
+DEADLINE_CHECK_S: Final = 0.25  # interval between checks of the calls' deadlines
 HELLO_DEADLINE_S: Final = 10.0
 ATTACH_DEADLINE_S: Final = 120.0
-RECONNECT_WAIT_S: Final = 30.0  # of a caller; the connection itself is tried for ever
+RECONNECT_WAIT_S: Final = 30.0  # of a caller; `run` retries for ever
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 MAX_OUTBOX: Final = 65536
-FRAMES_PER_WAKEUP: Final = 64  # then other tasks get their turn
+FRAMES_PER_WAKEUP: Final = 64  # then other tasks run
 
 Dial = Callable[[], Awaitable[socket.socket]]
 Answer = tuple[m.Message, int | None]
 
 
 class ConnectionLost(Unreachable):
-    """The connection to the node's server broke while a request was under way. Another try waits
-    for the next connection."""
+    """The connection to the server broke during a request. A retry waits for the next one."""
 
 
-class Caller(NamedTuple):
-    """Who waits for an answer, and until when."""
+class _PendingCall(NamedTuple):
+    """A call whose reply has not arrived, and its deadline."""
 
     wait: Wait
     deadline: float
 
 
 class Connection:
-    """See the module. Made by `connect`; `run` must be running for calls to be answered."""
+    """A connection made by `connect`. Calls are answered only while `run` is running."""
 
     def __init__(
         self, sock: socket.socket, hello: m.Hello, reconnect: Dial, waits: Waits | None = None
     ) -> None:
-        # One more at each loss: handles of the server belong to an epoch. It grows before anybody
-        # hears of the loss, so that who tries again cannot take its old handle for a new one.
+        # Incremented at each loss, as the server's handles belong to an epoch, and before callers
+        # are notified: a retry must not use its old handle.
         self.epoch = 1
-        self.heard = 0  # frames that have come
-        self.server_pid = listener_of(sock)  # of the process that answers now
-        self.published = PublishedDirs()  # none where we are not trusted
+        self.heard = 0  # received frames
+        self.server_pid = listener_of(sock)  # of the current server process
+        self.published = PublishedDirs()  # empty if the server does not trust this client
         self.attached: m.Attached | None = None
         self.on_event: Callable[[m.Message], None] = lambda _: None
         self.on_reconnected: Callable[[m.Attached], None] = lambda _: None
@@ -83,7 +82,7 @@ class Connection:
         self._connected.set()
         self._failed: CacheFSError | None = None
         self._last_id = 0
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, _PendingCall] = {}
         self._room = trio.lowlevel.ParkingLot()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._outbox_filled = trio.Event()
@@ -97,9 +96,9 @@ class Connection:
         reconnect: Dial | None = None,
         waits: Waits | None = None,
     ) -> Connection:
-        """Connects and says Hello. `reconnect` gives a connected socket, or raises a typed error
-        when that try failed; the default connects to `path` again. `waits` is how calls wait.
-        Raises Unreachable, DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
+        """Connects and sends Hello. `reconnect` returns a connected socket or raises a typed error;
+        the default connects to `path` again. `waits` makes the waits of calls. Raises Unreachable,
+        DeadlineExceeded, ProtocolError. Cancellation leaves nothing open."""
 
         async def dial() -> socket.socket:
             return connect_socket(path)
@@ -114,23 +113,21 @@ class Connection:
         return conn
 
     async def attach(self, body: m.Attach) -> m.Attached:
-        """Attaches the source, now and after every reconnect. `run` must be running. Raises the
+        """Attaches the source, now and after every reconnect, while `run` is running. Raises the
         server's typed error."""
         reply, _ = await self.call(body, deadline_s=ATTACH_DEADLINE_S)
         if not isinstance(reply, m.Attached):
-            raise ProtocolError(f"unexpected answer {type(reply).__name__} to Attach")
+            raise ProtocolError(f"unexpected reply {type(reply).__name__} to Attach")
         self._attach, self.attached = body, reply
         return reply
 
     async def call(self, body: m.Message, *, deadline_s: float = CALL_DEADLINE_S) -> Answer:
-        """The answer and its descriptor, which the caller owns.
-
-        Waits, `RECONNECT_WAIT_S` at most, while the connection is being made anew. It is asked and
-        answered in the epoch in which this was called, or ConnectionLost is raised. Raises the
-        typed error of a Failure, ConnectionLost when the connection broke meanwhile, Unreachable
-        when it did not come back, DeadlineExceeded `deadline_s` after it was sent (checked every
-        `DEADLINE_LOOKS_S`). Cancellation sends Cancel and leaves nothing behind.
-        """
+        """Returns the reply and its descriptor, which the caller owns. Waits up to
+        `RECONNECT_WAIT_S` for a reconnect. The exchange happens in the epoch of this call,
+        otherwise ConnectionLost is raised. Raises the typed error of a Failure, ConnectionLost if
+        the connection broke, Unreachable if it did not recover, DeadlineExceeded `deadline_s` after
+        the request was sent (checked every `DEADLINE_CHECK_S`). Cancellation sends Cancel and
+        leaves nothing behind."""
         epoch = self.epoch
         while True:
             if self._failed is not None:
@@ -145,8 +142,8 @@ class Connection:
                 return await self._exchange(body, deadline_s)
 
     def post(self, body: m.Message) -> None:
-        """Sends what has no answer (Release, Used). Dropped when there is no connection: a session
-        that ended has released everything."""
+        """Sends a message without a reply (Release, Used). Drops it while there is no connection:
+        the end of a session released everything."""
         if self._sock is not None:
             self._send(m.encode(0, body))
 
@@ -155,21 +152,21 @@ class Connection:
         return self._sock is not None
 
     def ping(self) -> None:
-        """Asks the server for an answer, which counts as heard whatever it is: a server of an
-        earlier version refuses the question."""
+        """Requests a reply. Any reply counts in `heard`: servers of earlier versions return an
+        error."""
         if self._sock is not None:
             self._last_id += 1
             self._send(m.encode(self._last_id, m.Done()))
 
     def close(self) -> None:
-        """Closes what is open; waiting callers get ConnectionLost. Idempotent."""
+        """Closes everything; waiting callers get ConnectionLost. Idempotent."""
         self._failed = self._failed or Unreachable("the connection was closed")
         self._lose("closed by this side")
         self._connected.set()
         self.published.close()
 
     async def run(self) -> None:
-        """Reads, writes and reconnects until cancelled or closed. Closes the connection then."""
+        """Reads, writes and reconnects until cancelled or closed, then closes the connection."""
         try:
             while self._failed is None:
                 await self._serve()
@@ -183,7 +180,7 @@ class Connection:
         self._last_id += 1
         id = self._last_id
         wait = self._waits.new(functools.partial(self._abandon, id))
-        self._callers[id] = Caller(wait, trio.current_time() + deadline_s)
+        self._callers[id] = _PendingCall(wait, trio.current_time() + deadline_s)
         self._send(m.encode(id, body))
         answer: Answer = await wait
         if isinstance(answer[0], m.Failure):
@@ -192,14 +189,14 @@ class Connection:
         return answer
 
     def _abandon(self, id: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drops a call whose caller no longer waits."""
         if self._callers.pop(id, None) is not None:
             self.post(m.Cancel(id))
             self._room.unpark()
 
     async def _end_overdue(self) -> None:
         while True:
-            await trio.sleep(DEADLINE_LOOKS_S)
+            await trio.sleep(DEADLINE_CHECK_S)
             now = trio.current_time()
             for id, caller in list(self._callers.items()):
                 if caller.deadline <= now and id in self._callers:
@@ -262,8 +259,8 @@ class Connection:
             self._frame(data, fd)
 
     def _send(self, data: bytes) -> None:
-        """Sends or queues. Never blocks, never raises, never loses the connection itself (callers
-        that it would wake are not asleep yet): a broken socket is found by the reader."""
+        """Sends or queues. Never blocks, never raises, and leaves a broken socket to the reader:
+        losing the connection here would wake callers that do not wait yet."""
         assert self._sock is not None
         with contextlib.suppress(OSError):
             if not self._outbox:
@@ -293,7 +290,8 @@ class Connection:
             self._outbox_filled = trio.Event()
 
     def _lose(self, cause: str) -> None:
-        """Every caller gets ConnectionLost; the next ones wait for the next connection."""
+        """Closes the socket: every pending call raises ConnectionLost, later ones wait for a
+        reconnect."""
         sock, self._sock = self._sock, None
         if sock is None:
             return
@@ -315,17 +313,17 @@ class Connection:
     async def _wait_connected(self) -> None:
         with trio.move_on_after(RECONNECT_WAIT_S):
             return await self._connected.wait()
-        raise Unreachable("the server is gone and has not come back", remedy="see its log")
+        raise Unreachable("the server ended and was not restarted in time", remedy="see its log")
 
     async def _connect_again(self) -> None:
-        """Tries until it works or this side closed; the first failure is a warning."""
+        """Retries until connected or closed by this side. Logs the first failure as a warning."""
         pause_s, level = BACKOFF_FIRST_S, logging.WARNING
         while self._failed is None:
             try:
                 return await self._try_connect()
             except (CacheFSError, OSError) as err:
                 cause = err.one_line() if isinstance(err, CacheFSError) else str(err)
-                log.log(level, "no connection to the server yet: %s", cause)
+                log.log(level, "cannot connect to the server, retrying: %s", cause)
             level = logging.DEBUG
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_MAX_S)
@@ -349,12 +347,12 @@ class Connection:
     async def _greet(self, sock: socket.socket) -> None:
         try:
             reply, fd = await self._direct(sock, self._hello, HELLO_DEADLINE_S)
-        except OSError as err:  # a server that ends resets who it has not accepted yet
+        except OSError as err:  # a server that ends resets connections that it has not accepted
             raise Unreachable(f"the server cut the connection: {err.strerror}") from err
         if not isinstance(reply, m.Welcome):
             close_fd(fd)
-            raise ProtocolError(f"the server greets with {type(reply).__name__}")
-        self.published.close()  # the other tiers' directories come as events
+            raise ProtocolError(f"unexpected reply {type(reply).__name__} to Hello")
+        self.published.close()  # the other tiers' directories arrive as events
         self.published.replace(0, fd)
 
     async def _attach_again(self, sock: socket.socket) -> m.Attached | None:
@@ -367,8 +365,8 @@ class Connection:
         return reply
 
     async def _direct(self, sock: socket.socket, body: m.Message, deadline_s: float) -> Answer:
-        """One exchange on a socket that nobody else reads yet; events before it are dropped, as
-        everything known is dropped after it."""
+        """Exchanges one request on a socket that has no other reader yet. Drops events that arrive
+        before the reply, as the caller drops all its cached names afterwards."""
         sock.setblocking(False)
         self._last_id += 1
         with trio.move_on_after(deadline_s):

@@ -1,7 +1,7 @@
-"""Reads what a process proves itself with on the network: its token file, and its TLS files.
+"""The credentials of a process for the network, from its token file and its TLS files.
 
-A token file must be the reader's own (or root's), of mode 0600 or less, and no symbolic link:
-whoever can read it is in.
+A token file must belong to the reader (or root), have mode 0600 or less, and be no symbolic link:
+every process that can read it has its rights.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def read_tokens(path: str) -> list[Token]:
-    """The tokens of a file. Raises BadConfig and AccessDenied with what to do about it."""
+    """Returns the tokens of a file. Raises BadConfig and AccessDenied with a remedy."""
     try:
         fd = os.open(path, _FLAGS)
     except OSError as err:
         cause = f"token file cannot be opened: {err.strerror}"
-        raise BadConfig(cause, path=path, remedy="it must be a file, and no link") from err
+        raise BadConfig(cause, path=path, remedy="it must be a regular file, not a link") from err
     try:
         _check_private(os.fstat(fd), path)
         with open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as file:
             text = file.read(_MAX_BYTES + 1)
     except OSError as err:
         cause = f"token file cannot be read: {err.strerror}"
-        raise BadConfig(cause, path=path, remedy="see to its disk") from err
+        raise BadConfig(cause, path=path, remedy="check its disk") from err
     finally:
         os.close(fd)
     if len(text) > _MAX_BYTES:
@@ -45,7 +45,7 @@ def read_tokens(path: str) -> list[Token]:
 
 def _check_private(info: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise BadConfig("token file is not a file", path=path)
+        raise BadConfig("token file is not a regular file", path=path)
     if info.st_uid not in (0, os.geteuid()):
         remedy = "use a file of your own"
         raise AccessDenied(f"token file belongs to user {info.st_uid}", path=path, remedy=remedy)
@@ -54,18 +54,18 @@ def _check_private(info: os.stat_result, path: str) -> None:
 
 
 def presented_token(security: Security) -> str:
-    """What is presented to others; "" without a token file. Raises as `read_tokens`."""
+    """Returns the token that this process presents; "" if none. Raises as `read_tokens`."""
     return read_tokens(security.token_file)[0].secret if security.token_file else ""
 
 
 def presents_to(security: Security) -> Judge:
-    """Returns what raises ForeignListener for an address at which this process must not present its
-    token. A token that a user gave is presented at each address that the user names."""
+    """Returns the check that raises ForeignListener for an address to which this process must not
+    present its token. A token that a user configured may be presented to every address."""
     return check_listener if security.own_token else any_process
 
 
 def client_context(security: Security, url: str) -> ssl.SSLContext | None:
-    """How to speak with `url`; None for http. Raises BadConfig."""
+    """Returns the TLS context for connections to `url`; None for http. Raises BadConfig."""
     if not url.startswith("https://"):
         return None
     try:
@@ -77,8 +77,7 @@ def client_context(security: Security, url: str) -> ssl.SSLContext | None:
 
 
 def certificate_facts(security: Security) -> dict[str, Any]:
-    """Returns the certificate that a server shows, as `cachefs.core.health` takes it; {} for http.
-    Raises BadConfig."""
+    """Returns the server's certificate for `cachefs.core.health`; {} for http. Raises BadConfig."""
     if not security.tls_cert:
         return {}
     try:
@@ -90,7 +89,7 @@ def certificate_facts(security: Security) -> dict[str, Any]:
 
 
 def server_context(security: Security) -> ssl.SSLContext | None:
-    """How a server is spoken with; None for http. Raises BadConfig."""
+    """Returns the TLS context of a server; None for http. Raises BadConfig."""
     if not security.tls_cert:
         if security.tls_key:
             raise BadConfig("tls_key is given without tls_cert", remedy="give --tls-cert too")

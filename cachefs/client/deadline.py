@@ -1,7 +1,7 @@
-"""A connected socket whose operations all end at one deadline, for `http.client`.
+"""A connected socket with one deadline for all its operations, for `http.client`.
 
-A timeout of a socket limits each receive alone: a peer that sends a byte now and then would keep a
-call alive for ever. A `DeadlineSocket` allows each operation only what is left of the deadline.
+A socket timeout limits each receive separately, so a peer that sends a byte now and then could keep
+a call open for ever. A `DeadlineSocket` limits each operation to the time left.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class DeadlineSocket:
-    """What `http.client` uses of a socket. `deadline` (monotonic) may be set anew for each call.
-    Every operation raises TimeoutError from the deadline on, and OSError as the socket does."""
+    """The part of a socket that `http.client` uses. `deadline` (monotonic) may be changed for each
+    call. Every operation raises TimeoutError after the deadline, and OSError as the socket does."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.deadline = deadline
         self._sock = sock
 
     def limit(self) -> None:
-        """Gives the next operation what is left."""
+        """Limits the next operation to the time left."""
         self._sock.settimeout(left_s(self.deadline))
 
     def sendall(self, data: ReadableBuffer) -> None:
@@ -33,7 +33,7 @@ class DeadlineSocket:
         self._sock.sendall(data)
 
     def makefile(self, mode: str, *_: Any) -> io.BufferedReader:
-        """Returns a file to read from, which keeps the socket open until it is closed."""
+        """Returns a file for reading, which keeps the socket open until it is closed."""
         assert mode == "rb"
         return io.BufferedReader(_Receives(self, self._sock.makefile("rb", buffering=0)))
 
@@ -42,7 +42,7 @@ class DeadlineSocket:
 
 
 class _Receives(io.RawIOBase):
-    """The receiving side."""
+    """The receiving side of a DeadlineSocket."""
 
     def __init__(self, limited: DeadlineSocket, raw: socket.SocketIO) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Blocking calls of a master, or of another node's worker, for the command line.
+"""Blocking calls of a master or of another node's worker, for the command line.
 
-One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`); other exchanges
-(`cachefs.client.admin`) go over the same connection.
+One connection, one call at a time, msgpack both ways (`cachefs.core.cluster`). The admin client
+(`cachefs.client.admin`) uses the same connection.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from cachefs.doors.owners import ForeignListener
 
 CALL_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
-GREET_S: Final = 4.0  # a process that lives answers so soon, however long its other answers take
-GREETED_FOR_S: Final = 1.0  # after an answer
+GREET_S: Final = 4.0  # a running process answers ALIVE_PATH within this time, even under load
+_PROBE_VALID_S: Final = 1.0  # how long a reply proves that the process runs
 _T = TypeVar("_T", bound=Message)
 Reply = tuple[int, http.client.HTTPMessage, bytes]  # status, headers, body
-UNIX: Final = "unix:"  # before the path of a socket, in place of a URL
+UNIX: Final = "unix:"  # prefix of a socket's path, in place of a URL
 _MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
 class HttpClient:
-    """Speaks with the process at `url`, or at the socket `unix:PATH`. Not for more than one thread.
-    Before a question that may take long, it asks whether the process answers at all.
-    Raises BadConfig and AccessDenied for what `security` names."""
+    """A client of the process at `url`, or at the socket `unix:PATH`. Belongs to one thread. Before
+    a request that may take long, it checks that the process is running. Raises BadConfig and
+    AccessDenied for the files of `security`."""
 
     def __init__(self, url: str, security: Security, *, name: str = "the master") -> None:
         self.url = url
@@ -54,13 +54,13 @@ class HttpClient:
         self._context = client_context(security, url)
         self._presents_to = presents_to(security)
         self._connection: _Connection | None = None
-        self._status = 0  # of the last answer
+        self._status = 0  # of the last reply
         self._answered_at = -math.inf
 
     def call(self, body: Message, answer: type[_T], timeout_s: float = CALL_TIMEOUT_S) -> _T:
-        """The answer, which must be of the type expected. Raises the typed error of a Failure,
-        Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: one on a kept connection
-        that turns out to be broken is made again."""
+        """Returns the reply, which must be an `answer`. Raises the typed error of a Failure,
+        Unreachable, DeadlineExceeded, ProtocolError. Calls are idempotent: if a kept connection
+        turns out to be broken, the call is sent again."""
         _, _, data = self.exchange("POST", c.CALL_PATH, c.encode(body), timeout_s, _MSGPACK)
         reply = self._decoded(data)
         if isinstance(reply, Failure):
@@ -70,7 +70,7 @@ class HttpClient:
         return reply
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the connection. Idempotent."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -89,41 +89,41 @@ class HttpClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Whatever is answered, with its status. Raises Unreachable, DeadlineExceeded,
-        ProtocolError. Must be idempotent, as `call`."""
+        """Returns any reply with its status. Raises Unreachable, DeadlineExceeded, ProtocolError.
+        Requests must be idempotent, as in `call`."""
         is_kept = self._connection is not None
         deadline = time.monotonic() + timeout_s
         self._tokens.look_now_and_then()
-        asked = _Question(method, path, body, {**self._tokens.headers, **(headers or {})})
+        request = _Request(method, path, body, {**self._tokens.headers, **(headers or {})})
         try:
-            return self._attempt(asked, deadline)
+            return self._attempt(request, deadline)
         except Unreachable:
             if not is_kept:
                 raise
-        return self._attempt(asked, deadline)
+        return self._attempt(request, deadline)
 
-    def _attempt(self, asked: _Question, deadline: float) -> Reply:
+    def _attempt(self, request: _Request, deadline: float) -> Reply:
         try:
-            return self._ask(asked, deadline)
+            return self._probe_and_exchange(request, deadline)
         except BaseException as err:
-            self.close()  # what is under way on it belongs to nobody
+            self.close()  # drops a reply that may still arrive on it
             raise self._classified(err) from err
 
-    def _ask(self, asked: _Question, deadline: float) -> Reply:
-        if deadline - time.monotonic() > GREET_S and self._is_silent():
-            self._exchange(_Question("GET", ALIVE_PATH, None, {}), time.monotonic() + GREET_S)
-        return self._exchange(asked, deadline)
+    def _probe_and_exchange(self, request: _Request, deadline: float) -> Reply:
+        if deadline - time.monotonic() > GREET_S and self._needs_probe():
+            self._exchange(_Request("GET", ALIVE_PATH, None, {}), time.monotonic() + GREET_S)
+        return self._exchange(request, deadline)
 
-    def _is_silent(self) -> bool:
-        return time.monotonic() - self._answered_at > GREETED_FOR_S
+    def _needs_probe(self) -> bool:
+        return time.monotonic() - self._answered_at > _PROBE_VALID_S
 
-    def _exchange(self, asked: _Question, deadline: float) -> Reply:
+    def _exchange(self, request: _Request, deadline: float) -> Reply:
         connection = self._connected(deadline)
-        connection.request(asked.method, asked.path, asked.body, asked.headers)
+        connection.request(request.method, request.path, request.body, request.headers)
         response = connection.getresponse()
         data = response.read(c.MAX_ANSWER_BYTES + 1)
         if len(data) > c.MAX_ANSWER_BYTES:
-            raise ProtocolError(f"{self._name} answered more than allowed")
+            raise ProtocolError(f"the reply of {self._name} is too large")
         if response.will_close:
             self.close()
         self._status = response.status
@@ -135,9 +135,9 @@ class HttpClient:
             return c.decode_answer(data)
         except ProtocolError as err:
             raise ProtocolError(
-                f"{self._name} answers with status {self._status} and no message of ours",
+                f"{self._name} returned status {self._status} and an unknown reply",
                 path=self.url,
-                remedy="is it a CacheFS process?",
+                remedy="check that it is a CacheFS process",
             ) from err
 
     def _connected(self, deadline: float) -> _Connection:
@@ -170,11 +170,11 @@ class HttpClient:
             cause = f"{self._name} does not answer: {err.strerror or err}"
             return Unreachable(cause, path=self.url, remedy="is it running there?")
         if isinstance(err, http.client.HTTPException):
-            return Unreachable(f"{self._name} broke off: {err!r}", path=self.url)
+            return Unreachable(f"{self._name} broke the connection: {err!r}", path=self.url)
         return err
 
 
-class _Question(NamedTuple):
+class _Request(NamedTuple):
     method: str
     path: str
     body: bytes | None
@@ -182,12 +182,12 @@ class _Question(NamedTuple):
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over one connection, all of which ends at `deadline` (monotonic)."""
+    """HTTP over one connection. All its operations end at `deadline` (monotonic)."""
 
     deadline = 0.0
 
     def connect(self) -> None:
-        """Raises OSError."""
+        """Connects until the deadline. Raises OSError."""
         self.sock = DeadlineSocket(self._open(), self.deadline)
 
     def until(self, deadline: float) -> None:
@@ -200,7 +200,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _TcpConnection(_Connection):
-    """HTTP over TCP, with TLS where there is a context."""
+    """HTTP over TCP, with TLS if there is a context."""
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None, judge: Judge) -> None:
         super().__init__(host, port)

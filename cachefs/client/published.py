@@ -1,4 +1,4 @@
-"""The `pub/` directories of a node's tiers, as its server handed them to this client."""
+"""The `pub/` directories of a node's tiers, as descriptors that the server sent to this client."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 from cachefs.client.sockets import close_fd
 
-MOST_TIERS: Final = 16  # a peer that names more is not believed
+MOST_TIERS: Final = 16  # larger numbers are ignored as invalid
 
 
 class PublishedDir:
-    """One directory: a descriptor, and the tier whose it is. Another one of the same tier is
-    another object, whatever number its descriptor has."""
+    """A directory: a descriptor and its tier. A replacement for the same tier is a new object,
+    even if it gets the same descriptor number."""
 
     __slots__ = ("fd", "tier")
 
@@ -21,28 +21,29 @@ class PublishedDir:
 
 
 class PublishedDirs:
-    """Owns the descriptors. `dirs`: those there are, of the fastest tier first."""
+    """The owner of the descriptors. `dirs`: the current directories, the fastest tier's first."""
 
     def __init__(self) -> None:
         self.dirs: tuple[PublishedDir, ...] = ()
 
     def replace(self, tier: int, fd: int | None) -> None:
-        """The directory of that tier is `fd`, which is ours from now on; None: there is none."""
+        """Replaces the directory of a tier by `fd`, which this object then owns; None removes
+        it."""
         if not 0 <= tier < MOST_TIERS:
             return close_fd(fd)
         kept = [known for known in self.dirs if known.tier != tier]
-        gone = [known for known in self.dirs if known.tier == tier]
+        replaced = [known for known in self.dirs if known.tier == tier]
         new = [PublishedDir(tier, fd)] if fd is not None else []
         self.dirs = tuple(sorted([*kept, *new], key=lambda known: known.tier))
-        for known in gone:
+        for known in replaced:
             close_fd(known.fd)
 
     def of(self, tier: int) -> PublishedDir | None:
-        """The directory of that tier, if there is one."""
+        """Returns the directory of a tier, or None."""
         return next((known for known in self.dirs if known.tier == tier), None)
 
     def close(self) -> None:
-        """Closes all; more may come."""
+        """Closes all directories. The object may be used again."""
         for known in self.dirs:
             close_fd(known.fd)
         self.dirs = ()

@@ -1,6 +1,5 @@
 """SOCK_SEQPACKET sockets to a node's server: connecting, and receiving a frame with its descriptor.
-Blocking or not as the socket is; no meaning, no state.
-"""
+The functions follow the blocking mode of the socket and keep no state."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from cachefs.core.errors import ProtocolError, Unreachable
 from cachefs.core.messages import MAX_FRAME_BYTES
 
 MAX_IN_FLIGHT: Final = 3072  # calls of one connection
-CONNECT_LIMIT_S: Final = 2.0  # a server that hangs may have a full queue of connections
-_MAX_FDS: Final = 4  # a peer that sends more than one is wrong; all of them must be closed
+CONNECT_LIMIT_S: Final = 2.0  # the queue of a server that hangs may be full
+_MAX_FDS: Final = 4  # more than one is an error, but all of them must be closed
 _FD_BYTES: Final = array.array("i").itemsize
-_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # plain, as enums are slow
+_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # int, because enums are slow
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
 _CREDENTIALS: Final = struct.Struct("3i")  # pid uid gid
 _TIMEVAL: Final = struct.Struct("@ll")
@@ -25,10 +24,8 @@ _FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def connect_socket(path: str) -> socket.socket:
-    """A connected blocking socket. `path` may be longer than the 107 bytes of an address.
-
-    Raises Unreachable when nobody listens there, or accepts nothing within `CONNECT_LIMIT_S`.
-    """
+    """Returns a connected blocking socket. `path` may be longer than the 107 bytes of an address.
+    Raises Unreachable if no process listens there, or accepts nothing within `CONNECT_LIMIT_S`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         _limit_sends(sock, CONNECT_LIMIT_S)
@@ -50,8 +47,8 @@ def connect_socket(path: str) -> socket.socket:
 
 
 def _limit_sends(sock: socket.socket, limit_s: float) -> None:
-    """How long a connect or a send of a blocking socket waits at most; 0: for ever. A timeout of
-    Python's would make the socket non-blocking, which does not wait for the queue at all."""
+    """Limits each connect and send of a blocking socket; 0: no limit. A Python timeout would make
+    the socket non-blocking, and then a connect does not wait for the queue at all."""
     microseconds = round(limit_s * 1e6)
     limit = _TIMEVAL.pack(*divmod(microseconds, 10**6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -68,13 +65,12 @@ def connect_long(sock: socket.socket, path: str) -> None:
 
 
 def listener_of(sock: socket.socket) -> int:
-    """The pid of the process that listens where this socket is connected to; 0 where that is of
-    another pid namespace."""
+    """Returns the pid of the listening process; 0 if it is in another pid namespace."""
     return _credentials(sock)[0]
 
 
 def listener_uid(sock: socket.socket) -> int:
-    """The user of the process that listens where this socket is connected to."""
+    """Returns the user of the listening process."""
     return _credentials(sock)[1]
 
 
@@ -85,11 +81,9 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
-    """One frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
-
-    Raises OSError as the socket does, and ProtocolError for a frame that was cut off or carries
-    more than one descriptor; no descriptor stays open then.
-    """
+    """Returns one frame and its descriptor (close-on-exec), which the caller owns; b"" at the end.
+    Raises OSError as the socket does, and ProtocolError for a frame that is truncated or has more
+    than one descriptor; then no descriptor stays open."""
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME_BYTES, _ANCILLARY_BYTES, _FLAGS)
     if not ancillary and not flags & _CUT_OFF:
         return data, None
@@ -97,7 +91,7 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
     if len(fds) > 1 or flags & _CUT_OFF:
         for fd in fds:
             os.close(fd)
-        raise ProtocolError("a frame of the server was cut off")
+        raise ProtocolError("a frame of the server was truncated")
     return data, fds[0] if fds else None
 
 
@@ -110,6 +104,6 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_fd(fd: int | None) -> None:
-    """Closes a descriptor that may not be there."""
+    """Closes a descriptor, if any."""
     if fd is not None:
         os.close(fd)

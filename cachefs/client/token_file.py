@@ -1,8 +1,8 @@
-"""A token file as it is now: what a process accepts from others and what it presents to them.
+"""A token file that is reloaded: the tokens that a process accepts and the one that it presents.
 
-A process looks at the file every `LOOK_S` seconds at most, and reads it again when it is another
-file or was changed. A file that cannot be used is a line in the log, and the tokens that were read
-before stay in force; each look reads it again.
+A process checks the file every `LOOK_S` seconds, and reads it again if it was replaced or changed.
+If a file cannot be used, the process logs it and keeps the previous tokens. Every later check reads
+it again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ LOOK_S: Final = 2.0
 
 
 class TokenFile:
-    """The tokens of one file; without a path every caller is accepted and nothing is presented.
-
-    `look` may run in another thread than the rest: what it replaces is replaced at once.
-    """
+    """The tokens of one file. Without a path every caller is accepted and no token is presented.
+    `look` may run in another thread than the rest: it replaces each value in one assignment."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the file. Raises as `read_tokens`."""
@@ -34,7 +32,7 @@ class TokenFile:
         self._clock = clock
         self._seen = _signature(path)
         self._looked_at = clock()
-        self._said = ""  # the last complaint about the file as it is
+        self._logged = ""  # the last error that was logged
         self._access = Access()
         self._headers: dict[str, str] = {}
         if path:
@@ -42,20 +40,20 @@ class TokenFile:
 
     @property
     def is_open(self) -> bool:
-        """Is nobody asked for a token?"""
+        """True if callers need no token."""
         return self._access.is_open
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What a request presents. The mapping is live: it has the token of the file as it is."""
+        """The headers of a request. The mapping is live: it always has the current token."""
         return self._headers
 
     def check(self, header: str | None) -> Caller:
-        """Returns who asks, by the value of `HEADER`. Raises AccessDenied."""
+        """Returns the caller that presents the value of `HEADER`. Raises AccessDenied."""
         return self._access.check(header)
 
     def look(self) -> None:
-        """Reads the file again if it has changed since the last look. Blocks on its disk."""
+        """Reads the file again if it has changed since the last check. Blocks on its disk."""
         if not self.path:
             return
         self._looked_at = self._clock()
@@ -66,27 +64,27 @@ class TokenFile:
             self._read()
         except CacheFSError as err:
             line = err.one_line()
-            if line != self._said:
-                log.error("the tokens stay as they were: %s", line)
-            self._said = line
+            if line != self._logged:
+                log.error("cannot reload the tokens, the previous ones stay valid: %s", line)
+            self._logged = line
             return
-        self._seen, self._said = seen, ""
-        log.info("%s: the tokens were read again", self.path)
+        self._seen, self._logged = seen, ""
+        log.info("%s: the tokens were reloaded", self.path)
 
     def look_now_and_then(self) -> None:
-        """Looks, if the last look is `LOOK_S` seconds ago: for callers without an event loop."""
+        """Checks the file if the last check is `LOOK_S` old, for callers without an event loop."""
         if self._clock() - self._looked_at >= LOOK_S:
             self.look()
 
     def _read(self) -> None:
-        """Raises as `read_tokens`; nothing has changed then."""
+        """Raises as `read_tokens`, and then changes nothing."""
         tokens = read_tokens(self.path)
         self._access = Access(tokens)
         self._headers[HEADER] = header_of(tokens[0].secret)
 
 
 def _signature(path: str) -> tuple[int, ...] | None:
-    """Returns what differs between a file and another or changed one; None for no file."""
+    """Returns the values by which a replaced or changed file differs; None for no file."""
     try:
         info = os.stat(path, follow_symlinks=False)
     except OSError:

@@ -1,6 +1,5 @@
-"""How a call waits for what comes later. `Waits` is trio's way, one waiting task per call;
-`cachefs.fuse.workers` has a cheaper one for the requests of the kernel, of the same shape.
-"""
+"""The waits of calls for their replies. `Waits` blocks the calling trio task;
+`cachefs.fuse.workers` has a cheaper implementation for requests of the kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ Abandon = Callable[[], None]
 
 
 class Wait(Protocol):
-    """Awaited once, by who made it; ended once, by `resume`, by `fail`, or by whoever interrupts
-    the waiting side, which calls the `Abandon` before anything else runs."""
+    """A wait for one reply. Its creator awaits it once. It ends once: by `resume`, by `fail`, or by
+    an interruption of the waiting side, which calls the `Abandon` before any other code runs."""
 
     def __await__(self) -> Generator[Any, Any, Any]: ...
 
     def resume(self, value: object) -> None:
-        """The wait is over: it gives `value`."""
+        """Ends the wait with the result `value`."""
 
     def fail(self, error: BaseException) -> None:
-        """The wait is over: it raises `error`."""
+        """Ends the wait: it raises `error`."""
 
 
 class TaskWait:
@@ -54,10 +53,10 @@ class Waits:
     """Waits of trio tasks."""
 
     def new(self, abandon: Abandon) -> Wait:
-        """A wait of who calls this. Cancellation calls `abandon`, from then on nobody may end the
-        wait."""
+        """Returns a wait of the calling task. Cancellation calls `abandon`; after that, `resume`
+        and `fail` must not be called."""
         return TaskWait(abandon)
 
     async def in_task(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of what needs a trio task around it. Cancellation cancels it."""
+        """Returns the result of work that needs a trio task. Cancellation cancels it."""
         return await work()

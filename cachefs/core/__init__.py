@@ -1,1 +1,1 @@
-"""What every part agrees on: model, errors, units, configuration, messages. Pure, no I/O."""
+"""Definitions that all packages share: model, errors, units, configuration, messages. Pure."""

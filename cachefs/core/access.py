@@ -1,11 +1,12 @@
-"""Who may ask what: tokens, and what each lets its holder do. Pure: callers read the files.
+"""Access control: tokens, the rights of their holders, the rights that each call needs. Pure:
+callers read the files.
 
-A token file has one token a line, and what its holder is limited to; `#` starts a comment:
+A token file has one token per line, optionally followed by its limits; `#` starts a comment:
 
     TOKEN [name=NAME] [path=/PREFIX] [read-only]
 
-A lone token lets its holder do everything, be a worker among others too. What a process presents to
-others is the first token of its own file. In HTTP: `Authorization: Bearer TOKEN`.
+A token without limits grants everything, including the right to be a worker. A process presents the
+first token of its file, in HTTP as `Authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ _DIGEST_BYTES: Final = 32
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """What somebody may do. `prefix`: the path below the namespace root, without slashes at its
-    ends, at and below which names are seen; b"" is all of them. `may_join`: be a worker, which sees
-    and gives every byte."""
+    """The rights of a caller. `prefix`: a path below the namespace root, without slashes at its
+    ends. The caller sees only names at or below it; b"" means all names. `may_join`: the caller may
+    be a worker, which reads and serves all data."""
 
     name: str = ""
     prefix: bytes = b""
@@ -62,7 +63,7 @@ class Caller(msgspec.Struct, frozen=True):
     may_join: bool = True
 
     def sees(self, path: bytes) -> bool:
-        """Is a path (below the namespace root) in reach?"""
+        """Returns whether a path (below the namespace root) is at or below the prefix."""
         path = path.strip(b"/")
         return not self.prefix or path == self.prefix or path.startswith(self.prefix + b"/")
 
@@ -75,7 +76,7 @@ EVERYTHING: Final = Caller()
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A line of a token file. Never logged, never shown."""
+    """A line of a token file. The secret is never logged or displayed."""
 
     secret: str
     caller: Caller
@@ -85,7 +86,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """The tokens that one process accepts; without any, everybody may do everything."""
+    """The tokens that one process accepts. Without tokens every caller may do everything."""
 
     def __init__(self, tokens: Iterable[Token] = ()) -> None:
         self._key = secrets.token_bytes(_DIGEST_BYTES)
@@ -94,8 +95,8 @@ class Access:
             self._callers[self._digest(token.secret)] = (token.secret.encode(), token.caller)
 
     def check(self, header: str | None) -> Caller:
-        """Who asks, by the value of `HEADER`. How long it takes tells nothing of the tokens: they
-        are found by a keyed digest. Raises AccessDenied."""
+        """Returns the caller that presents the value of `HEADER`. The lookup is by a keyed digest,
+        so its duration reveals nothing about the tokens. Raises AccessDenied."""
         if not self._callers:
             return EVERYTHING
         secret = token_of(header)
@@ -108,7 +109,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Is nobody asked for a token?"""
+        """True if callers need no token."""
         return not self._callers
 
     def _digest(self, secret: str) -> bytes:
@@ -117,12 +118,12 @@ class Access:
 
 
 def header_of(secret: str) -> str:
-    """The value of `HEADER` that presents a token."""
+    """Returns the value of `HEADER` that presents a token."""
     return _SCHEME + secret
 
 
 def token_of(header: str | None) -> str:
-    """The token that a header presents; "" for none."""
+    """Returns the token that a header presents, or "" if it presents none."""
     if header is None or header[: len(_SCHEME)].lower() != _SCHEME.lower():
         return ""
     return header[len(_SCHEME) :].strip()
@@ -132,7 +133,8 @@ def token_of(header: str | None) -> str:
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
-    """The tokens of a file, in its order. Raises BadConfig that names the line, never the token."""
+    """Returns the tokens of a file, in order. Raises BadConfig that names the line, not the
+    token."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -140,12 +142,12 @@ def parse_tokens(text: str, where: str) -> list[Token]:
             continue
         token = _token(words, f"{where}, line {number}")
         if token.secret in tokens:
-            raise BadConfig(f"{where}, line {number}: the token was there before")
+            raise BadConfig(f"{where}, line {number}: duplicate token")
         if len(tokens) >= MAX_TOKENS:
             raise BadConfig(f"{where}: more than {MAX_TOKENS} tokens")
         tokens[token.secret] = token
     if not tokens:
-        raise BadConfig(f"{where}: no token in it", remedy=f"make one: {MAKE_TOKEN}")
+        raise BadConfig(f"{where}: the file has no token", remedy=f"make one: {MAKE_TOKEN}")
     return list(tokens.values())
 
 
@@ -182,16 +184,16 @@ def _token(words: list[str], where: str) -> Token:
 
 
 class Need(enum.Flag):
-    """What a limited caller's token must allow for a call."""
+    """The rights that a call requires of a limited caller."""
 
     NOTHING = 0
-    JOIN = enum.auto()  # be a worker
+    JOIN = enum.auto()  # the caller may be a worker
     WRITE = enum.auto()
-    ALL = enum.auto()  # no path
-    PATH = enum.auto()  # `call.path` in reach
-    BELOW = enum.auto()  # ... and below the path of the token, not at it
-    INOS = enum.auto()  # every ino of the call in reach: see `inos_of`
-    LATER = enum.auto()  # what is asked by a number: whoever answers knows the paths, and judges
+    ALL = enum.auto()  # the caller's token has no path
+    PATH = enum.auto()  # the caller sees `call.path`
+    BELOW = enum.auto()  # ... and it is below the token's path, not at it
+    INOS = enum.auto()  # the caller sees every ino of the call: see `inos_of`
+    LATER = enum.auto()  # the call names a number: its handler knows the paths and checks them
 
 
 # A call that is not listed is refused for every limited caller.
@@ -215,9 +217,9 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     c.ListNext: Need.INOS,
     c.ReportChanged: Need.INOS,
     c.Walk: Need.INOS,
-    c.GetEvents: Need.LATER,  # names out of reach are left out
+    c.GetEvents: Need.LATER,  # the handler omits names that the caller does not see
     c.GetUfs: Need.LATER,
-    # Contents are named by 64 random bits each: only who was told of one can ask.
+    # A content id contains 64 random bits: only a caller that received it can name it.
     c.PermitEviction: Need.NOTHING,
     c.RulesOf: Need.NOTHING,
     GetPolicies: Need.PATH,
@@ -230,9 +232,9 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
     GetJobFailures: Need.LATER,
     ControlJob: Need.WRITE | Need.LATER,
     StartSync: Need.WRITE | Need.PATH,  # a dry run: see `_needs_of`
-    GetSync: Need.LATER,  # whoever answers judges `stop`
-    # A source is read with the credentials of the cluster's machines: who adds one reads all that
-    # these may read, wherever it is put.
+    GetSync: Need.LATER,  # the handler checks `stop`
+    # A source is read with the credentials of the cluster's machines: a caller that adds one can
+    # read everything that they can read, at any path.
     c.AddUfs: Need.WRITE | Need.ALL,
     c.RemoveUfs: Need.WRITE | Need.ALL,
     c.Drain: Need.WRITE | Need.ALL,
@@ -246,8 +248,7 @@ NEEDS: Final[Mapping[type[Message], Need]] = {
 
 
 def permit(caller: Caller, call: Message) -> None:
-    """Raises AccessDenied for a call that this caller may not make. What a call asks by ino is not
-    judged here: see `inos_of`."""
+    """Raises AccessDenied for a call that this caller may not make. Inos: see `inos_of`."""
     if not caller.is_limited:
         return
     needs = _needs_of(call)
@@ -262,7 +263,7 @@ def permit(caller: Caller, call: Message) -> None:
 
 
 def _needs_of(call: Message) -> Need | None:
-    """Returns what `NEEDS` says of a call; None where it says nothing. A dry run writes nothing."""
+    """Returns the entry of `NEEDS` for a call, or None if it has none. A dry run writes nothing."""
     needs = NEEDS.get(type(call))
     if needs is not None and isinstance(call, StartSync) and call.dry_run:
         return needs & ~Need.WRITE
@@ -270,18 +271,18 @@ def _needs_of(call: Message) -> Need | None:
 
 
 def _permit_paths(caller: Caller, call: Message, needs: Need) -> None:
-    """Raises AccessDenied."""
+    """Raises AccessDenied for a path that the caller does not see."""
     if Need.ALL in needs:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
     if Need.PATH in needs and not all(caller.sees(path) for path in _paths(call)):
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
-    # What is said at the prefix itself is said of its holder, by others.
+    # A policy at the prefix itself limits the token's holder, so only other callers may set it.
     if Need.BELOW in needs and caller.prefix in [path.strip(b"/") for path in _paths(call)]:
         raise _denied(caller, f"is limited to what is below {_shown(caller.prefix)}")
 
 
 def _paths(call: Message) -> list[bytes]:
-    """The paths at or below which lies all that a call selects."""
+    """Returns the paths at or below which everything lies that a call selects."""
     match call:
         case Resolve() | GetPolicies() | SetPolicy() | Free() | StartSync():
             return [call.path]
@@ -294,13 +295,13 @@ def _paths(call: Message) -> list[bytes]:
 
 
 def permit_metrics(caller: Caller) -> None:
-    """Raises AccessDenied: they name all sources."""
+    """Raises AccessDenied for a caller with a prefix, because metrics name all sources."""
     if caller.prefix:
         raise _denied(caller, f"is limited to {_shown(caller.prefix)}")
 
 
 def inos_of(call: Message) -> list[int]:
-    """The inos that a call asks about: for a caller with a prefix, each must lie at or below it."""
+    """Returns the inos of a call. For a caller with a prefix, each must be at or below it."""
     match call:
         case Lookup():
             return [call.parent]
@@ -327,7 +328,7 @@ def _shown(prefix: bytes) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Is this address reached from this machine only?"""
+    """Returns whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -337,7 +338,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listen(host: str, *, has_tokens: bool) -> None:
-    """Raises BadConfig for listening where other machines reach us, asking for no token."""
+    """Raises BadConfig for an address that other machines can reach while no token is required."""
     if not has_tokens and not is_loopback(host):
         raise BadConfig(
             f"listening on {host or 'every address'} lets other machines in without a token",
@@ -346,8 +347,8 @@ def check_listen(host: str, *, has_tokens: bool) -> None:
 
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
-    """`HOST`, `HOST:PORT`, `:PORT`, `[V6]:PORT` as host ("" = every address) and port (0: any free
-    one). Raises BadConfig."""
+    """Parses `HOST`, `HOST:PORT`, `:PORT` or `[V6]:PORT` into host ("" = every address) and port
+    (0: any free one). Raises BadConfig."""
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/\s]*)(?::([0-9]{1,5}))?", text)
     if match is None or not text or (match[2] and int(match[2]) > 65535):
         raise BadConfig(f"not an address: {text!r}", remedy="write it as HOST:PORT")
@@ -355,5 +356,5 @@ def parse_address(text: str, default_port: int) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `parse_address`."""
+    """Returns the text of a host and port: the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,6 +1,5 @@
-"""How a cluster is named: `cachefs://HOST:PORT/path` of a mount, `http(s)://HOST:PORT` of a
-process. Pure.
-"""
+"""The addresses of mounts, `cachefs://HOST:PORT/path`, and processes, `http(s)://HOST:PORT`.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,31 +11,30 @@ from cachefs.core.cluster import DEFAULT_PORT
 from cachefs.core.errors import BadConfig
 
 SCHEME: Final = "cachefs://"
-ALIVE_PATH: Final = "/healthz"  # of a process: GET, 200 while its event loop turns; no token
+ALIVE_PATH: Final = "/healthz"  # GET answers 200 while the process's event loop runs; no token
 DEFAULT_MASTER: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 _HTTP: Final = re.compile(r"(https?)://([^/]*)/?")
 
 
 class ClusterPath(NamedTuple):
-    """A directory of a cluster's namespace: its master's address, and the path below the root,
-    without slashes at its ends."""
+    """A master's address, and a path below its namespace root, without slashes at its ends."""
 
     address: str  # HOST:PORT
     path: str
 
     @property
     def url(self) -> str:
-        """The one way to write it."""
+        """The canonical URL."""
         return f"{SCHEME}{self.address}/{self.path}".rstrip("/")
 
 
 def is_cluster(url: str) -> bool:
-    """Does this name a path of a cluster (and not a source)?"""
+    """Returns whether a URL names a path of a cluster (and not a source)."""
     return url.lower().startswith(SCHEME)
 
 
 def parse_cluster(url: str) -> ClusterPath:
-    """Raises BadConfig for what is not `cachefs://HOST[:PORT][/path]`."""
+    """Returns the parsed `cachefs://HOST[:PORT][/path]`. Raises BadConfig for anything else."""
     address, _, path = url[len(SCHEME) :].partition("/")
     host, port = parse_address(address, DEFAULT_PORT) if address else ("", 0)
     if not is_cluster(url) or not host or not port:
@@ -48,8 +46,8 @@ def parse_cluster(url: str) -> ClusterPath:
 
 
 def master_url(text: str, *, tls: bool) -> str:
-    """The URL of a master that was given as HOST, HOST:PORT, `cachefs://…` or a URL. `tls`: where
-    no scheme says it. Raises BadConfig."""
+    """Returns the URL of a master given as HOST, HOST:PORT, `cachefs://…` or a URL. `tls` selects
+    https if the text has no http(s) scheme. Raises BadConfig."""
     match = _HTTP.fullmatch(text)
     if is_cluster(text):
         address, scheme = parse_cluster(text).address, ""
@@ -64,7 +62,7 @@ def master_url(text: str, *, tls: bool) -> str:
 
 
 def address_of(url: str) -> str:
-    """HOST:PORT of a process's URL. Raises BadConfig."""
+    """Returns HOST:PORT of a process's URL. Raises BadConfig."""
     match = _HTTP.fullmatch(url)
     if match is None:
         raise BadConfig(f"not a URL of a process: {url!r}")

@@ -1,9 +1,9 @@
-"""The admin API: where it is, the bodies of requests and answers. Pure.
+"""The admin API: its paths and the bodies of its requests and replies. Pure.
 
-JSON over HTTP below `API`; its page `OPENAPI_PATH` is made from these types and from the routes of
-the server. How paths are written: `cachefs.core.admin_paths`; syncs: `cachefs.core.admin_syncs`.
+The API is JSON over HTTP below `API`. The page `OPENAPI_PATH` is generated from these types and
+from the routes of the server. Paths: `cachefs.core.admin_paths`. Syncs: `cachefs.core.admin_syncs`.
 
-Requests with fields that nobody knows are refused; clients pass over those of answers.
+The server refuses requests with unknown fields. Clients ignore unknown fields of replies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cachefs.core.policies import Policy
 API: Final = "/api/v1"
 OPENAPI_PATH: Final = f"{API}/openapi.json"
 JSON_TYPE: Final = "application/json"
-PROBLEM_TYPE: Final = "application/problem+json"  # of every failure: a `Problem`
+PROBLEM_TYPE: Final = "application/problem+json"  # every failure is a `Problem`
 KEY_HEADER: Final = "Idempotency-Key"
 DEFAULT_LIMIT: Final = 100  # items of a page
 MAX_LIMIT: Final = 1000
-MAX_BODY_BYTES: Final = 16 << 20  # of a request: PATHS_PER_CALL paths, however written
+MAX_BODY_BYTES: Final = 16 << 20  # of a request: holds PATHS_PER_CALL escaped paths
 MAX_NUMBER: Final = (1 << 63) - 1
 
 Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
@@ -41,15 +41,15 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Nothing(Request, frozen=True):
-    """The body of a request that says all in its path: {}."""
+    """An empty body, {}: the path of the request is complete."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Base of the bodies of answers."""
+    """Base of the bodies of replies."""
 
 
 class Problem(Answer, frozen=True):
-    """Why a request failed. `code` is for programs, `cause` and `remedy` are for people."""
+    """The cause of a failure. `code` is for programs, `cause` and `remedy` are for people."""
 
     status: int
     code: str
@@ -60,8 +60,8 @@ class Problem(Answer, frozen=True):
 
 
 class About(Answer, frozen=True):
-    """Who answers. `namespace`: hex, the one that is meant where none is named; `namespaces`: all
-    (an embedded server has one for each source)."""
+    """The server. `namespace`: hex, the default of requests that name none. `namespaces`: all of
+    them (an embedded server has one for each source)."""
 
     version: str
     namespace: str
@@ -71,13 +71,13 @@ class About(Answer, frozen=True):
 
 
 class Health(Answer, frozen=True):
-    """What is wrong now: errors first; empty if all is well."""
+    """The current problems, errors first. Empty: none."""
 
     items: list[HealthProblem]
 
 
 class Status(Answer, frozen=True):
-    """What `cachefs status` shows: plain values, see docs/operations.md."""
+    """The content of `cachefs status`: plain values, see docs/operations.md."""
 
     status: dict[str, Any]
 
@@ -86,7 +86,7 @@ class Status(Answer, frozen=True):
 
 
 class NewSource(Request, frozen=True):
-    """`url`: s3://bucket/prefix, file:///path; `options` as of `cachefs ufs add`."""
+    """A source. `url`: s3://bucket/prefix or file:///path. `options`: as of `cachefs ufs add`."""
 
     path: PathText
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -95,7 +95,7 @@ class NewSource(Request, frozen=True):
 
 
 class SourceAdded(Answer, frozen=True):
-    """`warning`: a line for people (it hides something, it keeps what it had)."""
+    """A source that was added. `warning`: for people, for example that it hides other names."""
 
     path: PathText
     url: str
@@ -132,8 +132,8 @@ class Sources(Answer, frozen=True):
 
 
 class Worker(Answer, frozen=True):
-    """`state`: serving, draining, drained, lost. `seen_s`: since its last heartbeat; `facts`: what
-    it said there."""
+    """A worker of the cluster. `state`: serving, draining, drained or lost. `seen_s`: seconds since
+    its last heartbeat. `facts`: from that heartbeat."""
 
     id: str
     url: str
@@ -157,7 +157,7 @@ class Worker(Answer, frozen=True):
 
 
 class Workers(Answer, frozen=True):
-    """`moving`: data is on its way to its new places. `members`: ids of those that own data."""
+    """The workers. `moving`: blocks are moving to new owners. `members`: ids of the owners."""
 
     items: list[Worker]
     epoch: int
@@ -167,7 +167,8 @@ class Workers(Answer, frozen=True):
 
 
 class WorkerChange(Request, frozen=True):
-    """`draining`: it owns nothing from now on and hands over what it has, or it owns again."""
+    """`draining` true: the worker owns nothing and hands its data over. False: it owns data
+    again."""
 
     draining: bool
 
@@ -176,7 +177,7 @@ class WorkerChange(Request, frozen=True):
 
 
 class PolicyChange(Request, frozen=True):
-    """Says more at a path, and leaves the fields `unset` open again; the rest stays."""
+    """A change of the policy at a path: sets the fields of `set` and removes those of `unset`."""
 
     set: Policy = Policy()
     unset: Annotated[list[str], Meta(max_length=100)] = []
@@ -193,8 +194,8 @@ class QuotaAt(Answer, frozen=True):
 
 
 class PolicyAt(Answer, frozen=True):
-    """What holds at a path, field by field who says so (`from`), what is said at the path itself
-    and below it (cut; there are `below_count`), and the quotas that hold for it."""
+    """The policies at a path. `policy`: the effective values; `from`: the path that sets each.
+    `said`: set at the path itself. `below`: set below it (truncated, of `below_count`)."""
 
     path: PathText
     policy: Policy
@@ -228,7 +229,7 @@ class PolicyAt(Answer, frozen=True):
 
 
 class QuotaUse(Answer, frozen=True):
-    """`used_bytes`: on all workers, as of their last heartbeats."""
+    """A quota and its use. `used_bytes`: on all workers, as of their last heartbeats."""
 
     path: PathText
     quota_bytes: int
@@ -236,7 +237,7 @@ class QuotaUse(Answer, frozen=True):
 
 
 class Quotas(Answer, frozen=True):
-    """Those that hold for a path, and those below it."""
+    """The quotas that apply to a path, and those below it."""
 
     items: list[QuotaUse]
     next: str | None = None
@@ -246,9 +247,9 @@ class Quotas(Answer, frozen=True):
 
 
 class Usage(Answer, frozen=True):
-    """Of the files at or below a path that the master knows, as far as they were counted: with
-    `next`, ask on and add. `silent`: workers that did not answer. `unlisted_directories`: how many
-    directories were found so far whose names the master never listed; do not add these."""
+    """The files at or below a path that the master knows. If `next` is set, request the next page
+    and add up. `silent`: workers that did not reply. `unlisted_directories`: directories found up
+    to now that the master never listed; do not add these up."""
 
     path: PathText
     files: int
@@ -260,15 +261,15 @@ class Usage(Answer, frozen=True):
 
 
 class FreeRequest(Request, frozen=True):
-    """`next`: of the last answer, to go on."""
+    """A path to free. `next`: from the previous reply, to continue."""
 
     path: PathText
     next: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class Freed(Answer, frozen=True):
-    """With `next` this was a part: ask on and add. A file counts once for each worker that had
-    it; bytes of `busy_files` go with their last close."""
+    """The freed bytes. If `next` is set, request the next page and add up. A file counts once for
+    each worker that cached it. Bytes of `busy_files` are freed at their last close."""
 
     files: int
     bytes: int
@@ -283,7 +284,7 @@ class CachedAt(Answer, frozen=True):
 
 
 class BlockAt(Answer, frozen=True):
-    """A block (256 MiB) of a file. `owners`: ids, the first one first; none: nobody owns data."""
+    """A block (256 MiB) of a file. `owners`: ids, the primary owner first; empty without any."""
 
     block: int
     size_bytes: int
@@ -299,7 +300,8 @@ class FileAt(Answer, frozen=True):
 
 
 class Locations(Answer, frozen=True):
-    """Files at or below a path, and where their blocks are. `items` may be empty with a `next`."""
+    """The files at or below a path, and where they are cached. `items` may be empty with a
+    `next`."""
 
     items: list[FileAt]
     epoch: int
@@ -309,7 +311,8 @@ class Locations(Answer, frozen=True):
 
 
 class Misplaced(Answer, frozen=True):
-    """`worker` has `pages` of a block, of its owners `owner` has most, `owner_pages`."""
+    """A block of which a worker caches more than each of its owners: `worker` has `pages`, and
+    `owner`, the owner with the most pages, has `owner_pages`."""
 
     path: PathText
     block: int
@@ -320,8 +323,8 @@ class Misplaced(Answer, frozen=True):
 
 
 class Checks(Answer, frozen=True):
-    """Is what is cached where it belongs? With `next`, ask on and add. The bytes themselves are
-    compared by `cachefs fsck`, and by the workers in the background."""
+    """Blocks that are cached on the wrong workers. If `next` is set, request the next page and add
+    up. `cachefs fsck` verifies the cached bytes, and so do the workers in the background."""
 
     items: list[Misplaced]
     files: int
@@ -338,10 +341,10 @@ JobPathTexts = Annotated[list[PathText], Meta(max_length=PATHS_PER_CALL)]
 
 
 class NewJob(Request, frozen=True):
-    """A load job. `paths`: paths or globs; what selects a directory selects all files below it.
-    `bandwidth_bytes_s`: of all workers together, 0: no limit. `hold_s`: null: held until it was
-    read once, a day at most; else for so long (0: not held). `verify`: at the end cached bytes are
-    compared with their checksums. `more`: further paths follow."""
+    """A load job. `paths`: paths or globs; a selected directory selects all files below it.
+    `bandwidth_bytes_s`: of all workers together; 0: no limit. `hold_s`: how long loaded files are
+    protected from eviction; 0: not at all; null: until the first read, at most one day. `verify`:
+    compare the cached bytes with their checksums at the end. `more`: further paths follow."""
 
     paths: Annotated[list[PathText], Meta(min_length=1, max_length=PATHS_PER_CALL)]
     bandwidth_bytes_s: Count = 0
@@ -361,15 +364,15 @@ class NewJob(Request, frozen=True):
 
 
 class JobSubmitted(Answer, frozen=True):
-    """`updated`: it was there, and goes on with these settings."""
+    """A job that was submitted. `updated`: it already existed and continues with these settings."""
 
     job: int
     updated: bool = False
 
 
 class JobPaths(Request, frozen=True):
-    """More paths of a job that was submitted with `more`; `first`: the place of the first of them
-    in its list. `last`: none follow."""
+    """More paths of a job that was submitted with `more`. `first`: the index of the first one in
+    the job's list. `last`: no more follow."""
 
     first: Count
     paths: JobPathTexts
@@ -384,10 +387,9 @@ class JobSettings(Answer, frozen=True):
 
 
 class Job(Answer, frozen=True):
-    """`paths`: the first of them. Counts are of what is selected: `found` (final once
-    `listing_done`), `done` (cached now, whoever brought it) and `failed`; `bytes_fetched` came from
-    the origin for this job. `eta_s`: null while it cannot be told. `…_at_s`: Unix time, 0: not
-    yet."""
+    """A load job. `paths`: the first of them. Counts cover the selected files: `found` (final once
+    `listing_done`), `done` (cached now, by this job or otherwise) and `failed`. `bytes_fetched`:
+    from the origin for this job. `eta_s`: null if unknown. `…_at_s`: Unix time; 0: not yet."""
 
     job: int
     state: JobState
@@ -418,9 +420,9 @@ class Job(Answer, frozen=True):
 
     def shown(self) -> JobShown:
         paths = [bytes_of(path) for path in self.paths]
-        asked = {name: getattr(self.settings, name) for name in JobSettings.__struct_fields__}
+        settings = {name: getattr(self.settings, name) for name in JobSettings.__struct_fields__}
         same = {name: getattr(self, name) for name in _SAME_OF_JOBS}
-        return JobShown(paths=paths, spec=JobSpec(tuple(paths), **asked), **same)
+        return JobShown(paths=paths, spec=JobSpec(tuple(paths), **settings), **same)
 
 
 _SAME_OF_JOBS: Final = tuple(
@@ -429,7 +431,7 @@ _SAME_OF_JOBS: Final = tuple(
 
 
 class Jobs(Answer, frozen=True):
-    """The newest first."""
+    """Load jobs, the newest first."""
 
     items: list[Job]
     next: str | None = None

@@ -1,4 +1,4 @@
-"""Syncs in the admin API: the bodies of requests and answers. Pure."""
+"""The bodies of the admin API about syncs. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from cachefs.core.syncs import Change, ChangeKind, SyncShown
 
 
 class NewSync(Request, frozen=True):
-    """Compare a path (`recursive`: and all below it) with its origin now. `dry_run`: change
-    nothing."""
+    """A path to compare with its origin, `recursive` with all below it. `dry_run`: only report."""
 
     path: PathText
     recursive: bool = False
@@ -28,9 +27,9 @@ class ChangedName(Answer, frozen=True):
 
 
 class Sync(Answer, frozen=True):
-    """`state`: running, done, stopped, or failed with `message`. `changes`: from the place asked
-    for on; `next`: the place after them, null once there will be no more. `kept`: so many can be
-    asked for. `seq`: the position in the namespace's events after which it has happened."""
+    """A sync on demand. `state`: running, done, stopped, or failed with `message`. `changes`: from
+    the requested index on. `next`: the index after them; null at the end. `kept`: the number of
+    changes that can be requested. `seq`: the event position that includes all its changes."""
 
     sync: int
     state: str

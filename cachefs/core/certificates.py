@@ -1,6 +1,7 @@
-"""When the certificates of a PEM file expire. Pure: callers read the file.
+"""The expiry of the certificates of a PEM file. Pure: callers read the file.
 
-Python's `ssl` tells this of a peer's certificate only, so the field is read here (RFC 5280, 4.1).
+Python's `ssl` reports the expiry of a peer's certificate only, so this module parses the field (RFC
+5280, 4.1).
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _VERSION: Final = 0xA0  # the tag of the optional first field
 _FORMATS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # by tag
-_VALIDITY: Final = 3  # its place among the fields, without the version
+_VALIDITY: Final = 3  # its index among the fields, without the version
 
 
 def expires_at_s(pem: str) -> float:
-    """Returns the wall time in seconds at which the first certificate of a chain expires. Raises
-    ValueError for a text without a certificate, or one that is damaged."""
+    """Returns the earliest expiry among the certificates of a chain, as wall time in seconds.
+    Raises ValueError for a text that has no certificate or a damaged one."""
     parts = (part.partition(_END) for part in pem.split(_BEGIN)[1:])
     found = [f"{_BEGIN}{body}{_END}" for body, end, _ in parts if end]
     ends = [_not_after(ssl.PEM_cert_to_DER_cert(one)) for one in found]
     if not ends:
-        raise ValueError("there is no certificate in it")
+        raise ValueError("the file has no certificate")
     return min(ends)
 
 
@@ -41,7 +42,7 @@ def _not_after(der: bytes) -> float:
 
 
 def _fields(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields (tag, value) of the elements of a sequence. Raises IndexError, ValueError."""
+    """Yields (tag, value) of each element of a DER sequence. Raises IndexError, ValueError."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2
@@ -49,6 +50,6 @@ def _fields(der: bytes) -> Iterator[tuple[int, bytes]]:
             octets = length & 0x7F
             length, at = int.from_bytes(der[at : at + octets], "big"), at + octets
         if at + length > len(der):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         yield tag, der[at : at + length]
         at += length

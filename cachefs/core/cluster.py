@@ -1,9 +1,9 @@
-"""The wire between nodes: what workers, mounts' nodes and the CLI ask of a master, and what workers
-ask of each other. HTTP/1.1; a call is `POST /v1/call` with msgpack of one `Call`, answered by
-msgpack of one `Answer` (a `Failure` with status 4xx or 5xx). Bytes: see `DATA_PATH`.
+"""The wire protocol between nodes: calls to a master from workers, mounts' nodes and the CLI, and
+calls between workers. HTTP/1.1; a call is `POST /v1/call` with msgpack of one `Call`. The reply is
+msgpack of one `Answer` (a `Failure` with status 4xx or 5xx). File data: see `DATA_PATH`.
 
-Version rule as in `cachefs.core.messages`: both sides say `PROTOCOL` where they meet (`Register`,
-`Greeting`), unknown fields are ignored, new fields have defaults.
+Version rule as in `cachefs.core.messages`: both sides send `PROTOCOL` in their first exchange
+(`Register`, `Greeting`), unknown fields are ignored, new fields have defaults.
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ MAX_CALL_BYTES: Final = 8 << 20
 MAX_ANSWER_BYTES: Final = 32 << 20
 BATCH_LIMIT: Final = 1000  # items of any list in a call
 
-# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1&worker=] answers pages
+# GET {DATA_PATH}/{content id name}?ino=&first=&end=&epoch=[&have=1][&next=1&worker=] returns pages
 # [first, end) of a content, all of one block and at most MAX_DATA_PAGES, as a raw body. `have=1`:
-# only what is here, ask nobody else. `next=1`: the asker gets no answer from the block's owners,
-# the receiver is the next in rank and may bring it in their place. `worker`: whom the asker means
-# (not with `have`). `epoch`: of the view by which it asks. ORIGIN_HEADER says where the bytes come
-# from (not with `have`), and how many own it, so that who brings them needs no master for that.
-# 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more; 404: not here
-# (have=1); 409: the receiver does not own the block in its view, body `Failure`, EPOCH_HEADER says
-# which; 410: Stale; 502: the origin failed; 503: too many requests; 507: no room; all with a body
-# `Failure`. A receiver with an older view than the asker's asks the master first.
+# only cached pages, no fill. `next=1`: the block's owners do not reply to the requesting worker;
+# the receiver is next in rank and may fill in their place. `worker`: id of the intended receiver
+# (not with `have`). `epoch`: of the view of the requesting worker. ORIGIN_HEADER (not with `have`)
+# has the origin of the bytes and the replica count, so that a fill needs no call to the master.
+# 200: the body, with CHECKSUMS_HEADER, of the first of these pages or of more. Failures have a
+# body `Failure`: 404: not cached; 409: the receiver does not own the block in its view, whose
+# epoch is in EPOCH_HEADER; 410: Stale; 502: the origin failed; 503: too many requests; 507: no
+# room. A receiver whose view is older than `epoch` first gets the newest one from the master.
 DATA_PATH: Final = "/v1/data"
 CHECKSUMS_HEADER: Final = "X-CacheFS-Checksums"  # xxh3_64 of each page, 16 hex digits, ','
 ORIGIN_HEADER: Final = "X-CacheFS-Origin"  # base64 of msgpack of an `Origin`
 EPOCH_HEADER: Final = "X-CacheFS-Epoch"
-SOURCE_HEADER: Final = "X-CacheFS-Source"  # "cache" or "origin": where the bytes came from
+SOURCE_HEADER: Final = "X-CacheFS-Source"  # "cache", or "origin" if the request led to a fill
 MAX_DATA_PAGES: Final = 8
 
 HEARTBEAT_S: Final = 2.0
-LOST_AFTER_S: Final = 10.0  # five heartbeats; where a master is not told otherwise
+LOST_AFTER_S: Final = 10.0  # five heartbeats; the default of `--lost-after`
 
 
 # ---- membership ----------------------------------------------------------------------------------
 
 
 class Register(Message, frozen=True):
-    """A worker joins, or comes back. `weight` 0: it owns nothing (a node's own cache). `epoch`: the
-    last one that it knows (-1: none, or not said)."""
+    """A worker joins, or joins again. `weight` 0: it owns nothing (a node's own cache). `epoch`:
+    the last one that it knows (-1: none, or a version that does not send it)."""
 
     worker: str  # id, see `Member`
     url: str
@@ -95,8 +95,8 @@ class Register(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """`namespace` is the master's; a worker that knew another one forgets what it had of it.
-    `store_run`: as in Greeted."""
+    """Reply to Register. `namespace` is the master's; a worker that knew another one drops that
+    one's names. `store_run`: as in Greeted."""
 
     namespace: NamespaceId
     view: View
@@ -106,21 +106,22 @@ class Registered(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent every `heartbeat_s`. `settled`: the epoch for which all that the worker has to hand over
-    or to take over is where it belongs. `version`: of the view that it has (-1: not said)."""
+    """A worker is alive; sent every `heartbeat_s`. `settled`: the last epoch for which all blocks
+    that it sends or receives have arrived. `version`: of its view (-1: not sent)."""
 
     worker: str
     epoch: int
     settled: int = 0
     capacity_bytes: int = 0
     used_bytes: int = 0
-    facts: dict[str, Any] = msgspec.field(default_factory=dict)  # shown to people: tiers, hit bytes
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)  # for people: tiers, hit bytes
     version: int = -1
 
 
 class Beaten(Message, frozen=True):
-    """`view` where it is another one than the worker's. `known` False: register again (the master
-    was restarted, or had given the worker up). `draining`: hand everything over."""
+    """Reply to Heartbeat. `view`: set if the worker's is outdated. `known` False: the worker must
+    register again (the master restarted or gave it up). `draining`: it must hand over its
+    blocks."""
 
     view: View | None = None
     known: bool = True
@@ -128,13 +129,13 @@ class Beaten(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker ends, and says so. Answered by Done."""
+    """A worker shuts down. Answered by Done."""
 
     worker: str
 
 
 class GetView(Message, frozen=True):
-    """Answered by ViewReply. `after`: waits up to `wait_s` for a later epoch than that."""
+    """A long poll for a view later than epoch `after`, up to `wait_s`. Answered by ViewReply."""
 
     after: int = -1
     wait_s: float = 0.0
@@ -148,15 +149,16 @@ class ViewReply(Message, frozen=True):
 
 
 class Greeting(Message, frozen=True):
-    """First call of a node or the CLI; also a question whether the master is there."""
+    """The first call of a node or the CLI; also checks that the master is reachable."""
 
     version: str = ""
     protocol: int = PROTOCOL
 
 
 class Greeted(Message, frozen=True):
-    """`store_run`: drawn by the master at each start of its store; 0: its version draws none. A
-    node that hears another one distrusts all that it knows: the store may be an earlier one."""
+    """Reply to Greeting. `store_run`: drawn by the master at each start of its store; 0: an older
+    version. A node that sees another one distrusts its cached names: the store may be an old
+    copy."""
 
     namespace: NamespaceId
     version: str = ""
@@ -167,29 +169,29 @@ class Greeted(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Where these files' bytes come from."""
+    """Requests the origins of these files. Answered by Located."""
 
     namespace: NamespaceId
     inos: list[int]
 
 
 class ListNext(Message, frozen=True):
-    """See `MetadataService.list_next`. Answered by Done, also where a token that is limited to a
-    path does not reach the directory above: nothing is listed then."""
+    """A hint, see `MetadataService.list_next`. Answered by Done. Lists nothing if the caller's
+    token is limited to a path and does not cover the directory above."""
 
     namespace: NamespaceId
     ino: int
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One of the two: a `failure` (Stale, IsADirectory, …) for what has no bytes."""
+    """The origin of a file, or the `failure` (Stale, IsADirectory, …) if it has none."""
 
     origin: Origin | None = None
     failure: Failure | None = None
 
 
 class Located(Message, frozen=True):
-    """In the order of the question."""
+    """Reply to Locate, in the order of its inos."""
 
     places: list[Place]
 
@@ -200,37 +202,37 @@ class ReportChanged(Message, frozen=True):
 
 
 class PermitEviction(Message, frozen=True):
-    """`contents`: `ContentId.key` of each."""
+    """Requests to evict contents. `contents`: `ContentId.key` of each. Answered by Permitted."""
 
     namespace: NamespaceId
     contents: list[bytes]
 
 
 class Permitted(Message, frozen=True):
-    """One flag for each content asked about, in order."""
+    """Reply to PermitEviction: one flag for each content, in order."""
 
     allowed: list[bool]
     valid_for_s: float
 
 
 class RulesOf(Message, frozen=True):
-    """What do policies say of these? `contents`: `ContentId.key` of each. For workers."""
+    """Requests the policies of `contents` (`ContentId.key` of each). Answered by Rules."""
 
     namespace: NamespaceId
     contents: list[bytes]
 
 
 class Rules(Message, frozen=True):
-    """In the order of the question. Few different ones: `rules`, and the place in it of each."""
+    """Reply to RulesOf. `places` has the index in `rules` for each content, in order."""
 
     rules: list[Rule]
     places: list[int]
 
 
 class Walk(Message, frozen=True):
-    """The files below `ino`, a batch at a time. `known`: from the store alone. `cursor`: b"" at
-    first, then the last answer's. `limit`: files of a batch, 0: as the master likes; what the first
-    call says holds for the walk."""
+    """Requests the next batch of the files below `ino`. `known`: only from the store. `cursor`: b""
+    at first, then the one of the last reply. `limit`: files in a batch; 0: the master chooses. Only
+    the first call's `limit` and `known` count."""
 
     namespace: NamespaceId
     ino: int
@@ -240,8 +242,8 @@ class Walk(Message, frozen=True):
 
 
 class Walked(Message, frozen=True):
-    """(path below the namespace root, inode). `cursor` b"": that was all. `unlisted`: directories
-    so far that were never listed, where the walk is of what is known."""
+    """Reply to Walk: (path below the namespace root, inode). `cursor` b"": the walk is complete.
+    `unlisted`: directories up to now that were never listed, in a walk of known files."""
 
     files: list[tuple[bytes, Inode]]
     cursor: bytes
@@ -249,8 +251,8 @@ class Walked(Message, frozen=True):
 
 
 class GetEvents(Message, frozen=True):
-    """Invalidations after `after` (negative: from now on); waits up to `wait_s` for the first.
-    Answered by Events, or by the failure PositionGone."""
+    """A long poll for invalidations after `after` (negative: from now on); waits up to `wait_s` for
+    the first. Answered by Events, or by the failure PositionGone."""
 
     namespace: NamespaceId
     after: int
@@ -258,7 +260,7 @@ class GetEvents(Message, frozen=True):
 
 
 class Events(Message, frozen=True):
-    """`seq`: ask again after it, in this `store_run` alone. `events` may be empty."""
+    """Reply to GetEvents, maybe empty. `seq`: the next call's `after`, in this `store_run` only."""
 
     events: list[Invalidate]
     seq: int
@@ -266,7 +268,7 @@ class Events(Message, frozen=True):
 
 
 class GetUfs(Message, frozen=True):
-    """Which source has this key (`Origin.ufs`)? Answered by UfsFound; raises NotFound."""
+    """Requests the source with this key (`Origin.ufs`). Answered by UfsFound; raises NotFound."""
 
     key: str
 
@@ -279,8 +281,8 @@ class UfsFound(Message, frozen=True):
 
 
 class AddUfs(Message, frozen=True):
-    """Puts a source at a directory of the namespace ("/imagenet"), which is made. Idempotent for
-    the same source. Raises what the origin answers, and InUse where another source is."""
+    """Mounts a source at a directory of the namespace ("/imagenet"), which is created. Idempotent.
+    Raises the origin's error, and InUse if another source is mounted there."""
 
     path: bytes
     source: UfsSpec
@@ -319,7 +321,7 @@ class ListWorkers(Message, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """`state`: serving, draining, drained, lost."""
+    """A worker as the master knows it. `state`: serving, draining, drained, lost."""
 
     id: str
     url: str
@@ -341,21 +343,21 @@ class WorkerTable(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """A worker (id, a unique start of one, or host:port) owns nothing from now on and hands over
-    what it has. `undo`: it owns again. Answered by Done; raises NotFound."""
+    """Drains a worker (an id, a unique prefix of one, or host:port): it owns nothing from now on
+    and hands over its blocks. `undo`: it owns blocks again. Answered by Done; raises NotFound."""
 
     worker: str
     undo: bool = False
 
 
 class RemoveWorker(Message, frozen=True):
-    """Forgets a worker that is lost or drained. Answered by Done; raises NotFound, InUse."""
+    """Removes a lost or drained worker. Answered by Done; raises NotFound, InUse."""
 
     worker: str
 
 
 class MasterStatus(Message, frozen=True):
-    """Answered by MasterStatusReply: plain values, see docs/operations.md."""
+    """Requests the plain values of docs/operations.md. Answered by MasterStatusReply."""
 
 
 class MasterStatusReply(Message, frozen=True):
@@ -363,14 +365,13 @@ class MasterStatusReply(Message, frozen=True):
 
 
 class Work(Message, frozen=True):
-    """A worker's loader: what became of its tasks, and how many bytes' worth of tasks it would take
-    now (in `room_bytes`; a task of small files counts at least 64 KiB a file). Waits up to `wait_s`
-    for a task when there is none. Answered by Worked. `run`: of the last answer, "" at first:
-    outcomes of another run of the master mean nothing and are passed over; whoever asks with
-    another run has no tasks, those that it had are handed out again. `seen`: the greatest task
-    number that it got in this run, 0: none; later ones were lost on the way, and come again with
-    the same numbers (-1: not said). One question at a time: a later one ends an earlier one's wait.
-    `capacity_bytes`: all that its cache may hold (-1: not said)."""
+    """A long poll of a worker's loader for tasks, with the outcomes of finished ones. Answered by
+    Worked. `run`: of the last reply, "" at first. The master ignores outcomes of another run, and
+    then hands the worker's tasks out again. `room_bytes`: size of the tasks that the worker accepts
+    now, at least 64 KiB a file. `wait_s`: how long the master waits for a task. `seen`: the
+    greatest task number received in this run, 0: none, -1: not sent. The reply repeats later tasks,
+    which were lost, with the same numbers. `capacity_bytes`: of the worker's cache (-1: not sent).
+    A new poll of a worker ends the wait of its previous one."""
 
     worker: str
     run: str
@@ -382,8 +383,8 @@ class Work(Message, frozen=True):
 
 
 class Worked(Message, frozen=True):
-    """`running`: jobs whose tasks are still wanted, and how many bytes a second this worker may
-    fetch for each (0: no limit); tasks of other jobs are dropped without an outcome."""
+    """Reply to Work. `running`: the running jobs and, for each, the bytes a second that this worker
+    may fetch (0: no limit). The worker drops tasks of other jobs without an outcome."""
 
     run: str
     tasks: list[Task]
@@ -394,22 +395,22 @@ class Worked(Message, frozen=True):
 
 
 class Have(Message, frozen=True):
-    """What does a worker have of these contents? `contents`: `ContentId.key`."""
+    """Requests the cached pages of `contents` (`ContentId.key` of each). Answered by Had."""
 
     contents: list[bytes]
 
 
 class Had(Message, frozen=True):
-    """Page bitmaps, in order (bit i: page i), as little-endian bytes."""
+    """Reply to Have: page bitmaps, in order (bit i: page i), as little-endian bytes."""
 
     pages: list[bytes]
 
 
 class Offer(Message, frozen=True):
-    """A worker that no longer owns these blocks, or is the first of their owners, has pages of
-    them: the receiver, who owns them in `epoch`, may fetch them from `url`. `replicas`: how many
-    own each block, in order (empty: one). Answered by Done; what is refused is fetched when
-    read."""
+    """Offers pages of blocks to a worker that owns them in `epoch`, and that may fetch them from
+    `url`. The sender no longer owns these blocks, or is their primary owner. `replicas`: the
+    replica count of each block, in order (empty: one). Answered by Done. The receiver fetches
+    refused blocks when they are read."""
 
     worker: str
     url: str
@@ -419,15 +420,15 @@ class Offer(Message, frozen=True):
 
 
 class Doubt(Message, frozen=True):
-    """These pages came from the receiver with other bytes than their checksums say: it looks at
-    what it has, and drops the content if it is damaged. Answered by Done."""
+    """Reports that the receiver sent these pages with wrong checksums. The receiver verifies its
+    copy, and drops the content if it is damaged. Answered by Done."""
 
     content: bytes
     pages: list[int]
 
 
 class Drop(Message, frozen=True):
-    """Free these contents (an operator's `free`, on every worker). Answered by Dropped."""
+    """Frees these contents (an operator's `free`, sent to every worker). Answered by Dropped."""
 
     contents: list[bytes]
 
@@ -439,7 +440,7 @@ class Dropped(Message, frozen=True):
 
 
 class WorkerStatus(Message, frozen=True):
-    """Answered by MasterStatusReply's like: WorkerStatusReply."""
+    """Requests plain values. Answered by WorkerStatusReply."""
 
 
 class WorkerStatusReply(Message, frozen=True):
@@ -447,7 +448,7 @@ class WorkerStatusReply(Message, frozen=True):
 
 
 class Batch(Message, frozen=True):
-    """Many calls in one request, answered in order; at most BATCH_LIMIT, no Batch in a Batch."""
+    """Several calls in one request, answered in order; at most BATCH_LIMIT. Batches do not nest."""
 
     calls: list[Lookup | GetAttr]
 
@@ -481,11 +482,12 @@ _answers = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(body: Message) -> bytes:
+    """Returns the msgpack of a call or a reply."""
     return _encoder.encode(body)
 
 
 def decode_call(data: bytes | bytearray | memoryview) -> Call:
-    """Raises ProtocolError."""
+    """Returns the call. Raises ProtocolError."""
     try:
         return cast(Call, _calls.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
@@ -493,7 +495,7 @@ def decode_call(data: bytes | bytearray | memoryview) -> Call:
 
 
 def decode_answer(data: bytes | bytearray | memoryview) -> Answer:
-    """Raises ProtocolError."""
+    """Returns the reply. Raises ProtocolError."""
     try:
         return cast(Answer, _answers.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError) as err:

@@ -1,7 +1,7 @@
-"""From texts to one value per setting, and where each came from. Pure: callers pass the texts.
+"""The configuration: one value per setting, and the source of each. Pure: callers pass the texts.
 
-Values come from defaults < TOML files < `CACHEFS_*` environment variables < flags; each keeps the
-name of its source, for `cachefs config --source` and for errors. The settings themselves are in
+Values come from defaults < TOML files < `CACHEFS_*` environment variables < flags. Each keeps the
+name of its source, for `cachefs config --source` and for errors. The table of settings is
 `cachefs.core.settings`.
 """
 
@@ -34,19 +34,19 @@ DEFAULT: Final = "default"
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A setting's value and where it was written: `default`, a file, a variable or a flag."""
+    """A setting's value and its source: `default`, a file, a variable or a flag."""
 
     setting: Setting
     value: Scalar
     source: str
 
     def text(self) -> str:
-        """The value as a person writes it; URLs without their password."""
+        """Returns the value as a user writes it, URLs without their password."""
         return format_value(self.setting, self.value)
 
 
 class Config:
-    """One value per setting, typed by its accessors."""
+    """The value of each setting, with an accessor for each type."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self.values: Mapping[str, Value] = values
@@ -63,7 +63,7 @@ class Config:
         return value
 
     def items(self, name: str) -> tuple[str, ...]:
-        """The values of a list."""
+        """Returns the values of a list."""
         return tuple(part for part in self.text(name).split(LIST_SEPARATOR) if part)
 
     def seconds(self, name: str) -> float:
@@ -76,8 +76,9 @@ class Config:
         return undecided if value is None else bool(value)
 
     def source_options(self, keep: Collection[str]) -> dict[str, str]:
-        """Options of a `UfsSpec`: only what was set, so that a source keeps one identity. Of those
-        not in `keep` (other schemes') only what a flag gave, for the error that it deserves."""
+        """Returns the options of a `UfsSpec`: only those that are set, so that a source keeps one
+        identity. Options not in `keep` (of other schemes) are included only if a flag sets them, so
+        that the connector reports the error."""
         chosen = {}
         for name, option in SOURCE_OPTIONS.items():
             entry = self.values[name]
@@ -88,7 +89,7 @@ class Config:
 
 
 class TomlFile(msgspec.Struct, frozen=True):
-    """A configuration file that was read: its name, and its text."""
+    """The name and the text of a configuration file."""
 
     path: str
     text: str
@@ -100,10 +101,8 @@ def load(
     environ: Mapping[str, str],
     files: Iterable[TomlFile],
 ) -> Config:
-    """Merge all sources; later files win over earlier ones, None in `flags` means "not given".
-
-    Raises BadConfig that names the setting and the source of the first bad value.
-    """
+    """Merges all sources. Later files override earlier ones; None in `flags` means "not given".
+    Raises BadConfig that names the setting and the source of the first bad value."""
     values = {s.name: Value(s, s.default, DEFAULT) for s in SETTINGS}
     for file in files:
         for setting, raw in _toml_values(file):
@@ -120,8 +119,8 @@ def load(
 
 
 def config_paths(given: str | None, environ: Mapping[str, str], home_dir: str) -> list[str]:
-    """The files to read, weakest first. A file that is named (flag, $CACHEFS_CONFIG) is the only
-    one, and must exist; otherwise the system's and the user's are read where they exist."""
+    """Returns the files to read, the weakest first. A file named by the flag or $CACHEFS_CONFIG is
+    the only one, and must exist. Otherwise the system's and the user's file, both optional."""
     named = given or environ.get(CONFIG_ENV)
     if named:
         return [named]
@@ -130,13 +129,13 @@ def config_paths(given: str | None, environ: Mapping[str, str], home_dir: str) -
 
 
 def state_home(config: Config, environ: Mapping[str, str], home_dir: str) -> str:
-    """The state home: the setting, or below the user's cache home."""
+    """Returns the state home: the setting, or a directory below the user's cache home."""
     cache_home = environ.get("XDG_CACHE_HOME") or posixpath.join(home_dir, ".cache")
     return config.text("home") or posixpath.join(cache_home, "cachefs")
 
 
 def find_setting(name: str, where: str) -> Setting:
-    """The setting of that name ('-' or '_'). Raises BadConfig with the nearest name."""
+    """Returns the setting of a name ('-' or '_'). Raises BadConfig with the nearest name."""
     key = name.replace("-", "_")
     if key in BY_NAME:
         return BY_NAME[key]
@@ -146,7 +145,7 @@ def find_setting(name: str, where: str) -> Setting:
 
 
 def parse_value(setting: Setting, raw: Any, source: str) -> Value:
-    """A text, or a TOML scalar, as the setting's type. Raises BadConfig that names the source."""
+    """Returns the value of a text or TOML scalar. Raises BadConfig that names the source."""
     try:
         value = _PARSERS[setting.type](setting, raw)
     except BadConfig as err:
@@ -156,7 +155,7 @@ def parse_value(setting: Setting, raw: Any, source: str) -> Value:
 
 
 def format_value(setting: Setting, value: Scalar) -> str:
-    """The value as a person writes it; "-" when it is decided later."""
+    """Returns the value as a user writes it; "-" if it is decided later."""
     if value is None or value == "" or (setting.shown and value == setting.default):
         return "-"
     if isinstance(value, bool):
@@ -171,12 +170,12 @@ def format_value(setting: Setting, value: Scalar) -> str:
 
 
 def mask_password(url: str) -> str:
-    """`https://user:***@host`: what stands between ':' and '@' is never shown."""
+    """Returns the URL with its password replaced by `***`."""
     return re.sub(r"(//[^/@:]*:)[^/@]+@", r"\1***@", url)
 
 
 def markdown_table() -> str:
-    """The table of docs/configuration.md."""
+    """Returns the table of docs/configuration.md."""
     lines = [
         "| setting | flag | environment | accepts | default | meaning |",
         "|---|---|---|---|---|---|",
@@ -275,7 +274,7 @@ def _count(setting: Setting, raw: Any) -> int:
 
 
 def _mode(setting: Setting, raw: Any) -> int:
-    # A TOML number is refused: 644 and 0o644 look alike to a person and differ.
+    # A TOML number is refused: 644 and 0o644 are easy to confuse.
     if not isinstance(raw, str) or not re.fullmatch(r"(0o?)?[0-7]{1,3}", raw.strip()):
         raise BadConfig(f"bad mode {raw!r}", remedy='write it as three octal digits, such as "644"')
     return int(raw.strip().removeprefix("0o"), 8)
@@ -284,7 +283,7 @@ def _mode(setting: Setting, raw: Any) -> int:
 def _choice(setting: Setting, raw: Any) -> str:
     text = _text(setting, raw).lower()
     if text not in setting.choices:
-        raise BadConfig(f"{raw!r} is not possible", remedy=f"use {' or '.join(setting.choices)}")
+        raise BadConfig(f"{raw!r} is not a choice", remedy=f"use {' or '.join(setting.choices)}")
     return text
 
 

@@ -1,8 +1,8 @@
 """The typed errors of CacheFS: each has a code for the wire, an errno for the kernel, a retry rule.
 
-They arise where the failure is classified (connector, store, tier, CLI) and are translated at four
-edges only: connector (library -> ours), wire (ours <-> `ErrorReply`), FUSE (ours -> errno), CLI
-(ours -> one line and an exit code). Only `connectors.retry` retries, and only when `retryable`.
+The component that detects a failure raises it (connector, store, tier, CLI). Four edges translate:
+connector (library -> ours), wire (ours <-> `Failure`), FUSE (ours -> errno), CLI (ours -> one line
+and an exit code). Only `connectors.retry` retries, and only if `retryable`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class CacheFSError(Exception):
-    """Base of every expected failure. `cause`: one line, no secrets; `remedy`: what to do."""
+    """Base of every expected failure. `cause`: one line, no secrets. `remedy`: for the user."""
 
     code: ClassVar[str] = "internal"
     errno: ClassVar[int] = errno.EIO
@@ -28,7 +28,7 @@ class CacheFSError(Exception):
         self.request_id = request_id
 
     def one_line(self) -> str:
-        """Cause, path, request id and remedy as a person reads them."""
+        """Returns path, cause, request id and remedy as one line for people."""
         line = f"{self.path}: {self.cause}" if self.path else self.cause
         if self.request_id:
             line += f" (request id {self.request_id})"
@@ -50,50 +50,49 @@ class AccessDenied(CacheFSError):
 
 
 class CredentialsMissing(CacheFSError):
-    """No valid credentials to ask with: none were found, they expired and could not be renewed, or
-    the origin rejects the signature's time."""
+    """No valid credentials: none found, expired, or rejected because of the signature's time."""
 
     code = "credentials-missing"
     errno = errno.EACCES
 
 
 class Stale(CacheFSError):
-    """The object is no longer the version that was asked for (412, another etag, a dropped ino)."""
+    """The object is no longer the expected version (412, another etag, a dropped ino)."""
 
     code = "stale"
     errno = errno.ESTALE
 
 
 class Unreachable(CacheFSError):
-    """The other side could not be reached, or cut the connection. Another try may work."""
+    """The peer could not be reached, or closed the connection. A retry may succeed."""
 
     code = "unreachable"
     retryable = True
 
 
 class Throttled(CacheFSError):
-    """The origin asks for fewer requests (503 SlowDown, 429)."""
+    """The origin requests fewer requests (503 SlowDown, 429)."""
 
     code = "throttled"
     retryable = True
 
 
 class Unavailable(CacheFSError):
-    """The origin failed for now (500, 502, 503, 504)."""
+    """The origin failed temporarily (500, 502, 503, 504)."""
 
     code = "unavailable"
     retryable = True
 
 
 class BadBody(CacheFSError):
-    """A body was short, long, or carried another length, range or etag than was asked for."""
+    """A body has another length, range or etag than requested."""
 
     code = "bad-body"
     retryable = True
 
 
 class OriginError(CacheFSError):
-    """The origin answered something that another try will not change."""
+    """The origin returned an error that a retry will not change."""
 
     code = "origin-error"
 
@@ -105,13 +104,13 @@ class Archived(OriginError):
 
 
 class DeadlineExceeded(CacheFSError):
-    """A bounded wait ended without an answer."""
+    """A wait ended at its deadline."""
 
     code = "deadline"
 
 
 class Interrupted(CacheFSError):
-    """The caller got a signal; the shared work behind the wait goes on."""
+    """The caller got a signal. The shared work that it waited for continues."""
 
     code = "interrupted"
     errno = errno.EINTR
@@ -133,7 +132,7 @@ class ReadOnly(CacheFSError):
 
 
 class NoSpace(CacheFSError):
-    """The tier, or the disk under it, has no room."""
+    """The tier, or the disk under it, is full."""
 
     code = "no-space"
     errno = errno.ENOSPC
@@ -152,7 +151,7 @@ class NameTooLong(CacheFSError):
 
 
 class Unsupported(CacheFSError):
-    """This build, store or kernel cannot do it (a missing extra, an unknown scheme)."""
+    """This build, store or kernel lacks the feature (a missing extra, an unknown scheme)."""
 
     code = "unsupported"
     errno = errno.EOPNOTSUPP
@@ -172,20 +171,20 @@ class CannotMount(CacheFSError):
 
 
 class InUse(CacheFSError):
-    """Somebody else holds it: a busy mount point, a cache directory locked by another server."""
+    """Another process uses it: a busy mount point, a cache directory locked by another server."""
 
     code = "in-use"
     errno = errno.EBUSY
 
 
 class ProtocolError(CacheFSError):
-    """A message that cannot be understood, or of a version too far away."""
+    """A message that cannot be decoded, or an incompatible protocol version."""
 
     code = "protocol"
 
 
 class PositionGone(CacheFSError):
-    """An event position older than what the stream keeps: drop every cached name and start anew."""
+    """The stream no longer has this event position: drop every cached name and start again."""
 
     code = "gone"
     errno = errno.ESTALE

@@ -1,4 +1,4 @@
-"""A bounded map that forgets what was not used for longest, roughly: two dicts, no links."""
+"""A bounded map with approximate LRU eviction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ V = TypeVar("V")
 
 
 class Generations(Generic[K, V]):
-    """A map of at most `limit` items that forgets what was not used for longest, roughly: the young
-    half takes what is used, the old half is dropped whole when the young one is full. Plain dicts,
-    so an item costs no links."""
+    """A map of at most `limit` items with approximate LRU eviction. Used items move to the young
+    half. When that is full, the old half is dropped and the young half takes its place. An item
+    costs a dict entry only, no list links."""
 
     __slots__ = ("_half", "_old", "_young")
 

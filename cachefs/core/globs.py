@@ -1,7 +1,7 @@
 """Paths and globs as operators type them, over `bytes` paths below a namespace root. Pure.
 
-`*` and `?` stay within a segment, `[...]` is a class, `**` crosses segments. A selected directory
-selects everything below it.
+`*` and `?` match within a segment, `[...]` is a class, `**` matches across segments. A selected
+directory selects everything below it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _TOKEN = re.compile(rb"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """`base` is the deepest directory (or file) that holds every match; `pattern` None selects all
-    of it."""
+    """The paths that a glob selects. `base`: the deepest directory (or file) that holds every
+    match. `pattern` None: everything at or below `base`."""
 
     base: bytes
     pattern: re.Pattern[bytes] | None
@@ -26,17 +26,17 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def is_glob(text: bytes) -> bool:
-    """Does it match other names than itself?"""
+    """Returns whether a text is a pattern rather than a literal path."""
     return _MAGIC.search(text) is not None
 
 
 def literal(path: bytes) -> bytes:
-    """A path as a glob that matches it alone."""
+    """Returns a glob that matches only this path."""
     return _MAGIC.sub(rb"[\g<0>]", path)
 
 
 def select(text: bytes) -> Selection:
-    """The selection of a path or glob; leading, trailing and double slashes do not matter."""
+    """Returns the selection of a path or glob. Leading, trailing and double slashes are ignored."""
     parts = [part for part in text.split(b"/") if part]
     magic = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), None)
     if magic is None:
@@ -60,8 +60,8 @@ def _regex(token: bytes) -> bytes:
 
 
 def _class(inner: bytes, *, negated: bool) -> bytes:
-    """One byte in (or not in) the ranges of a class; never a slash. A range that runs backwards
-    holds nothing."""
+    """Returns a regex for a byte in (or not in) a class, never a slash. Reversed ranges are
+    empty."""
     items, at = [], 0
     while at < len(inner):
         is_range = inner[at + 1 : at + 2] == b"-" and at + 2 < len(inner)

@@ -1,8 +1,8 @@
-"""What is wrong with a mount or a cluster, from what its servers say of themselves. Pure.
+"""The problems of a mount or a cluster, from the status documents of its servers. Pure.
 
 `health(facts, now)` is the only place that decides. `cachefs health`, `doctor`, `status`, `top` and
-`/api/v1/health` show its list. Facts are the fields of a status document that matter here:
-`facts_of` takes them from it, and ignores the rest.
+`/api/v1/health` show its list. `facts_of` takes the relevant fields of a status document and
+ignores the rest.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import msgspec
 
 from cachefs.core.units import format_duration, format_size
 
-UNSETTLED_AFTER_S: Final = 600.0  # blocks that move for longer do not move by themselves
-STORE_FREE_BYTES: Final = 64 << 20  # less than that: the names cannot grow
-CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # less than that: a certificate is to be renewed
-QUOTA_SLACK: Final = 64  # a quota of which less than such a part is left is used up
-FAILED_FOR_S: Final = 86_400.0  # a job that failed is a problem for so long
+UNSETTLED_AFTER_S: Final = 600.0  # if blocks move for longer, an operator must look
+STORE_FREE_BYTES: Final = 64 << 20  # with less free space the store cannot grow
+CERTIFICATE_LEFT_S: Final = 14 * 86_400.0  # a certificate is reported this long before it expires
+QUOTA_SLACK: Final = 64  # a quota is full if less than 1/64 of it is left
+FAILED_FOR_S: Final = 86_400.0  # how long a failed job is reported
 
 
 class Severity(enum.StrEnum):
-    """`error`: reads fail or go past the cache, or will. `warning`: all is served, something is
-    missing."""
+    """The severity of a problem. `error`: reads fail or bypass the cache, or soon will. `warning`:
+    all reads are served, but something needs attention."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -43,7 +43,7 @@ CODES: Final[dict[str, Severity]] = {
     "WORKER_LOST": Severity.WARNING,
     "DAMAGED": Severity.WARNING,
     "QUOTA_FULL": Severity.WARNING,
-    "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error once it has expired
+    "CERTIFICATE_EXPIRES": Severity.WARNING,  # an error after the expiry
     "JOB_FAILED": Severity.WARNING,
     "JOB_WAITS": Severity.WARNING,
     "MEMORY": Severity.WARNING,
@@ -53,9 +53,9 @@ CODES: Final[dict[str, Severity]] = {
 
 
 class HealthProblem(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `code`: one of the table in docs/operations.md. `severity`: error
-    (reads fail or go past the cache) or warning. `since_s`: wall time in seconds, 0 if unknown.
-    `subject`: the source, worker, directory or job concerned. `remedy`: what to do."""
+    """A problem. `code`: see the table in docs/operations.md. `severity`: error (reads fail or
+    bypass the cache) or warning. `since_s`: wall time in seconds, 0 if unknown. `subject`: the
+    source, worker, directory or job concerned. `remedy`: what to do."""
 
     code: str
     severity: str
@@ -65,13 +65,13 @@ class HealthProblem(msgspec.Struct, frozen=True):
     remedy: str
 
     def one_line(self, now: float) -> str:
-        """Returns the problem as people read it."""
+        """Returns the problem as one line for people."""
         lasts = f" for {format_duration(max(0.0, now - self.since_s))}" if self.since_s else ""
         return f"{self.code}{lasts}: {self.subject}: {self.cause}; {self.remedy}"
 
 
 def problem_lines(problems: Iterable[HealthProblem], now: float) -> list[str]:
-    """Returns a line for each problem, as all commands print them. `now`: wall time, s."""
+    """Returns a line for each problem, for all commands. `now`: wall time, s."""
     return [f"{one.severity}: {one.one_line(now)}" for one in problems]
 
 
@@ -79,7 +79,7 @@ def problem_lines(problems: Iterable[HealthProblem], now: float) -> list[str]:
 
 
 class JobFacts(msgspec.Struct, frozen=True):
-    """A load job that failed, or one that waits. `ended_at_s`: wall time of a failure."""
+    """A load job that failed or waits. `ended_at_s`: wall time of a failure."""
 
     job: int
     message: str
@@ -87,16 +87,16 @@ class JobFacts(msgspec.Struct, frozen=True):
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
-    """The directory of a master's store, and what is free on its disk; -1: unknown."""
+    """The directory of a master's store, and the free space on its disk; -1: unknown."""
 
     path: str = ""
     free_bytes: int = -1
-    cause: str = ""  # of the last commit that failed
+    cause: str = ""  # of the last failed commit
 
 
 class SourceFacts(msgspec.Struct, frozen=True):
-    """An origin as a master sees it; or a namespace: of an embedded server with its `sources`, jobs
-    and store, of a node with its `master`."""
+    """An origin as a master sees it, or a namespace: that of an embedded server with its `sources`,
+    jobs and store, or of a node with its `master`."""
 
     url: str = ""
     origin_down: bool = False
@@ -114,13 +114,13 @@ class SourceFacts(msgspec.Struct, frozen=True):
 
 
 class TierFacts(msgspec.Struct, frozen=True):
-    """One cache directory."""
+    """A cache directory."""
 
     path: str = ""
     state: str = "normal"
     cause: str = ""
     since_s: float = 0.0
-    is_full: bool = False  # of its disk: no room, where the limit allows more
+    is_full: bool = False  # the disk is full although the limit allows more
     limit_bytes: int = 0
     used_bytes: int = 0
 
@@ -131,7 +131,7 @@ class MemoryFacts(msgspec.Struct, frozen=True):
 
 
 class QuotaFacts(msgspec.Struct, frozen=True):
-    """A quota, and what counts against it on all nodes."""
+    """A quota, and the bytes that count against it on all nodes."""
 
     path: str
     quota_bytes: int
@@ -139,14 +139,14 @@ class QuotaFacts(msgspec.Struct, frozen=True):
 
 
 class CertificateFacts(msgspec.Struct, frozen=True):
-    """The certificate that a server showed since its start. `expires_at_s`: wall time; 0: none."""
+    """The certificate that a server presents. `expires_at_s`: wall time; 0: no certificate."""
 
     path: str = ""
     expires_at_s: float = 0.0
 
 
 class CacheFacts(msgspec.Struct, frozen=True):
-    """A worker's cache. `bad_pages`: how many were found to be wrong since its start."""
+    """A worker's cache. `bad_pages`: number of damaged pages found since its start."""
 
     tiers: list[TierFacts] = []
     memory: MemoryFacts = MemoryFacts()
@@ -168,7 +168,7 @@ class MemberFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What `health` looks at. `mount_is_dead`: nobody serves the mount point."""
+    """The input of `health`. `mount_is_dead`: no process serves the mount point."""
 
     mountpoint: str = ""
     mount_is_dead: bool = False
@@ -186,7 +186,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 def facts_of(tree: dict[str, Any]) -> Facts:
     """Returns the facts in a status document. Raises ValueError for a field of another type."""
-    if not isinstance(tree.get("workers"), list):  # a master's own document has their counts there
+    if not isinstance(tree.get("workers"), list):  # a master's own document has counts here
         tree = {name: value for name, value in tree.items() if name != "workers"}
     try:
         return msgspec.convert(tree, Facts, strict=False)
@@ -198,7 +198,7 @@ def facts_of(tree: dict[str, Any]) -> Facts:
 
 
 def health(facts: Facts, now: float) -> list[HealthProblem]:
-    """Returns what is wrong: errors first, then in the order of `CODES`. `now`: wall time, s."""
+    """Returns the problems: errors first, then in the order of `CODES`. `now`: wall time, s."""
     found = [
         *_mount(facts),
         *(one for source in facts.sources for one in _source(source, now)),
@@ -215,7 +215,7 @@ def health(facts: Facts, now: float) -> list[HealthProblem]:
 
 
 def verdict(problems: Sequence[HealthProblem]) -> int:
-    """Returns the exit code of `cachefs health`: 0 well, 1 warnings only, 2 errors."""
+    """Returns the exit code of `cachefs health`: 0 no problems, 1 only warnings, 2 errors."""
     if not problems:
         return 0
     return 2 if any(one.severity == Severity.ERROR for one in problems) else 1
@@ -237,10 +237,10 @@ def _mount(facts: Facts) -> Iterator[HealthProblem]:
 
 
 def _source(source: SourceFacts, now: float) -> Iterator[HealthProblem]:
-    """The problems of an origin, or of a namespace and all its origins."""
+    """Yields the problems of an origin, or of a namespace and all its origins."""
     if source.master_down:
-        cause = "the master does not answer; what this node knows is still served"
-        remedy = "see whether it runs on its machine, and its log there; start it: cachefs master"
+        cause = "the master does not answer; this node serves the names that it has cached"
+        remedy = "check on its machine that it runs, and its log; start it: cachefs master"
         yield problem("MASTER_AWAY", source.master, cause, remedy)
     if source.origin_down or source.origin_refuses:
         yield _origin(source)
@@ -254,20 +254,20 @@ def _origin(source: SourceFacts) -> HealthProblem:
     if source.down_code == "credentials-missing":
         code, usual = "CREDENTIALS_EXPIRED", "renew the credentials"
     elif source.origin_refuses:
-        code, usual = "ORIGIN_REFUSES", "check that the source is there, and who may read it"
+        code, usual = "ORIGIN_REFUSES", "check that the source exists, and its permissions"
     cause = source.down_cause or "it does not answer"
     return problem(code, source.url, cause, source.down_remedy or usual, source.down_since_s)
 
 
 def _master(facts: Facts | SourceFacts, now: float) -> Iterator[HealthProblem]:
-    """The problems of a master's store and of its load jobs."""
+    """Yields the problems of a master's store and of its load jobs."""
     yield from _store(facts.store)
     for job in facts.failed_jobs:
         if now - job.ended_at_s < FAILED_FOR_S:
             remedy = f"see why: cachefs jobs show {job.job}; then cachefs jobs retry {job.job}"
             yield problem("JOB_FAILED", f"job {job.job}", job.message, remedy, job.ended_at_s)
     for job in facts.waiting_jobs:
-        remedy = f"see to that, or stop it: cachefs jobs stop {job.job}"
+        remedy = f"remove the cause, or stop the job: cachefs jobs stop {job.job}"
         yield problem("JOB_WAITS", f"job {job.job}", job.message, remedy)
 
 
@@ -276,7 +276,7 @@ def _store(store: StoreFacts) -> Iterator[HealthProblem]:
         remedy = f"free space, or repair the disk of {store.path}"
         yield problem("STORE_DISK", store.path, store.cause, remedy)
     elif 0 <= store.free_bytes < STORE_FREE_BYTES:
-        cause = f"{format_size(store.free_bytes)} are left for names and policies"
+        cause = f"only {format_size(store.free_bytes)} are free for names and policies"
         yield problem("STORE_DISK", store.path, cause, f"free space on the disk of {store.path}")
 
 
@@ -286,21 +286,19 @@ def _tier(tier: TierFacts, worker: str) -> Iterator[HealthProblem]:
     subject = f"{worker} {tier.path}".strip()
     used = f"{format_size(tier.used_bytes)} of {format_size(tier.limit_bytes)} are used"
     if tier.is_full:
-        cause = f"{tier.cause}: its disk has no room, {used}"
+        cause = f"{tier.cause}: its disk is full, {used}"
         remedy = "free space on that disk, or give a smaller --cache-size"
         yield problem("TIER_FULL", subject, cause, remedy, tier.since_s)
     else:
-        cause = f"{tier.state}: {tier.cause}; reads go past it"
-        remedy = "see to that disk (dmesg), or use another directory"
+        cause = f"{tier.state}: {tier.cause}; reads bypass it"
+        remedy = "check that disk (dmesg), or use another directory"
         yield problem("TIER_DEGRADED", subject, cause, remedy, tier.since_s)
 
 
 def _cache(cache: CacheFacts) -> Iterator[HealthProblem]:
     if cache.bad_pages:
-        pages = (
-            "1 cached page was" if cache.bad_pages == 1 else f"{cache.bad_pages} cached pages were"
-        )
-        cause = f"{pages} wrong since the start, and dropped"
+        pages = "1 damaged page" if cache.bad_pages == 1 else f"{cache.bad_pages} damaged pages"
+        cause = f"{pages} found since the start, and dropped"
         yield problem("DAMAGED", "the cache", cause, "check the disk and the memory (dmesg)")
     memory = cache.memory
     if memory.limit_bytes and memory.used_bytes > memory.limit_bytes:
@@ -313,8 +311,8 @@ def _member(member: MemberFacts, version: str, now: float) -> Iterator[HealthPro
         return
     name = f"worker {member.id[:8]} ({member.host or member.url})"
     if member.state == "lost":
-        remedy = f"start it again, or give it up: cachefs workers remove {member.id[:8]}"
-        cause = "it sends no heartbeat; its blocks come from others or the origin"
+        remedy = f"start it again, or remove it: cachefs workers remove {member.id[:8]}"
+        cause = "it sends no heartbeat; its blocks are read from other workers or the origin"
         yield problem("WORKER_LOST", name, cause, remedy, now - member.seen_s)
         return
     if member.version and version and member.version != version:
@@ -329,7 +327,7 @@ def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iter
     left_s = certificate.expires_at_s - now
     if not certificate.expires_at_s or left_s >= CERTIFICATE_LEFT_S:
         return
-    remedy = f"put a new one at {certificate.path}, and restart {server}"
+    remedy = f"install a new one at {certificate.path}, and restart {server}"
     if left_s > 0:
         cause = f"its certificate expires in {format_duration(left_s)}"
         yield problem("CERTIFICATE_EXPIRES", server, cause, remedy)
@@ -340,18 +338,18 @@ def _certificate(certificate: CertificateFacts, server: str, now: float) -> Iter
 
 
 def _is_used_up(quota: QuotaFacts) -> bool:
-    """Returns True if so little is left that most files are refused."""
+    """Returns True if less than 1/QUOTA_SLACK is left, so that most files are refused."""
     return quota.quota_bytes - quota.used_bytes <= quota.quota_bytes // QUOTA_SLACK
 
 
 def _quota(quota: QuotaFacts) -> HealthProblem:
     sizes = f"{format_size(quota.used_bytes)} of {format_size(quota.quota_bytes)} are used"
     remedy = f"give a larger one: cachefs quota {shlex.quote(quota.path)} SIZE"
-    return problem("QUOTA_FULL", quota.path, f"{sizes}; nothing more of it is cached", remedy)
+    return problem("QUOTA_FULL", quota.path, f"{sizes}; no more files are cached", remedy)
 
 
 def _settling(facts: Facts, now: float) -> Iterator[HealthProblem]:
     since_s = facts.unsettled_since_s
     if since_s and now - since_s > UNSETTLED_AFTER_S:
-        cause = "blocks have been moving to their new owners for long"
-        yield problem("NOT_SETTLED", "the cluster", cause, "see who: cachefs workers", since_s)
+        cause = "blocks have been moving to new owners for more than 10 minutes"
+        yield problem("NOT_SETTLED", "the cluster", cause, "see: cachefs workers", since_s)

@@ -1,4 +1,4 @@
-"""How long things took: counts by upper bounds, as Prometheus has them. Pure."""
+"""A latency histogram in the form of Prometheus. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 
 class Histogram:
-    """Counts of observations by bound; `bounds` ascend, what is above the last is counted too."""
+    """Counts of observations by ascending upper `bounds`, and of larger values."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -24,7 +24,7 @@ class Histogram:
         self.total += value
 
     def status(self) -> dict[str, Any]:
-        """Plain values: `buckets` are [upper bound, observations up to it], +inf as "+Inf"."""
+        """Returns plain values. `buckets`: [upper bound, cumulative count], the last one "+Inf"."""
         buckets, seen = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count

@@ -1,6 +1,7 @@
 """The name of the distribution, and the command that installs an extra of it. Pure.
 
-The import package is `cachefs`; that name belongs to another project on the package index."""
+The import package is `cachefs`; another project owns that name on the package index.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Load jobs: what is asked of one, what is shown of one, and the tasks that workers get. Pure.
+"""Load jobs: the request, the status for people, and the tasks of workers. Pure.
 
-A job is a durable object of the master's store. It lists what its paths select and hands out tasks,
-each of blocks of one owner; a worker asks for tasks, and says with its next question what became
-of those that it had. Tasks are repeated after any death: bringing what is there costs nothing.
+A job is a durable object of the master's store. It lists the files that its paths select and hands
+out tasks, each with blocks of one owner. A worker polls for tasks, and its next poll has the
+outcomes of finished ones. A task may be repeated after a crash: loading a cached block costs
+nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from cachefs.core.model import Origin
 PATHS_PER_CALL: Final = 1000
 MAX_JOB_PATHS: Final = 10_000_000
 FAILURES_PER_REPLY: Final = 500
-FAILURES_BYTES: Final = 128 << 10  # of a reply: a frame holds it
+FAILURES_BYTES: Final = 128 << 10  # in a reply: fits into a frame
 TASK_FILES: Final = 64  # of one task, at most
-TASK_BYTES: Final = 8 << 20  # a task ends with the file that goes beyond it; progress is by tasks
-HOLD_S: Final = 24 * 3600.0  # what was loaded is held until it was read once, at most so long
-LEASE_S: Final = 30.0  # a worker that does not ask for work for so long has lost its tasks
+TASK_BYTES: Final = 8 << 20  # a task ends with the file that exceeds it; progress is by tasks
+HOLD_S: Final = 24 * 3600.0  # longest protection of a loaded file that was not read yet
+LEASE_S: Final = 30.0  # a worker that does not poll for this time loses its tasks
 PRIORITIES: Final = ("low", "normal", "high")
 
 
 class JobState(enum.Enum):
-    """LISTING goes on beside LOADING, so it is no state of its own."""
+    """The state of a job. Listing and loading overlap, so listing is no state."""
 
     LOADING = "loading"
     VERIFYING = "verifying"
-    STOPPED = "stopped"  # by an operator: `resume` goes on
-    FAILED = "failed"  # ended; not every byte is cached: `message` and the failures say why
-    SUCCEEDED = "succeeded"  # ended; every byte of every file was seen in the cache
+    STOPPED = "stopped"  # by an operator: `resume` continues
+    FAILED = "failed"  # ended; some files are not cached: see `message` and the failures
+    SUCCEEDED = "succeeded"  # ended; the workers found every byte of every file in the cache
 
     @property
     def has_ended(self) -> bool:
@@ -40,10 +41,11 @@ class JobState(enum.Enum):
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an operator asks. `paths`: paths or globs below the namespace root; what selects a
+    """The operator's request. `paths`: paths or globs below the namespace root; a selected
     directory selects all files below it. `bandwidth_bytes_s`: of all workers together, 0: no limit.
-    `hold_s`: None: held until it was read once, HOLD_S at most; else for so long, read or not
-    (0: not held). `verify`: at the end cached bytes are read and compared with their checksums."""
+    `hold_s`: protection of loaded files from eviction, even after a read (0: none); None: until the
+    first read, at most HOLD_S. `verify`: compare the cached bytes with their checksums at the
+    end."""
 
     paths: tuple[bytes, ...]
     bandwidth_bytes_s: int = 0
@@ -53,17 +55,17 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobShown(msgspec.Struct, frozen=True):
-    """A job as people see it. `paths`: the first of them. Counts of files and bytes are of what is
-    selected: `found` (final once `listing_done`), `done` (cached now, whoever brought it) and
-    `failed`; `bytes_fetched`: what came from the origin for this job. `eta_s`: None while it cannot
-    be told. Times `…_at_s` are wall clock, 0.0: not yet."""
+    """A job's status, for people. `paths`: the first of them. Counts cover the selected files:
+    `found` (final once `listing_done`), `done` (cached now, by this job or otherwise) and `failed`.
+    `bytes_fetched`: from the origin for this job. `eta_s`: None if unknown. `…_at_s`: wall
+    clock."""
 
     job: int
     state: JobState
     paths: list[bytes]
     path_count: int
     spec: JobSpec  # with `paths` as above
-    message: str = ""  # one line: why it stopped or failed, with figures, or what it waits for
+    message: str = ""  # one line: the reason of a stop, failure or wait, with figures
     listing_done: bool = False
     files_found: int = 0
     bytes_found: int = 0
@@ -74,8 +76,8 @@ class JobShown(msgspec.Struct, frozen=True):
     files_verified: int = 0
     submitted_at_s: float = 0.0
     ended_at_s: float = 0.0
-    elapsed_s: float = 0.0  # of work, without the time that it was stopped
-    rate_bytes_s: float = 0.0  # of the last seconds
+    elapsed_s: float = 0.0  # without the time that the job was stopped
+    rate_bytes_s: float = 0.0  # in the last seconds
     eta_s: float | None = None
 
 
@@ -92,21 +94,21 @@ class JobFailure(msgspec.Struct, frozen=True):
 
 
 class TaskKind(enum.Enum):
-    LOAD = "load"  # make these complete in the worker's cache, as their owner
-    CHECK = "check"  # are they complete? nothing is fetched
-    VERIFY = "verify"  # CHECK, and do their bytes have their checksums? what has not is dropped
+    LOAD = "load"  # complete these files in the cache of the worker, which owns them
+    CHECK = "check"  # check that they are complete; fetch nothing
+    VERIFY = "verify"  # CHECK, and compare the bytes with their checksums; drop damaged files
 
 
 class TaskFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file, and which block of it (-1: all; a file of one block is -1 too)."""
+    """A file, and one of its blocks (-1: all; also used for a file of one block)."""
 
     origin: Origin
     block: int = -1
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`number` is unique in one run of the master (`Worked.run`). `hold_until_s`: wall clock, 0:
-    not held; `hold_read`: held although it was read."""
+    """A task for one worker. `number` is unique in one run of the master (`Worked.run`).
+    `hold_until_s`: wall clock, 0: not protected. `hold_read`: protected even after a read."""
 
     number: int
     job: int
@@ -117,8 +119,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A quota that refused a file. `limit_bytes`: the share of it of the worker that refused, of
-    which it uses `used_bytes`."""
+    """A quota that refused a file. `limit_bytes`, `used_bytes`: of the refusing worker's share."""
 
     path: bytes
     quota_bytes: int
@@ -127,8 +128,8 @@ class FullQuota(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class FileFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Of a file of a task, by its place in it. `code` "missing": a check did not find it complete;
-    "no-space": see `Outcome.room`; else of the typed error. `quota`: the one that refused it."""
+    """A failure of the file at `place` in a task. `code`: "missing" if a check found it incomplete,
+    "no-space" (see `Outcome.room`), else of the typed error. `quota`: the one that refused it."""
 
     place: int
     code: str
@@ -137,17 +138,17 @@ class FileFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why something does not fit: figures of the worker that refused it, for people."""
+    """The use of a worker's cache when it refused a file, for people."""
 
     limit_bytes: int
-    held_bytes: int  # loaded and not to go yet
-    pinned_bytes: int  # what the master's answers refused, as far as known
+    held_bytes: int  # loaded and still protected
+    pinned_bytes: int  # known to be pinned, from the master's refusals
     busy_bytes: int  # open, being read or filled
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of a task: files that are not among `failures` are as asked. `room`: set when one
-    failed for want of it; the files after it were not tried (and are failures, "no-space")."""
+    """The outcome of a task. Files not in `failures` succeeded. `room`: set if one failed for lack
+    of space; the worker did not try the files after it (they are failures, "no-space")."""
 
     number: int
     fetched_bytes: int

@@ -1,9 +1,9 @@
-"""The wire: frames between a client (FUSE or CLI) and its node's server, on one unix socket.
+"""The wire protocol between a client (FUSE or CLI) and its node's server, on one unix socket.
 
-The socket is SOCK_SEQPACKET, so one datagram is one frame: msgpack of `Request` or `Reply`, with at
-most one descriptor (SCM_RIGHTS). Version rule: both sides say `PROTOCOL` in Hello/Welcome and work
-with peers one version away either way; unknown fields are ignored, new fields have defaults.
-Requests may be answered in any order; `Reply.id` 0 is an event that nobody asked for.
+The socket is SOCK_SEQPACKET, so one datagram is one frame: msgpack of a `Frame`, with at most one
+descriptor (SCM_RIGHTS). Both sides send `PROTOCOL` in Hello/Welcome and accept a peer that is one
+version older or newer. Unknown fields are ignored, new fields have defaults. Replies may arrive in
+any order. A frame with id 0 from the server is an event.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from cachefs.core.syncs import Change, SyncShown
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 192 << 10  # below net.core.wmem_default, which bounds a datagram
 LIST_LIMIT: Final = 1000
-COPY_BYTES: Final = 128 << 10  # of a file in one frame
-MOST_KEPT: Final = 3  # segments of one handle: forward reads, and a reader beside them
+COPY_BYTES: Final = 128 << 10  # file data in one frame
+MOST_KEPT: Final = 3  # segments of one handle: forward reads, and a second reader
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all bodies; the tag is the class name."""
+    """Base of all bodies. The tag is the class name."""
 
 
 # ---- session -----------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """First frame of a client. `role` is "fuse" or "cli"; a fuse session keeps the server alive."""
+    """The first frame of a client, "fuse" or "cli". A fuse session keeps the server alive."""
 
     role: str
     pid: int
     protocol: int = PROTOCOL
     version: str = ""
     mountpoint: str = ""
-    supervisor: int = 0  # its pid; a client that has one is followed by another when it dies
-    many_tiers: bool = False  # it understands PublishedDirectory
+    supervisor: int = 0  # its pid; a supervisor replaces a client that dies
+    many_tiers: bool = False  # the client understands PublishedDirectory
 
 
 class Welcome(Message, frozen=True):
-    """Answer to Hello. Its descriptor is the `pub/` directory of the first tier for clients that
-    are trusted; those of other tiers come as events, see PublishedDirectory."""
+    """Reply to Hello. A trusted client gets a descriptor of the `pub/` directory of the first tier.
+    Those of other tiers arrive as PublishedDirectory events."""
 
     pid: int
     protocol: int = PROTOCOL
@@ -55,8 +55,7 @@ class Welcome(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Make this source known to the server (idempotent). Checks it when it was never seen
-    before."""
+    """Makes a source known to the server, which checks a new source. Idempotent."""
 
     source: UfsSpec
     sync_interval_s: float = 60.0
@@ -64,7 +63,7 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """`warning` is a line for people (the origin is unreachable, an option was ignored)."""
+    """Reply to Attach. `warning`: for people (the origin is unreachable, an option was ignored)."""
 
     namespace: NamespaceId
     root: Inode
@@ -72,19 +71,19 @@ class Attached(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """Server to clients (event): unmount and end, the server is stopping. Client to server:
+    """An event of the server, which stops: unmount and exit. Sent by a client: a request to
     stop."""
 
     reason: str = ""
 
 
 class Leaving(Message, frozen=True):
-    """A client says that its mount is gone: no successor comes. Answered by nothing."""
+    """The client's mount was removed, so no successor will connect. Not answered."""
 
 
 class MountFacts(Message, frozen=True):
-    """What a client tells of its mount, for people. Answered by nothing. `why_not`: one line why
-    the kernel does not read complete files by itself, "" while it does."""
+    """Facts of the client's mount, for people. Not answered. `why_not`: one line, the reason why
+    the kernel does not read complete files directly; "" while it does."""
 
     transport: str
     passthrough: bool
@@ -94,14 +93,14 @@ class MountFacts(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """The caller of request `id` no longer waits. Shared work goes on; no reply comes for `id`
-    but an `Interrupted` failure, unless the answer was already on its way."""
+    """The caller of request `id` no longer waits. Shared work continues. The reply to `id` is an
+    `Interrupted` failure, unless another reply was already sent."""
 
     id: int
 
 
 class Done(Message, frozen=True):
-    """The empty answer. A client that asks for a sign of life sends it, and gets it back."""
+    """The empty reply. A client also sends it as a ping, and the server returns it."""
 
 
 class Failure(Message, frozen=True):
@@ -124,21 +123,21 @@ class Lookup(Message, frozen=True):
 
 
 class GetAttr(Message, frozen=True):
-    """By ino. Stale when the ino was replaced or is gone."""
+    """Requests an inode. Fails with Stale if the ino was replaced or removed."""
 
     namespace: NamespaceId
     ino: int
 
 
 class Found(Message, frozen=True):
-    """Answer to Lookup and GetAttr. `inode` is None for "no such name" (a negative entry)."""
+    """Reply to Lookup and GetAttr. `inode` None: the name does not exist (a negative entry)."""
 
     inode: Inode | None
     valid_for_s: float
 
 
 class ListDir(Message, frozen=True):
-    """Children of `ino` whose order key is greater than `after`, at most `limit`."""
+    """Requests the children of `ino` whose order key is greater than `after`, at most `limit`."""
 
     namespace: NamespaceId
     ino: int
@@ -147,8 +146,7 @@ class ListDir(Message, frozen=True):
 
 
 class Dentry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A name and its inode, still encoded (servers pass stored records on without decoding
-    them)."""
+    """A name and its inode, still encoded: servers forward stored records without decoding them."""
 
     name: bytes
     inode: msgspec.Raw
@@ -163,7 +161,7 @@ class Listing(Message, frozen=True):
 
 
 class Resolve(Message, frozen=True):
-    """Walk `path` (bytes, '/'-separated, below the namespace root) for the CLI."""
+    """Walks `path` (bytes, '/'-separated, below the namespace root), for the CLI."""
 
     namespace: NamespaceId
     path: bytes
@@ -171,9 +169,9 @@ class Resolve(Message, frozen=True):
 
 class Invalidate(Message, frozen=True):
     """Event: these dentries (parent ino, name) changed; `seq` is the position after them.
-    `everything` tells the client to drop all that it knows of the namespace. `policies`: some
-    changed (and so they may have with `everything`); `times`: such as concern what is cached
-    already, workers ask again about all that they have."""
+    `everything`: the client must drop all its cached names of the namespace. `policies`: some
+    policies may have changed. `times`: TTLs or quotas of cached files changed, so workers request
+    the rules of all their files again."""
 
     namespace: NamespaceId
     seq: int
@@ -187,23 +185,23 @@ class Invalidate(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Open a file that the client did not find published. Waits for small files to be whole.
-    `complete_needs_no_release`: the server may answer a complete file with handle 0. `nonce`: of
-    the content that is meant, 0: any; the server answers Stale where the ino has another one."""
+    """Opens a file that the client did not find published. Waits until a small file is complete.
+    `complete_needs_no_release`: the server may return handle 0 for a complete file. `nonce`: of the
+    expected content, 0: any; the server answers Stale if the ino has another one."""
 
     namespace: NamespaceId
     ino: int
     complete_needs_no_release: bool = False
-    past_tier: bool = False  # the tier's disk does not answer the client: give nothing of it
+    past_tier: bool = False  # the tier's disk did not answer the client: bypass the tier
     nonce: int = 0
 
 
 class Opened(Message, frozen=True):
-    """`handle` names the open in Ensure and Release; 0: nothing is kept, nothing is to be released
-    (only complete files, and only where the client said so). The descriptor, if any, is read-only:
-    complete: every byte of the file is in it. Otherwise it is the partial cache file: read only
-    what Ensure granted from it (a hole reads as zeros). None where the cache refused the file.
-    `tier`: of the node's tiers, where the file is; see TierState."""
+    """Reply to Open. `handle` names the open in Ensure and Release; 0: the client must not release
+    it (only complete files, and only with `complete_needs_no_release`). The read-only descriptor of
+    a complete file has every byte. That of a partial cache file has only the ranges that Ensure
+    granted; a hole reads as zeros. No descriptor: the cache refused the file. `tier`: the index of
+    the file's tier; see TierState."""
 
     handle: int
     size: int
@@ -213,64 +211,64 @@ class Opened(Message, frozen=True):
 
 
 class Ensure(Message, frozen=True):
-    """Make `size` bytes at `offset` readable; the answer covers a part that starts at `offset`.
-    `takes_bytes`: the client understands an answer with the bytes themselves."""
+    """Makes `size` bytes at `offset` readable. The reply covers a range that starts at `offset`.
+    `takes_bytes`: the client accepts a reply that contains the data."""
 
     handle: int
     offset: int
     size: int
-    past_tier: bool = False  # as in Open: from now on, for this handle
+    past_tier: bool = False  # as in Open; holds for all later reads of this handle
     takes_bytes: bool = False
 
 
 class Ensured(Message, frozen=True):
-    """Bytes [start, end) can be read now and until Release. Without a descriptor: from the partial
-    cache file. With one: from it, at `offset - base` (a segment of the scratch area, for what the
-    cache refused). `data`: the bytes themselves, at most `COPY_BYTES`, for clients that say
-    `takes_bytes`. The client keeps the latest `keep` segments of a handle while it is read; with 1
-    it closes that one before it asks for another; with 0 it also closes it as soon as it was read
-    to its end."""
+    """Reply to Ensure: bytes [start, end) are readable until Release. Without a descriptor, they
+    are in the partial cache file. With one, they are in it at `offset - base` (a segment of the
+    scratch area, for files that the cache refused). `data`: the bytes themselves, at most
+    `COPY_BYTES`. The client keeps the latest `keep` segments of a handle. With 1 it closes that one
+    before it requests another. With 0 it also closes a segment as soon as it was read to its
+    end."""
 
     start: int
     end: int
     base: int = 0
     segment: bool = False
-    complete: bool = False  # the whole file can be read from the cache file
+    complete: bool = False  # the whole file is readable from the cache file
     keep: int = MOST_KEPT
     data: bytes = b""
 
 
 class TierState(Message, frozen=True):
-    """Event: whether the disk of a tier of the node answers. While it does not, clients open
-    nothing there by themselves. Sent after Attached if it does not, and at every change.
-    `doubtful`: bytes there are lost: what was opened there is read past the tier from now on."""
+    """Event: whether the disk of a tier answers. While it does not, clients open no published files
+    there. Sent after Attached if it does not, and at every change. `doubtful`: the tier lost data,
+    so clients bypass it for files that they opened there before."""
 
     in_service: bool
-    tier: int = 0  # its place in the node's list of tiers, the fastest first
+    tier: int = 0  # index in the node's list of tiers, the fastest first
     doubtful: bool = False
 
 
 class PublishedDirectory(Message, frozen=True):
-    """Event, for clients that said `many_tiers`: the `pub/` directory of a tier, attached as a
-    descriptor, in place of any other of that tier; without one, that tier has none now. Sent after
-    Attached, and when a tier comes, goes, or is another directory."""
+    """Event, for clients with `many_tiers`: the attached descriptor is the `pub/` directory of a
+    tier and replaces the previous one; without a descriptor the tier has none. Sent after Attached,
+    and when a tier is added, removed or replaced."""
 
     tier: int
     has_descriptor: bool
 
 
 class Release(Message, frozen=True):
-    """Close a handle. Answered by nothing."""
+    """Closes a handle. Not answered."""
 
     handle: int
 
 
 class Used(Message, frozen=True):
-    """Batched report of warm opens, for eviction and statistics. Answered by nothing."""
+    """Reports warm opens in batches, for eviction and statistics. Not answered."""
 
     names: list[str]  # content id names
     hit_bytes: int = 0
-    passthrough_bytes: int = 0  # of these: of files that the kernel was given
+    passthrough_bytes: int = 0  # part of `hit_bytes`: files that the kernel reads directly
 
 
 # ---- operators ---------------------------------------------------------------------------------
@@ -281,13 +279,13 @@ class Status(Message, frozen=True):
 
 
 class StatusReply(Message, frozen=True):
-    """A tree of plain values, see docs/operations.md."""
+    """Plain values, see docs/operations.md."""
 
     status: dict[str, Any]
 
 
 class CacheState(Message, frozen=True):
-    """How much of each of these files is cached."""
+    """Requests how many bytes of each file are cached."""
 
     namespace: NamespaceId
     inos: list[int]
@@ -298,7 +296,7 @@ class CacheStateReply(Message, frozen=True):
 
 
 class Free(Message, frozen=True):
-    """Drop the cached bytes of everything below `path`; names stay."""
+    """Frees the cached bytes of everything at or below `path`. Names stay."""
 
     namespace: NamespaceId
     path: bytes
@@ -311,9 +309,9 @@ class Freed(Message, frozen=True):
 
 
 class SetPolicy(Message, frozen=True):
-    """Say this at a path, and leave the fields `unset` open again. Answered by PolicySet once it is
-    durable and, where it protects something, no worker may evict that any more (10 s at most).
-    Raises NotFound for a path where nothing is, unless it only leaves things open; BadConfig."""
+    """Sets policy fields at a path, and removes the fields `unset`. Answered by PolicySet once the
+    change is durable and, if it protects files, no worker can evict them (after 10 s at most).
+    Raises BadConfig, and NotFound for a path that does not exist, unless it only removes fields."""
 
     namespace: NamespaceId
     path: bytes
@@ -322,13 +320,13 @@ class SetPolicy(Message, frozen=True):
 
 
 class PolicySet(Message, frozen=True):
-    """What is said at the path now."""
+    """Reply to SetPolicy: the policy set at the path now."""
 
     policy: Policy
 
 
 class GetPolicies(Message, frozen=True):
-    """What holds at a path, and what is said below it? Answered by PoliciesAt."""
+    """Requests the policies at a path and those set below it. Answered by PoliciesAt."""
 
     namespace: NamespaceId
     path: bytes
@@ -340,8 +338,9 @@ class PolicySaid(msgspec.Struct, frozen=True):
 
 
 class PoliciesAt(Message, frozen=True):
-    """`policy`: what holds; `where`: field -> who says so; `said`: what is said at this very path.
-    `below` is cut; there are `below_count`. `quotas`: (path, bytes) of those that hold for it."""
+    """Reply to GetPolicies. `policy`: the effective values; `where`: field -> the path that sets
+    it; `said`: the policy set at this path. `below` is truncated, `below_count` is not. `quotas`:
+    (path, bytes) of those that apply."""
 
     policy: Policy
     where: dict[str, str]
@@ -352,10 +351,9 @@ class PoliciesAt(Message, frozen=True):
 
 
 class SubmitJob(Message, frozen=True):
-    """A load job. One runs for a set of paths: the same again changes its other settings. `key`:
-    drawn by the caller, so that a repeated question makes one job ("": none). `more`: AddJobPaths
-    follow before the list of paths is whole; the job begins at once all the same. Durable when
-    answered, by JobSubmitted. Raises BadConfig."""
+    """Starts a load job, or changes the settings of the running job with the same paths. `key`:
+    drawn by the caller, so that a retry makes no second job ("": none). `more`: AddJobPaths follow;
+    the job starts before them. Answered by JobSubmitted once durable. Raises BadConfig."""
 
     namespace: NamespaceId
     spec: JobSpec
@@ -365,13 +363,13 @@ class SubmitJob(Message, frozen=True):
 
 class JobSubmitted(Message, frozen=True):
     job: int
-    updated: bool = False  # it was there
+    updated: bool = False  # the job existed
 
 
 class AddJobPaths(Message, frozen=True):
-    """More paths of a job that is still being submitted, at most PATHS_PER_CALL; `first`: the place
-    of the first of them in the job's list, so that a repeated question adds nothing twice. Answered
-    by Done. Raises NotFound, BadConfig."""
+    """Adds paths to a job that is being submitted, at most PATHS_PER_CALL. `first`: the index of
+    the first one, so that a retry adds nothing twice. Answered by Done. Raises NotFound,
+    BadConfig."""
 
     namespace: NamespaceId
     job: int
@@ -392,7 +390,7 @@ class JobReply(Message, frozen=True):
 
 
 class ListJobs(Message, frozen=True):
-    """The newest first, those older than `before` (0: from the newest), at most `limit`."""
+    """Requests at most `limit` jobs older than `before` (0: from the newest), the newest first."""
 
     namespace: NamespaceId
     before: int = 0
@@ -400,14 +398,14 @@ class ListJobs(Message, frozen=True):
 
 
 class JobTable(Message, frozen=True):
-    """`next`: to be asked for as `before`; 0: that was all."""
+    """Reply to ListJobs. `next`: the next call's `before`; 0: the list is complete."""
 
     jobs: list[JobShown]
     next: int = 0
 
 
 class GetJobFailures(Message, frozen=True):
-    """Failed files after a place in their list. Answered by JobFailures."""
+    """Requests the failed files after an index in their list. Answered by JobFailures."""
 
     namespace: NamespaceId
     job: int
@@ -415,16 +413,16 @@ class GetJobFailures(Message, frozen=True):
 
 
 class JobFailures(Message, frozen=True):
-    """`next`: the place to ask after; 0: that was all."""
+    """Reply to GetJobFailures. `next`: the next call's `after`; 0: the list is complete."""
 
     failures: list[JobFailure]
     next: int = 0
 
 
 class ControlJob(Message, frozen=True):
-    """`action`: "stop", "resume" (a stopped one goes on; one that failed for want of room, too),
-    "retry" (an ended one tries its failed files again) or "forget" (one that ended or is
-    stopped). Answered by JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
+    """Changes the state of a job. `action`: "stop", "resume" (a stopped job, or one that failed for
+    lack of space), "retry" (the failed files of an ended job) or "forget" (an ended or stopped
+    job). Answered by JobReply once it is durable. Raises NotFound, InUse, BadConfig."""
 
     namespace: NamespaceId
     job: int
@@ -432,8 +430,8 @@ class ControlJob(Message, frozen=True):
 
 
 class StartSync(Message, frozen=True):
-    """Compare a path (`recursive`: and all below it) with its origin now, whatever is fresh.
-    `dry_run`: change nothing. Answered by SyncReply at once; asked again with GetSync."""
+    """Compares a path with its origin now, even if its names are fresh; `recursive`: and all below
+    it. `dry_run`: only reports. Answered by SyncReply at once; poll with GetSync."""
 
     namespace: NamespaceId
     path: bytes
@@ -442,12 +440,12 @@ class StartSync(Message, frozen=True):
 
 
 class GetSync(Message, frozen=True):
-    """Raises NotFound. `after`: changes from that place in their list on."""
+    """Requests the state of a sync, with its changes from index `after` on. Raises NotFound."""
 
     namespace: NamespaceId
     sync: int
     after: int = 0
-    stop: bool = False  # end it here
+    stop: bool = False  # stop the sync
 
 
 class SyncReply(Message, frozen=True):
@@ -468,7 +466,7 @@ Body = (
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One datagram. `id` is drawn by the client per request; a reply carries the request's."""
+    """A datagram. The client draws an `id` per request; the reply has the same id."""
 
     id: int
     body: Body
@@ -483,7 +481,7 @@ def encode(id: int, body: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Frame:
-    """Raises ProtocolError for what is no frame of ours."""
+    """Decodes a frame. Raises ProtocolError."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
@@ -495,6 +493,6 @@ def failure_of(err: errors.CacheFSError) -> Failure:
 
 
 def error_of(failure: Failure) -> errors.CacheFSError:
-    """The typed error; a code of a newer peer becomes the base class (EIO)."""
+    """Returns the typed error. An unknown code (of a newer peer) becomes the base class (EIO)."""
     cls, request_id = errors.BY_CODE.get(failure.code, errors.CacheFSError), failure.request_id
     return cls(failure.cause, remedy=failure.remedy, path=failure.path, request_id=request_id)

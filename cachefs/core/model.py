@@ -1,8 +1,8 @@
-"""The nouns of CacheFS: inode, content id, nodeid, fingerprint, origin. Pure values, no behaviour
-that reads a clock or a disk.
+"""The basic values of CacheFS: inode, content id, nodeid, fingerprint, origin. They read no clock
+and no disk.
 
-Glossary: *ino* names a file in the master's store; *content id* names its bytes for ever; *nodeid*
-is what the kernel is told (ino + incarnation).
+Glossary: an *ino* names a file in the master's store. A *content id* names one version of its
+bytes, for ever. A *nodeid* is the kernel's number of an inode (ino + incarnation).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ INO_BITS: Final = 48
 MAX_INO: Final = (1 << INO_BITS) - 1
 MAX_INCARNATION: Final = (1 << 16) - 1
 PAGE_BYTES: Final = 1 << 20  # unit of presence, transfer and checksum
-SMALL_FILE_BYTES: Final = 8 << 20  # a cold file up to this waits for the whole file at open
+SMALL_FILE_BYTES: Final = 8 << 20  # up to this size an open waits until the whole file is cached
 MAX_NAME_BYTES: Final = 255
 
 
 class Kind(enum.IntEnum):
-    """What an inode is."""
+    """The type of an inode."""
 
     FILE = 1
     DIRECTORY = 2
@@ -35,11 +35,9 @@ class Kind(enum.IntEnum):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What tells one version of an object from another at the origin. A change makes a new ino.
-
-    `mtime_ns` has the precision that *every* answer of the connector has (whole seconds on S3,
-    where HEAD has no more); `etag` is "" where the store has none. A directory's is its kind alone.
-    """
+    """The values that distinguish two versions of an object. A change creates a new ino. `mtime_ns`
+    has the precision that *every* reply of the connector has (whole seconds on S3, where HEAD has
+    no more); `etag` is "" if the store has none. A directory's fingerprint is its kind only."""
 
     kind: Kind
     size: int = 0
@@ -48,8 +46,8 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Inode(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The attributes of one ino. `size` in bytes; mode, uid, gid are -1 where the origin has none
-    (the mount's defaults are shown then). Trailing fields may be added, never moved."""
+    """The attributes of one ino. `size` in bytes. mode, uid and gid are -1 if the origin has none
+    (then the mount shows its defaults). Trailing fields may be added, never moved."""
 
     ino: int
     kind: Kind
@@ -74,10 +72,8 @@ _CONTENT = struct.Struct(">16sQIQ")
 
 
 class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names bytes for ever: a reused ino or a rolled-back store can never name other bytes.
-
-    `nonce` is 64 random bits drawn when the inode was born.
-    """
+    """The permanent name of a file's bytes: a reused ino or a rolled-back store never gets the same
+    one. `nonce` is 64 random bits drawn when the inode was created."""
 
     namespace: NamespaceId
     ino: int
@@ -86,17 +82,17 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> bytes:
-        """36 bytes: what the name says."""
+        """The packed fields, 36 bytes."""
         return _CONTENT.pack(self.namespace, self.ino, self.version, self.nonce)
 
     @staticmethod
     def name_of(namespace: NamespaceId, inode: Inode) -> str:
-        """`of(namespace, inode).name`, for whoever makes many."""
+        """Returns the name of an inode's content without creating the ContentId."""
         return _CONTENT.pack(namespace, inode.ino, inode.version, inode.nonce).hex()
 
     @property
     def name(self) -> str:
-        """72 hex digits: the name of the cache file and of its published link."""
+        """The key as 72 hex digits: the name of the cache file and of its published link."""
         return self.key.hex()
 
     @classmethod
@@ -105,12 +101,12 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def parse(cls, name: str) -> ContentId:
-        """The inverse of `name`. Raises ValueError for anything else."""
+        """Returns the content id with this name. Raises ValueError for anything else."""
         return cls.of_key(bytes.fromhex(name))
 
     @classmethod
     def of_key(cls, key: bytes) -> ContentId:
-        """The inverse of `key`. Raises ValueError for anything else."""
+        """Returns the content id with this key. Raises ValueError for anything else."""
         if len(key) != _CONTENT.size:
             raise ValueError(f"not a content id: {len(key)} bytes instead of {_CONTENT.size}")
         namespace, ino, version, nonce = _CONTENT.unpack(key)
@@ -118,7 +114,8 @@ class ContentId(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Where a file's bytes come from: the master's answer to a worker that must fill."""
+    """The location of a file's bytes at the origin: the master's reply to a worker that must
+    fill."""
 
     content: ContentId
     ufs: str  # key of the mount table's UFS spec (see `UfsSpec`)
@@ -126,31 +123,31 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     etag: str
     size: int
     mtime_ns: int
-    rule: Rule = NO_RULE  # what policies say of it
-    alone: bool = False  # others in its directory may have other rules
+    rule: Rule = NO_RULE  # of its policies
+    alone: bool = False  # other files of its directory may have other rules
 
 
 class UfsSpec(msgspec.Struct, frozen=True):
-    """One root of the mount table. `options` never holds a secret, only references (a profile name,
-    a path); whoever reads bytes resolves them."""
+    """A source of the mount table. `options` never holds a secret, only references (a profile
+    name, a path), which the process that reads the source resolves."""
 
     url: str  # s3://bucket/prefix, file:///path
     options: dict[str, str] = {}
 
     @property
     def key(self) -> str:
-        """Stable identity of the source: the normalised URL and what changes its meaning."""
+        """The stable identity of the source: its normalised URL, and its endpoint if it has one."""
         endpoint = self.options.get("endpoint_url", "").rstrip("/")
         return f"{self.url.rstrip('/')}|{endpoint}" if endpoint else self.url.rstrip("/")
 
 
 def nodeid(ino: int, incarnation: int = 0) -> int:
-    """ino (48 bits) and incarnation (16 bits) as the kernel's 64-bit nodeid; the root stays 1."""
+    """Returns the kernel's nodeid: ino (48 bits) and incarnation (16 bits). The root stays 1."""
     if not 0 < ino <= MAX_INO or not 0 <= incarnation <= MAX_INCARNATION:
         raise ValueError(f"out of range: ino {ino}, incarnation {incarnation}")
     return incarnation << INO_BITS | ino
 
 
 def split_nodeid(value: int) -> tuple[int, int]:
-    """A nodeid as (ino, incarnation)."""
+    """Returns (ino, incarnation) of a nodeid."""
     return value & MAX_INO, value >> INO_BITS

@@ -1,6 +1,4 @@
-"""Which names were invalidated since when: what keeps an answer that was under way meanwhile from
-being kept. Bounded; what was forgotten counts as invalidated.
-"""
+"""A bounded log of invalidated names."""
 
 from __future__ import annotations
 
@@ -10,14 +8,13 @@ _MAX_NOTED: Final = 32768
 
 
 class Noted:
-    """Which names were invalidated since when: an answer asked for before must not be kept.
-
-    `position` counts invalidations; an answer carries the position at which it was asked for.
-    """
+    """The positions of invalidations, which decide whether a reply is outdated when it arrives.
+    `position` counts invalidations. A request notes it; the reply must not be cached if the name
+    was invalidated later. A full log forgets all names, which then count as invalidated."""
 
     def __init__(self) -> None:
         self.position = 0
-        self._floor = 0  # all that is older is not told apart any more
+        self._floor = 0  # a request from before it is outdated, whatever the name
         self._names: dict[tuple[int, bytes], int] = {}
 
     def note(self, parent: int, name: bytes) -> None:
@@ -32,7 +29,7 @@ class Noted:
         self._names.clear()
 
     def is_outdated(self, asked_at: int, parent: int, name: bytes) -> bool:
-        """Was this name invalidated after position `asked_at`?"""
+        """Returns whether this name was invalidated after position `asked_at`."""
         if asked_at == self.position:
             return False
         return asked_at < self._floor or self._names.get((parent, name), 0) > asked_at

@@ -1,4 +1,4 @@
-"""Which pages of one file are here: a bitmap and the arithmetic of page ranges. Pure.
+"""The cached pages of one file: a bitmap and the arithmetic of page ranges. Pure.
 
 A page range is `(first, end)`: page numbers, `end` not included. The last page of a file may be
 shorter than `PAGE_BYTES`.
@@ -13,28 +13,28 @@ from cachefs.core.model import PAGE_BYTES
 from cachefs.core.placement import BLOCK_BYTES
 
 PageRange = tuple[int, int]
-ByteRange = tuple[int, int]  # of a file: the first byte, and the one behind the last
+ByteRange = tuple[int, int]  # of a file: the first byte, and the one after the last
 
 BLOCK_PAGES: Final = BLOCK_BYTES // PAGE_BYTES  # of a block of placement
 
 
 def page_count(size_bytes: int) -> int:
-    """How many pages a file of that size has; 0 for an empty one."""
+    """Returns the number of pages of a file; 0 for an empty one."""
     return -(-size_bytes // PAGE_BYTES)
 
 
 def page_span(offset: int, size_bytes: int) -> PageRange:
-    """The pages that `size_bytes` (at least 1) at `offset` touch."""
+    """Returns the pages that contain `size_bytes` (at least 1) at `offset`."""
     return offset // PAGE_BYTES, page_count(offset + size_bytes)
 
 
 def range_bytes(file_bytes: int, first: int, end: int) -> int:
-    """Bytes of the pages [first, end) of a file of that size."""
+    """Returns the size of the pages [first, end) of a file."""
     return max(0, min(end * PAGE_BYTES, file_bytes) - first * PAGE_BYTES)
 
 
 def split(first: int, end: int, most_pages: int) -> Iterator[PageRange]:
-    """Pieces of [first, end) of at most `most_pages`, in order, none in two blocks."""
+    """Yields parts of [first, end) of at most `most_pages`, in order, each within one block."""
     while first < end:
         stop = min(first + most_pages, end, (first // BLOCK_PAGES + 1) * BLOCK_PAGES)
         yield first, stop
@@ -42,7 +42,7 @@ def split(first: int, end: int, most_pages: int) -> Iterator[PageRange]:
 
 
 class PageMap:
-    """The present pages of a file of fixed size. Bit i of `bits` is page i."""
+    """The cached pages of a file of fixed size. Bit i of `bits` is page i."""
 
     __slots__ = ("_absent", "bits", "size_bytes")
 
@@ -81,13 +81,12 @@ class PageMap:
             self._absent -= 1
 
     def run_end(self, page: int) -> int:
-        """The first absent page at or after `page` (the count of pages when there is none)."""
+        """Returns the first absent page at or after `page` (the page count if there is none)."""
         absent = ~(self.bits >> page)
         return page + (absent & -absent).bit_length() - 1
 
     def missing(self, first: int, end: int, taken: int = 0) -> Iterator[PageRange]:
-        """The absent runs within [first, end), in order; pages in the bitmap `taken` count as
-        present."""
+        """Yields the absent runs in [first, end), in order. Pages in `taken` count as present."""
         have = self.bits | taken
         page = first
         while page < end:

@@ -1,8 +1,9 @@
-"""Policies by path: what an operator asked of the files at and below a path of the namespace. Pure.
+"""Policies by path: the operator's settings for the files at and below a path of the namespace.
+Pure.
 
-A policy says some things and leaves the others open. A path inherits from the paths above it: for
-each thing the nearest path that says it wins; a named profile says what its own path leaves open.
-Quotas are no such thing: each one holds for all that is below its own path.
+A policy sets some fields and leaves the others unset. A path inherits from the paths above it: for
+each field the nearest path that sets it wins. A profile sets the fields that its own path leaves
+unset. Quotas are not inherited: each one limits everything at and below its own path.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from cachefs.core.errors import BadConfig
 from cachefs.core.units import FOREVER_S, format_duration, format_size, parse_duration, parse_size
 
 MIN_TTL_S: Final = 1.0
-TTL_LATE_S: Final = 10.0  # what is older than its TTL is gone at most so much later
+TTL_LATE_S: Final = 10.0  # longest delay after the TTL until a file is freed
 PERMISSION_S: Final = 8.0  # how long a worker may use a permission to evict
-# How long `pin` waits: no permission that was given before is of use any more, and what was begun
-# in its last moment has ended.
+# How long `pin` waits: until then all earlier permissions have expired, and evictions that began
+# at their last moment have ended.
 PERMISSION_WINDOW_S: Final = 10.0
 FREE: Final = "free"
 ADMISSIONS: Final = ("fill", "always")
@@ -30,9 +31,9 @@ EVICTIONS: Final = ("sieve", "lru")
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is asked at one path; None: nothing is said of that. `ttl_s`: since the last fill,
-    FOREVER_S: kept for ever. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never again.
-    `replicas`: how many workers own each block. `local_copy`: of what other workers own."""
+    """The policy set at one path; None: not set. `ttl_s`: since the last fill, FOREVER_S: never
+    expires. `quota_bytes`: 0 is no quota. `sync_interval_s`: -1 never syncs again. `replicas`:
+    workers that own each block. `local_copy`: of blocks that other workers own."""
 
     pin: bool | None = None
     ttl_s: float | None = None
@@ -63,9 +64,8 @@ DEFAULT: Final = "default"
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker needs to know of a content's policies. `admission` and `eviction` "": as the
-    worker is set. `quotas`: (path, bytes) of each quota that it counts against. Trailing fields may
-    be added."""
+    """The policies of a content for workers. `admission` and `eviction` "": as the worker is
+    configured. `quotas`: (path, bytes) of those that it counts against. New fields go last."""
 
     pinned: bool = False
     ttl_s: float = FOREVER_S
@@ -77,7 +77,7 @@ class Rule(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def owners(self) -> int:
-        """How many own a block; within bounds, whatever came over a wire."""
+        """The number of owners of a block, limited because a peer may send any number."""
         return min(max(1, self.replicas), MOST_REPLICAS)
 
 
@@ -85,8 +85,8 @@ NO_RULE: Final = Rule()
 
 
 class Effective(msgspec.Struct, frozen=True):
-    """What holds at a path. `policy`: None where neither a path nor a default says anything (the
-    source's own interval, the worker's own admission). `where`: field -> who says so."""
+    """The effective policy at a path. A field is None if neither a path nor a default sets it: the
+    source's interval or the worker's admission applies. `where`: field -> path that sets it."""
 
     policy: Policy
     where: dict[str, str]
@@ -94,7 +94,7 @@ class Effective(msgspec.Struct, frozen=True):
 
     @property
     def rule(self) -> Rule:
-        """For workers."""
+        """The rule for workers."""
         policy = self.policy
         ttl_s = FOREVER_S if policy.ttl_s is None else policy.ttl_s
         return Rule(
@@ -109,10 +109,10 @@ class Effective(msgspec.Struct, frozen=True):
 
 
 def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
-    """What holds below a chain of (path, policy), the outermost first."""
+    """Returns the effective policy below a chain of (path, policy), the outermost first."""
     values: dict[str, Any] = {}
     where: dict[str, str] = {}
-    for policy, whose in _sayings(chain):
+    for policy, whose in _layers(chain):
         for name in FIELDS:
             value = getattr(policy, name)
             if value is not None:
@@ -121,8 +121,8 @@ def resolve(chain: Sequence[tuple[bytes, Policy]]) -> Effective:
     return Effective(Policy(**values), where, quotas)
 
 
-def _sayings(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:
-    """Who says what, the weakest first."""
+def _layers(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, str]]:
+    """Yields each policy and the path that sets it, the weakest first."""
     yield DEFAULTS, DEFAULT
     for path, policy in chain:
         if policy.profile is not None:
@@ -131,19 +131,19 @@ def _sayings(chain: Iterable[tuple[bytes, Policy]]) -> Iterable[tuple[Policy, st
 
 
 def merged(old: Policy, change: Policy, unset: Iterable[str] = ()) -> Policy:
-    """The policy of a path after a change of some things, and with others left open again."""
+    """Returns the policy of a path after a change of some fields and the removal of others."""
     values = {name: getattr(change, name) for name in FIELDS}
     said = {name: value for name, value in values.items() if value is not None}
     return msgspec.structs.replace(old, **{**dict.fromkeys(unset), **said})
 
 
 def shown(path: bytes) -> str:
-    """A path of the namespace for people."""
+    """Returns a path of the namespace for people."""
     return "/" + path.strip(b"/").decode("utf-8", "backslashreplace")
 
 
 def normal(path: bytes) -> bytes:
-    """A path of the namespace as policies are kept: without empty parts. Raises BadConfig."""
+    """Returns a path of the namespace in canonical form (no empty parts). Raises BadConfig."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b".." in parts:
         raise BadConfig("a path of the namespace has no '..'", path=shown(path))
@@ -151,7 +151,7 @@ def normal(path: bytes) -> bytes:
 
 
 def above(path: bytes) -> Iterable[bytes]:
-    """The path itself and all above it, the innermost first; b"" is the root."""
+    """Yields the path itself and all above it, the innermost first; b"" is the root."""
     while path:
         yield path
         path = path.rpartition(b"/")[0]
@@ -228,7 +228,7 @@ FIELDS: Final = tuple(field for field, _, _ in _KEYS.values())
 
 
 def parse(words: Iterable[str]) -> Policy:
-    """`key=value` words as a policy. Raises BadConfig for what means nothing."""
+    """Returns the policy of `key=value` words. Raises BadConfig."""
     values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -240,14 +240,14 @@ def parse(words: Iterable[str]) -> Policy:
 
 
 def field_of(key: str) -> str:
-    """The field of a key. Raises BadConfig."""
+    """Returns the field of a key. Raises BadConfig."""
     if key not in _KEYS:
         raise BadConfig(f"no such policy: {key!r}", remedy=f"keys are {', '.join(KEYS)}")
     return _KEYS[key][0]
 
 
 def check(policy: Policy) -> None:
-    """Raises BadConfig for a policy that means nothing: it came over a wire."""
+    """Raises BadConfig for an invalid policy, because it was received from a peer."""
     wrong = {
         "ttl": not _is_span(policy.ttl_s, MIN_TTL_S),
         "ttl_action": policy.ttl_action not in (None, FREE),
@@ -269,7 +269,7 @@ def _is_span(seconds: float | None, least_s: float) -> bool:
 
 
 def formatted(policy: Policy) -> dict[str, str]:
-    """What a policy says, by key, as text."""
+    """Returns the set fields as text, by key."""
     found = {}
     for key, (field, _, text_of) in _KEYS.items():
         value = getattr(policy, field)

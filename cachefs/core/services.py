@@ -1,6 +1,5 @@
-"""What a worker asks of a master, as an interface: the embedded server passes the master itself,
-a cluster passes an HTTP client. All methods belong to one event loop.
-"""
+"""The interfaces of a master as workers use them. The embedded server passes the master itself, a
+cluster passes an HTTP client. All methods belong to one event loop."""
 
 from __future__ import annotations
 
@@ -27,104 +26,101 @@ from cachefs.core.messages import (
 from cachefs.core.model import ContentId, Inode, NamespaceId, Origin, UfsSpec
 from cachefs.core.policies import Policy, Rule
 
-# For how long a question of the current task waits for a master that is not reached, in seconds. A
-# system call waits longer than a command, which says instead that the master is away.
+# How long a call of the current task waits for an unreachable master, in seconds. A system call
+# waits longer than a command, which reports that the master is unreachable.
 asker_reach_s: ContextVar[float] = ContextVar("asker_reach_s", default=30.0)
 COMMAND_REACH_S: Final = 3.0
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """Which of the contents asked about may be evicted, and for how long that holds (s)."""
+    """The contents that may be evicted, of those requested, and the validity of that in seconds."""
 
     allowed: frozenset[str]  # ContentId.name
     valid_for_s: float = 10.0
 
 
 class MetadataService(Protocol):
-    """The namespace of one master. Raises the typed errors; NotFound is never "not ready"."""
+    """The namespace of one master. Raises the typed errors; NotFound never means "not ready"."""
 
     @property
     def namespace(self) -> NamespaceId: ...
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
-        """The answer when the store has a fresh one, else None. Raises NotADirectory, Stale."""
+        """Returns the store's reply if it is fresh, else None. Raises NotADirectory, Stale."""
 
     async def lookup(self, parent: int, name: bytes) -> Found:
-        """A fresh answer, from the origin where need be. Cancellation leaves shared work
-        running."""
+        """Returns a fresh reply, maybe from the origin. Cancellation leaves shared work running."""
 
     async def getattr(self, ino: int) -> Found:
-        """Raises Stale when the ino was replaced or is gone."""
+        """Returns a fresh inode. Raises Stale if the ino was replaced or removed."""
 
     async def list_dir(self, ino: int, after: bytes, limit: int) -> Listing:
-        """A page of a fresh listing. Pages come while the origin is still being listed."""
+        """Returns a page of a fresh listing, which may still be in progress."""
 
     async def resolve(self, path: bytes) -> Found:
-        """Walks a path; `inode` None where a component is missing."""
+        """Walks a path; `inode` is None if a component is missing."""
 
     async def locate(self, ino: int) -> Origin:
-        """Where the bytes of a file come from. Raises Stale, IsADirectory."""
+        """Returns the origin of a file's bytes. Raises Stale, IsADirectory."""
 
     def locate_nowait(self, ino: int) -> Origin | None:
-        """The same when it is known here, else None."""
+        """Returns the origin of a file's bytes if it is known locally, else None."""
 
     async def list_next(self, ino: int) -> None:
-        """A hint: a program opens the files of a directory in order, and has come to this one.
-        Begins to list the directory behind it, which is opened next as a rule;
-        returns once something of that is known, or at once where nothing is to be asked. Raises
-        what asking raises, and Stale; who gave the hint need not care. Cancellation leaves the
-        listing going on."""
+        """Prefetches the listing of the next sibling of a file's directory. A hint: a program opens
+        the files of a directory in order and has reached this one. Returns once the first page is
+        known, or at once if nothing is to be listed. Raises Stale and the errors of the listing;
+        callers may ignore them. Cancellation leaves the listing running."""
 
     async def report_changed(self, ino: int) -> None:
-        """The worker saw another version, or none, at the origin: look again and invalidate."""
+        """Reports that the origin has another version or none; the master checks it."""
 
     def walk(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        """Every file below a directory (or the file itself) in batches of (path below the namespace
-        root, inode), listing the origin where it is not known or not fresh."""
+        """Yields every file below a directory (or the file itself) in batches of (path below the
+        namespace root, inode). Lists the origin where the store is not fresh."""
 
     def known_files(self, ino: int) -> AsyncIterator[list[tuple[bytes, Inode]]]:
-        """As `walk`, from the store alone: never asks the origin."""
+        """Yields like `walk`, from the store only, never from the origin."""
 
     def ufs(self, key: str) -> UfsSpec: ...
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
-        """Which of these no policy protects now."""
+        """Returns which of these no policy protects now."""
 
     def events(self, after: int) -> AsyncIterator[Invalidate]:
-        """Invalidations with `seq` > after (negative: from this call on), for ever. Raises
-        PositionGone when that is too old."""
+        """Yields invalidations with `seq` > after (negative: from this call on), for ever. Raises
+        PositionGone if the stream no longer has that position."""
 
     def status(self) -> dict[str, Any]: ...
 
 
 @runtime_checkable
 class PolicyService(Protocol):
-    """The policies of one namespace: what a metadata service that has them is, too."""
+    """The policies of one namespace. A metadata service implements it if it has policies."""
 
     @property
     def policy_version(self) -> int:
-        """Changes whenever what is cached got other times to live, or quotas, as far as that is
-        known here."""
+        """A number that changes when TTLs or quotas of cached files do, as far as known here."""
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
-        """Says more at a path, and leaves the fields `unset` open again; what is said there then.
-        Durable, and with pin: no worker may evict anything there any more. Raises NotFound,
-        BadConfig. Cancelled: it may have happened."""
+        """Sets policy fields at a path, removes the fields `unset`, and returns the policy set
+        there. The change is durable; with `pin`, no worker can evict files there any more. Raises
+        NotFound, BadConfig. If cancelled, the change may have happened."""
 
     async def policies_at(self, path: bytes) -> PoliciesAt:
-        """Raises BadConfig."""
+        """Returns the policies that apply at a path. Raises BadConfig."""
 
     async def rules_of(self, contents: Sequence[ContentId]) -> list[Rule]:
-        """What a worker needs to know of each, in order."""
+        """Returns the rule of each content, in order."""
 
 
 @runtime_checkable
 class JobService(Protocol):
-    """The load jobs of one namespace: what a metadata service that has them is, too. Each answers
-    as the message of its name in `cachefs.core.messages` says, and raises what that names."""
+    """The load jobs of one namespace. A metadata service implements it if it has jobs. Methods
+    answer like the messages of their names in `cachefs.core.messages`, and raise their errors."""
 
     async def submit_job(self, spec: JobSpec, key: str = "", *, more: bool = False) -> JobSubmitted:
-        """Cancelled: it may have happened; the same `key` tells."""
+        """Submits a job. If cancelled, it may have happened: submit again with the same `key`."""
 
     async def add_job_paths(
         self, job: int, first: int, paths: Sequence[bytes], *, last: bool
@@ -141,7 +137,7 @@ class JobService(Protocol):
 
 @runtime_checkable
 class SyncService(Protocol):
-    """Syncs on demand of one namespace, as `JobService`."""
+    """Syncs on demand of one namespace, like `JobService`."""
 
     async def start_sync(self, path: bytes, *, recursive: bool, dry_run: bool) -> SyncReply: ...
 
@@ -149,7 +145,7 @@ class SyncService(Protocol):
 
 
 class Sources(Protocol):
-    """Who knows the namespaces: the embedded server, or a node's connection to its masters."""
+    """The namespaces, by source: of the embedded server, or of a node's masters."""
 
     async def attach(self, body: Attach) -> Attached: ...
     def service(self, namespace: NamespaceId) -> MetadataService: ...

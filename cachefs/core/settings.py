@@ -1,6 +1,5 @@
-"""Every setting of CacheFS, once: flags, `mount -o` options, environment variables, keys of
-configuration files and docs/configuration.md are made from this table.
-"""
+"""The table of all settings of CacheFS. Flags, `mount -o` options, environment variables, keys of
+configuration files and docs/configuration.md are generated from it."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Scalar = str | int | float | bool | None
 
 
 class Type(enum.Enum):
-    """How a value is written, and what it becomes."""
+    """The type of a value: how it is written, and its Python type."""
 
     TEXT = "text"  # str; "" = not set
     PATH = "path"  # str, absolute; "" = not set
@@ -29,11 +28,11 @@ class Type(enum.Enum):
     COUNT = "count"  # int
     MODE = "octal mode"  # int, permission bits
     CHOICE = "choice"  # str, one of `choices`
-    LIST = "list"  # str, joined by ";"; a flag that may be given again, a list in TOML
+    LIST = "list"  # str, joined by ";"; a flag that may be repeated, a list in TOML
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting. `shown` says in words what an empty default stands for."""
+    """A setting. `shown`: what an empty default stands for, in words."""
 
     name: str
     type: Type
@@ -41,9 +40,9 @@ class Setting(msgspec.Struct, frozen=True):
     help: str
     shown: str = ""
     choices: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ("mount",)  # that take it as a flag
+    commands: tuple[str, ...] = ("mount",)  # that accept it as a flag
     minimum: float = 0
-    option: str = ""  # the flag's name, where it is not the setting's
+    option: str = ""  # the flag's name, if it differs from the setting's
 
     @property
     def flag(self) -> str:
@@ -55,24 +54,24 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def taken_by(self) -> str:
-        """Which commands take the flag, for people; "" = mount alone."""
+        """The commands that accept the flag, for people; "" = mount alone."""
         if self.commands == ("mount",):
             return ""
         if self.commands == EVERY:
             return "every command"
-        groups = set(self.commands)  # with a group its commands need not be named
-        asks = set(ASKERS) <= groups
-        others = [c for c in self.commands if not (asks and c in ASKERS)]
+        groups = set(self.commands)  # a group stands for its commands
+        clients = set(ASKERS) <= groups
+        others = [c for c in self.commands if not (clients and c in ASKERS)]
         named = [c for c in others if " " not in c or c.split()[0] not in groups]
-        return ", ".join([*named, "what asks"] if asks else named)
+        return ", ".join([*named, "client commands"] if clients else named)
 
     @property
     def accepts(self) -> str:
-        """What may be written, for people."""
+        """The accepted values, for people."""
         return " \\| ".join(self.choices) if self.choices else self.type.value
 
 
-# Commands that ask a master, its workers, or the server of a mount.
+# Commands that send requests to a master, its workers, or the server of a mount.
 ASKERS: Final = (
     "status", "health", "top", "logs", "ls", "stat", "du", "sync", "load", "jobs", "free", "pin",
     "unpin", "ttl", "quota", "policy", "ufs", "ufs add", "workers", "location", "fsck",
@@ -108,7 +107,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.TEXT,
         "",
         "Region of the bucket.",
-        "found out from the bucket",
+        "detected from the bucket",
         commands=_SOURCES,
     ),
     Setting(
@@ -141,21 +140,21 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "cache_dir",
         Type.PATH,
         "",
-        "Directory of cached data.",
+        "Directory of the cached data.",
         "under the state home, one per source",
     ),
     Setting(
         "trust_directories",
         Type.SWITCH,
         False,
-        "Use directories of caches and stores although other users can write them; warn of them.",
+        "Use directories of caches and stores that other users can write; only warn about them.",
         commands=("mount", "worker", "master", "up"),
     ),
     Setting(
         "cache_size",
         Type.SIZE,
         0,
-        "Limit of the cache directory, in bytes really allocated.",
+        "Limit of the cache directory, in allocated bytes.",
         "the smaller of 20 GiB and 80 % of free space plus what the cache holds",
         minimum=16 << 20,
         commands=("mount", "up"),
@@ -165,7 +164,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         Type.SIZE,
         0,
         "Limit of the server's memory: buffers, read-ahead, metadata, and caches on tmpfs.",
-        "80 % of the machine's memory, or of its control group's limit where that is less",
+        "80 % of the machine's memory, or of its control group's limit if that is less",
         minimum=128 << 20,
         commands=_CACHES,
     ),
@@ -173,16 +172,16 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "metrics",
         Type.TEXT,
         "",
-        "Where the mount's server answers Prometheus (GET /metrics), as HOST:PORT on loopback.",
-        "nowhere; a cluster's processes answer on the ports of their calls",
+        "Address of the mount's Prometheus page (GET /metrics), as HOST:PORT on loopback.",
+        "none; a cluster's processes serve it on the ports of their calls",
         commands=("mount",),
     ),
     Setting(
         "admin_socket",
         Type.PATH,
         "",
-        "Socket (mode 0600) where the mount's server answers the admin API.",
-        "none; a cluster's master answers on the port of its calls",
+        "Socket (mode 0600) of the admin API of the mount's server.",
+        "none; a cluster's master serves it on the port of its calls",
         commands=("mount",),
     ),
     Setting(
@@ -192,7 +191,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "sync_interval",
         Type.DURATION,
         60.0,
-        "How old names and attributes may be before the origin is asked again;"
+        "Age at which names and attributes are checked again at the origin;"
         " 0: every access, -1: never.",
         minimum=-1,
         commands=_SOURCES,
@@ -200,17 +199,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "allow_other", Type.SWITCH, None, "Let other users see the mount.", "yes for root, else no"
     ),
-    Setting("uid", Type.ID, -1, "Owner shown where the origin has none.", "the user who mounts"),
-    Setting(
-        "gid", Type.ID, -1, "Group shown where the origin has none.", "the group of who mounts"
-    ),
-    Setting("file_mode", Type.MODE, 0o644, "Mode of files where the origin has none."),
-    Setting("dir_mode", Type.MODE, 0o755, "Mode of directories where the origin has none."),
+    Setting("uid", Type.ID, -1, "Owner of files if the origin has none.", "the mounting user"),
+    Setting("gid", Type.ID, -1, "Group of files if the origin has none.", "that user's group"),
+    Setting("file_mode", Type.MODE, 0o644, "Mode of files if the origin has none."),
+    Setting("dir_mode", Type.MODE, 0o755, "Mode of directories if the origin has none."),
     Setting(
         "admission",
         Type.CHOICE,
         "fill",
-        "fill: a full cache keeps what it has; always: every read replaces older data.",
+        "fill: a full cache keeps its data; always: every read replaces older data.",
         choices=("fill", "always"),
         commands=_CACHES,
     ),
@@ -218,7 +215,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "eviction",
         Type.CHOICE,
         "sieve",
-        "Order in which cached data makes room.",
+        "Order in which cached data is evicted.",
         choices=("sieve", "lru"),
         commands=_CACHES,
     ),
@@ -226,15 +223,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "idle_after",
         Type.DURATION,
         3600.0,
-        "Age from which unused data makes room for new data, whatever the admission.",
+        "Age from which unused data is evicted for new data, whatever the admission.",
         commands=_CACHES,
     ),
     Setting(
         "files_ahead",
         Type.COUNT,
         256,
-        "How many small files of a directory are brought before they are opened, once files are"
-        " opened in the order of their names; 0: none.",
+        "Small files of a directory to prefetch, once its files are opened in the order of their"
+        " names; 0: none.",
         commands=_CACHES,
     ),
     Setting(
@@ -250,14 +247,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "transport",
         Type.CHOICE,
         "auto",
-        "How the file system talks to the kernel; auto: the best that works here.",
+        "Interface of the file system to the kernel; auto: the best available one.",
         choices=("auto", "kernel", "pyfuse3"),
     ),
     Setting(
         "lost_after",
         Type.DURATION,
         10.0,
-        "A worker that is silent for so long is lost; they say five times in it that they live.",
+        "A worker without a heartbeat for this time is lost; five heartbeats are due in it.",
         minimum=1,
         commands=("master",),
     ),
@@ -265,15 +262,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "heartbeat_timeout",
         Type.DURATION,
         10.0,
-        "A client that shows no sign of life for so long is replaced (transport kernel); a server"
-        " after three times as long.",
+        "A client without a heartbeat for this time is replaced (transport kernel); a server after"
+        " three times as long.",
         minimum=1,
     ),
     Setting(
         "passthrough",
         Type.CHOICE,
         "auto",
-        "Whether the kernel may read complete files of the cache by itself; off: never.",
+        "Whether the kernel may read complete files of the cache directly; off: never.",
         choices=("auto", "off"),
     ),
     Setting(
@@ -288,7 +285,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "token_file",
         Type.PATH,
         "",
-        "File (mode 0600) of the tokens that are asked for; its first one is presented to others.",
+        "File (mode 0600) of the accepted tokens; the first one is presented to other processes.",
         "the token of the master of this machine, in the state home",
         commands=("up", "master", *_CLIENTS),
     ),
@@ -296,15 +293,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "no_token",
         Type.SWITCH,
         False,
-        "Ask for no token: loopback alone, and only processes of this user and root are answered.",
+        "Require no token: listen on loopback only, and answer only this user and root.",
         commands=("up", "master", "worker"),
     ),
     Setting(
         "tls",
         Type.SWITCH,
         None,
-        "Speak TLS with a master that was given without a scheme; a master: with its workers.",
-        "yes where tls_ca is set",
+        "Use TLS with a master given without a scheme; on a master: with its workers.",
+        "yes if tls_ca is set",
         commands=("master", *_CLIENTS),
     ),
     Setting(
@@ -335,7 +332,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "master_listen",
         Type.TEXT,
         "127.0.0.1:19998",
-        "Where a master listens, as HOST:PORT.",
+        "Address on which a master listens, as HOST:PORT.",
         commands=("master",),
         option="listen",
     ),
@@ -343,7 +340,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "worker_listen",
         Type.TEXT,
         "127.0.0.1:0",
-        "Where a worker listens to others, as HOST:PORT; port 0: any free one.",
+        "Address on which a worker listens, as HOST:PORT; port 0: any free one.",
         commands=("worker",),
         option="listen",
     ),
@@ -351,15 +348,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "advertise",
         Type.TEXT,
         "",
-        "Address at which other workers reach this one, as HOST or HOST:PORT.",
-        "where it listens",
+        "Address that other workers use for this one, as HOST or HOST:PORT.",
+        "the address on which it listens",
         commands=("worker",),
     ),
     Setting(
         "store",
         Type.TEXT,
         "",
-        "Where a master keeps its namespace, as lmdb:DIR.",
+        "Location of a master's namespace, as lmdb:DIR.",
         "under the state home",
         commands=("master",),
     ),
@@ -367,7 +364,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "tier",
         Type.LIST,
         "",
-        "A directory to cache in, as mem:DIR:SIZE or ssd:DIR:SIZE; more of them in their order.",
+        "Cache directory, as mem:DIR:SIZE or ssd:DIR:SIZE; repeat it for more, the fastest first.",
         "a directory under the state home",
         commands=("worker",),
     ),
@@ -382,7 +379,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "migration_rate",
         Type.SIZE,
         200 << 20,
-        "Bytes a second that a worker fetches at most when data changes its place.",
+        "Most bytes a second that a worker fetches while blocks move to new owners.",
         commands=("worker",),
         minimum=1 << 20,
     ),
@@ -390,7 +387,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "log_level",
         Type.CHOICE,
         "info",
-        "Least severe lines that are logged.",
+        "Lowest level of the lines to log.",
         choices=("debug", "info", "warning", "error"),
         commands=("mount", "master", "worker", "up"),
     ),
@@ -406,7 +403,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 BY_NAME: Final[Mapping[str, Setting]] = {setting.name: setting for setting in SETTINGS}
 
-# Settings that describe the source, by the name that connectors know them under.
+# Settings of the source, with the name of the connectors' option.
 SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "endpoint_url": "endpoint_url",
     "aws_profile": "profile",

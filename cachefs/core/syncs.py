@@ -1,4 +1,4 @@
-"""Syncs on demand: what is shown of one, and the changes that it found. Pure."""
+"""Syncs on demand: the status of one, and the changes that it found. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 CHANGES_PER_REPLY: Final = 500
-KEPT_CHANGES: Final = 100_000  # of one sync; further ones are counted only
+KEPT_CHANGES: Final = 100_000  # of one sync; further ones are only counted
 
 
 class ChangeKind(enum.Enum):
@@ -18,8 +18,8 @@ class ChangeKind(enum.Enum):
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A name, by its path below the namespace root. A directory that came or went is one change,
-    and so is each file in it."""
+    """A changed name, by its path below the namespace root. An added or removed directory is one
+    change, and so is each file in it."""
 
     kind: ChangeKind
     path: bytes
@@ -27,11 +27,10 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SyncShown(msgspec.Struct, frozen=True):
-    """`state`: running, done, stopped, or failed with `message`. `directories` and `names`:
-    compared so far; what the origin could not list is counted in `errors`, the first is in
-    `message`. `kept`: so many changes can be asked for, fewer than were found where there are very
-    many. `seq`: once it ended, who knows the namespace's events up to that position knows what it
-    changed."""
+    """The status of a sync. `state`: running, done, stopped, or failed with `message`.
+    `directories` and `names`: compared up to now. `errors`: directories that the origin could not
+    list; `message` has the first. `kept`: the number of changes that can be requested, at most
+    KEPT_CHANGES. `seq`: set at the end; events up to this position include all its changes."""
 
     sync: int
     state: str

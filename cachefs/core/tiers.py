@@ -2,10 +2,10 @@
 
     KIND:PATH:SIZE[:OPTION=VALUE,…]      KIND is `mem` (a directory of a tmpfs) or `ssd` (of a disk)
 
-Options: `high` and `low`, shares of the size: a tier that takes anything (`admission = always`) is
-brought below `low` once it is above `high`, so that fills do not wait for room. `scrub`: how much
-of what is complete is read and verified per second, 0 for none; by default `SCRUB_BYTES_PER_S` on
-disks and none in memory. The first tier is the fastest.
+Options: `high` and `low`, shares of the size. With `admission = always`, a tier that is above
+`high` is evicted to below `low`, so that fills do not wait for space. `scrub`: bytes of complete
+files to read and verify per second, 0 for none; by default `SCRUB_BYTES_PER_S` on disks and none in
+memory. The first tier is the fastest.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _REMEDY: Final = "write it as mem:/dev/shm/cache:16GiB or ssd:/var/cache/cachefs
 
 
 class TierSpec(msgspec.Struct, frozen=True):
-    """One tier: a directory, and how many bytes of its file system it may take. `high` and `low`
-    are shares of that."""
+    """A tier: a directory, and its limit in bytes, of which `high` and `low` are shares."""
 
     kind: str
     path: str
@@ -42,7 +41,7 @@ class TierSpec(msgspec.Struct, frozen=True):
 
 
 def parse_tier(text: str) -> TierSpec:
-    """Raises BadConfig, with the accepted form."""
+    """Returns the tier of a text. Raises BadConfig with the accepted form."""
     kind, _, rest = text.partition(":")
     path, _, last = rest.rpartition(":")
     options = ""
@@ -62,7 +61,7 @@ def parse_tier(text: str) -> TierSpec:
 
 
 def parse_tiers(texts: Sequence[str]) -> list[TierSpec]:
-    """The tiers of one worker, the fastest first. Raises BadConfig."""
+    """Returns the tiers of one worker, the fastest first. Raises BadConfig."""
     if not texts:
         raise BadConfig("a worker needs a tier", remedy=f"give --tier; {_REMEDY}")
     if len(texts) > MOST_TIERS:

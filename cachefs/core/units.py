@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: `20GiB`, `512 MB`, `60s`, `1h30m`. Pure."""
+"""Sizes and durations in text form: `20GiB`, `512 MB`, `60s`, `1h30m`. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ FOREVER_S = -1.0
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number of bytes.
-
-    Raises BadConfig with the accepted forms.
-    """
+    """Returns the bytes of `20GiB`, `20G` (both 1024-based), `20GB` (1000-based) or a bare number.
+    Raises BadConfig with the accepted forms."""
     match = _SIZE.fullmatch(text)
     factor = _SIZE_UNITS.get(match[2].upper()) if match else None
     if match is None or factor is None:
@@ -32,10 +30,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `60s`, `1h30m`, `250ms`, a bare number of seconds, or -1 (never).
-
-    Raises BadConfig with the accepted forms.
-    """
+    """Returns the seconds of `60s`, `1h30m`, `250ms`, a bare number of seconds, or -1 (never).
+    Raises BadConfig with the accepted forms."""
     text = text.strip()
     if text == "-1":
         return FOREVER_S
@@ -47,7 +43,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """`1.5 GiB`: three significant digits, 1024-based."""
+    """Returns text like `1.5 GiB`: three significant digits, 1024-based."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
@@ -57,7 +53,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`1h02m`, `3m05s`, `7.2s`, `never`."""
+    """Returns text like `1h02m`, `3m05s`, `7.2s` or `never`."""
     if seconds < 0:
         return "never"
     if seconds < 60:

@@ -1,4 +1,4 @@
-"""What `cachefs fsck` asks of workers; a part of `cachefs.core.cluster`."""
+"""The messages of `cachefs fsck` to workers; a part of `cachefs.core.cluster`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from cachefs.core.messages import Message
 
 
 class Verify(Message, frozen=True):
-    """The receiver compares what it has of the pages [first, end) of a content, at most
-    `MAX_DATA_PAGES`, with the checksums of when they came, and drops the content if one is wrong.
-    No byte leaves the worker. Answered by Verified; raises NotFound where the first is missing."""
+    """Compares the cached pages in [first, end) of a content, at most `MAX_DATA_PAGES`, with the
+    checksums of their fill. The receiver drops the content if a page is wrong. No data leaves the
+    worker. Answered by Verified; raises NotFound if the first page is missing."""
 
     content: bytes
     first: int
@@ -16,8 +16,7 @@ class Verify(Message, frozen=True):
 
 
 class Verified(Message, frozen=True):
-    """`pages`: how many were compared, from the first one on. `wrong`: the numbers of those that
-    have other bytes."""
+    """Reply to Verify. `pages`: the number of compared pages. `wrong`: the damaged ones."""
 
     pages: int
     wrong: list[int]

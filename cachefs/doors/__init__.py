@@ -1,1 +1,1 @@
-"""What the HTTP servers of masters and workers have in common: who may connect, and who asks."""
+"""Network access control shared by the HTTP servers and clients of masters and workers."""

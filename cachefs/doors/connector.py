@@ -1,4 +1,4 @@
-"""The connections of an HTTP client of an event loop, judged before a token goes over them."""
+"""An aiohttp connector that checks the listening process before a token is sent to it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cachefs.doors.outgoing import Judge, literal_of
 
 
 class JudgingConnector(aiohttp.TCPConnector):
-    """Judges each address before it connects, so that the next address of a name is tried, and each
-    connection once before the first request. `socket_options`: (level, option, value) of each
-    socket."""
+    """A connector that calls `judge` for each address before it connects, and once for each
+    connection before its first request. A refused address leads to the next address of the name.
+    `socket_options`: (level, option, value) of each socket."""
 
     def __init__(
         self, judge: Judge, socket_options: Iterable[tuple[int, int, int]] = (), **options: Any
@@ -32,7 +32,7 @@ class JudgingConnector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        """Raises OSError for a connection that does not pass."""
+        """Raises OSError for a connection that `judge` refuses."""
         connection = await super().connect(req, traces, timeout)
         try:
             self._check(connection)

@@ -1,8 +1,8 @@
-"""Judges requests of an HTTP server of the cluster before they are answered.
+"""Checks of requests to an HTTP server of the cluster, before they are answered.
 
-On loopback a server answers only to names of this machine, whatever name a web page had resolved to
-it; a call says that its body is msgpack, which no page of another site can without being asked for
-leave. A server without tokens answers processes of its own user and of root only.
+On loopback a server accepts only host names of this machine, against DNS rebinding by a web page. A
+call must have the content type msgpack, which a page of another site cannot send without CORS
+permission. A server without tokens answers only processes of its user and of root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Authorize = Callable[[str | None], Caller]
 
 
 class RefusedRequest(ProtocolError):
-    """A request that HTTP has a status of its own for."""
+    """A refused request for which HTTP has a status."""
 
     def __init__(self, status: HTTPStatus, cause: str, remedy: str) -> None:
         super().__init__(cause, remedy=remedy)
@@ -35,18 +35,18 @@ class RefusedRequest(ProtocolError):
 
 
 class Guard:
-    """The judge of one server. `authorize`: who asks, by the header `Authorization`; None: the
-    server has no tokens. `on_loopback`: the server is reached from this machine only."""
+    """The checks of one server with at most `most` connections. `authorize`: returns the caller for
+    a header `Authorization`; None: no tokens. `on_loopback`: only this machine reaches it."""
 
     def __init__(self, authorize: Authorize | None, *, on_loopback: bool, most: int) -> None:
         self.on_loopback = on_loopback
-        self.most = most  # connections
+        self.most = most
         self.strangers = Strangers(most)
         self._authorize = authorize
-        self._of_user: set[Hashable] = set()  # connections whose user was checked
+        self._checked: set[Hashable] = set()  # connections whose user was checked
 
     def check_host(self, request: web.BaseRequest) -> None:
-        """Raises RefusedRequest."""
+        """Raises RefusedRequest for a foreign `Host` on loopback."""
         if self.on_loopback and not is_own_name(request.headers.get("Host", "")):
             raise RefusedRequest(
                 HTTPStatus.MISDIRECTED_REQUEST,
@@ -55,18 +55,18 @@ class Guard:
             )
 
     def check_call(self, request: web.BaseRequest) -> None:
-        """Raises RefusedRequest, as `check_host` and for another body than msgpack."""
+        """Raises RefusedRequest as `check_host`, and for a body that is not msgpack."""
         self.check_host(request)
         if request.content_type != CALL_TYPE and not self._is_old_worker(request):
             raise RefusedRequest(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "a call says that its body is msgpack",
+                "the content type of a call is msgpack",
                 f"send Content-Type: {CALL_TYPE}",
             )
 
     def _is_old_worker(self, request: web.BaseRequest) -> bool:
-        """Tells whether a call says nothing of its body and shows a valid token, which no page of
-        another site can: workers of earlier versions report doubts so."""
+        """Returns whether a call has no content type but a valid token, which no page of another
+        site can send. Workers of earlier versions report corruption this way."""
         if self._authorize is None or "Content-Type" in request.headers:
             return False
         try:
@@ -76,7 +76,7 @@ class Guard:
         return True
 
     def caller(self, request: web.BaseRequest) -> Caller:
-        """Who asks. Raises AccessDenied."""
+        """Returns the caller. Raises AccessDenied."""
         if self._authorize is not None:
             caller = self._authorize(request.headers.get(HEADER))
         else:
@@ -86,36 +86,36 @@ class Guard:
         return caller
 
     def ended(self, connection: Hashable) -> None:
-        """A connection has ended."""
+        """Forgets a closed connection."""
         self.strangers.forget(connection)
-        self._of_user.discard(connection)
+        self._checked.discard(connection)
 
     def _check_user(self, request: web.BaseRequest) -> None:
-        """Raises AccessDenied. A connection is asked about once: it keeps its owner."""
+        """Raises AccessDenied. Checks a connection once, as its owner cannot change."""
         transport, connection = request.transport, request.protocol
-        if connection in self._of_user:
+        if connection in self._checked:
             return
         ends = [transport.get_extra_info(end) if transport else None for end in _ENDS]
         check_caller(*(end or ("", 0) for end in ends))
-        self._of_user.add(connection)
+        self._checked.add(connection)
 
 
 _ENDS: Final = ("sockname", "peername")
 
 
 def is_own_name(host: str) -> bool:
-    """Tells whether the value of a header `Host` is a name of this machine's loopback."""
+    """Returns whether the value of a header `Host` is a name of this machine's loopback."""
     return is_loopback(host.rpartition(":")[0] if re.search(r":\d*$", host) else host)
 
 
 class GuardedServer(web.Server):
-    """An HTTP server with a most of connections: a stranger is closed for one more, or, where there
-    is none, the new one itself."""
+    """An HTTP server with a limit of connections. Beyond it, it closes the oldest unauthenticated
+    connection, which may be the new one."""
 
     def __init__(self, handler: Any, guard: Guard, **options: Any) -> None:
         super().__init__(handler, access_log=None, **options)
         self._guard = guard
-        self._count = 0  # `connections` copies them all
+        self._count = 0  # `connections` would copy them all
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -133,7 +133,7 @@ class GuardedServer(web.Server):
 
 
 class GuardedSite(web.TCPSite):
-    """An address of a `GuardedServer`; a TLS handshake takes no longer than a stranger may stay."""
+    """An address of a `GuardedServer`. `STRANGER_S` also limits a TLS handshake."""
 
     def __init__(self, runner: web.ServerRunner, host: str, port: int, **options: Any) -> None:
         super().__init__(runner, host or None, port, **options)

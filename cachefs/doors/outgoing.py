@@ -1,7 +1,7 @@
-"""Makes connections at which a process may present its token. No event loop.
+"""Connections on which a process may present its token. No event loop.
 
-`localhost` stands for 127.0.0.1: any user may listen at [::1] beside a server at 127.0.0.1, so a
-client that tried both addresses would present its token to whichever process it reaches first.
+`localhost` stands for 127.0.0.1. Any user may listen at [::1] beside a server at 127.0.0.1, so a
+client that tried both addresses could present its token to the wrong process.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from typing import Any, Final
 
 from cachefs.doors.owners import ForeignListener
 
-# Raises OSError where the process at an address must not get the token. Called with the address,
-# and with the own end of the connection, or None before there is a connection.
+# Called with an address and the local end of the connection (None before it is connected). Raises
+# OSError if the process at the address must not get the token.
 Judge = Callable[[Any, Any], None]
 
 _LOCALHOST: Final = "127.0.0.1"
 
 
 def any_process(peer: Any, local: Any) -> None:
-    """Judges nobody."""
+    """Accepts every process."""
 
 
 def literal_of(host: str) -> str:
-    """Returns the address that a name of loopback stands for; any other name as it is."""
+    """Returns the address of a loopback name; any other name unchanged."""
     return _LOCALHOST if host.lower() == "localhost" else host
 
 
 def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> socket.socket:
-    """Returns a connection to the first address of a name that answers and passes `judge`, all of
-    whose addresses share `timeout_s`. Raises ForeignListener where an address did not pass, else
-    the OSError of the last address."""
+    """Returns a connection to the first address of a name that answers and passes `judge`, within
+    `timeout_s`. Raises ForeignListener if an address did not pass, else the last OSError."""
     failed = OSError(f"{host} has no address")
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     found = socket.getaddrinfo(literal_of(host), port, type=socket.SOCK_STREAM)
@@ -56,7 +55,7 @@ def connect(host: str, port: int, timeout_s: float | None, judge: Judge) -> sock
 
 
 def left_s(deadline: float) -> float:
-    """Returns the time until a deadline (monotonic). Raises TimeoutError once it has passed."""
+    """Returns the time left until a deadline (monotonic). Raises TimeoutError after it."""
     rest_s = deadline - time.monotonic()
     if rest_s <= 0:
         raise TimeoutError("timed out")

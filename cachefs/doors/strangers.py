@@ -1,6 +1,5 @@
-"""Connections that have not shown yet that they may ask anything: few of one address, and not for
-long. All methods belong to one event loop.
-"""
+"""Connections that are not authenticated yet: a limit for each address, and a time limit. All
+methods belong to one event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import ipaddress
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
-STRANGER_S: Final = 10.0  # for showing a token
+STRANGER_S: Final = 10.0  # until a valid token arrives
 
 
 class _Stranger(NamedTuple):
@@ -19,8 +18,9 @@ class _Stranger(NamedTuple):
 
 
 class Strangers:
-    """Closes the oldest stranger of an address when that has more than half of `most`, and each one
-    after `STRANGER_S`. A caller that shows its token at once is never the oldest."""
+    """The unauthenticated connections of a server. Closes each one after `STRANGER_S`, and the
+    oldest of an address with more than half of `most`. A connection that sends its token at once is
+    never the oldest."""
 
     def __init__(self, most: int) -> None:
         self._most_of_one = max(1, most // 2)
@@ -31,7 +31,7 @@ class Strangers:
         return len(self._known)
 
     def came(self, connection: Hashable, transport: asyncio.Transport) -> None:
-        """A connection was accepted."""
+        """Adds an accepted connection."""
         group = _group(transport.get_extra_info("peername"))
         loop = asyncio.get_running_loop()
         timer = loop.call_later(STRANGER_S, self._close, connection)
@@ -42,7 +42,7 @@ class Strangers:
             self._close(next(iter(of_group)))
 
     def forget(self, connection: Hashable) -> None:
-        """The connection has shown that it may ask, or has ended. Idempotent."""
+        """Removes a connection that is authenticated or closed. Idempotent."""
         stranger = self._known.pop(connection, None)
         if stranger is None:
             return
@@ -53,7 +53,7 @@ class Strangers:
             del self._groups[stranger.group]
 
     def close_oldest(self) -> None:
-        """Makes room, where there is a stranger."""
+        """Closes the oldest connection, if any."""
         if self._known:
             self._close(next(iter(self._known)))
 
@@ -64,7 +64,7 @@ class Strangers:
 
 
 def _group(peer: object) -> str:
-    """The addresses that one machine may choose from: all of an IPv6 network of 64 bits."""
+    """Returns the addresses that one machine may choose from: for IPv6 its network of 64 bits."""
     host = str(peer[0]) if isinstance(peer, tuple) else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -1,4 +1,4 @@
-"""What a mount shows of an inode: mode, owner, times, sizes. Pure, the same for every transport."""
+"""The attributes of an inode in a mount: mode, owner, times, sizes. Pure. All transports use it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import msgspec
 from cachefs.core.model import Inode, Kind
 
 BLOCK_BYTES: Final = 512  # unit of st_blocks
-PREFERRED_IO_BYTES: Final = (
-    1 << 20
-)  # st_blksize: what cp and Python's open() read at a time; a page
-KERNEL_FOREVER_S: Final = 365 * 86400.0  # the kernel has no "never"
-NOMINAL_BYTES: Final = 1 << 50  # statfs: an object store has no size, and `df` must not say 0
+PREFERRED_IO_BYTES: Final = 1 << 20  # st_blksize: one read of cp or Python's open(); a page
+KERNEL_FOREVER_S: Final = 365 * 86400.0  # the kernel has no infinite timeout
+NOMINAL_BYTES: Final = 1 << 50  # statfs: an object store has no size, and `df` must not show 0
 NOMINAL_FILES: Final = 1 << 40
 _TYPE: Final = {
     Kind.FILE: stat.S_IFREG,
@@ -24,7 +22,7 @@ _TYPE: Final = {
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """What is shown where the origin says nothing."""
+    """The mode and owner of inodes for which the origin has none."""
 
     uid: int
     gid: int
@@ -32,7 +30,7 @@ class Defaults(msgspec.Struct, frozen=True):
     dir_mode: int = 0o755
 
     def mode(self, inode: Inode) -> int:
-        """st_mode: type and permission bits."""
+        """Returns st_mode: type and permission bits."""
         if inode.mode >= 0:
             return _TYPE[inode.kind] | inode.mode & 0o7777
         if inode.kind is Kind.FILE:
@@ -42,16 +40,16 @@ class Defaults(msgspec.Struct, frozen=True):
         return stat.S_IFLNK | 0o777
 
     def owner(self, inode: Inode) -> tuple[int, int]:
-        """(uid, gid)."""
+        """Returns (uid, gid)."""
         uid = inode.uid if inode.uid >= 0 else self.uid
         return uid, inode.gid if inode.gid >= 0 else self.gid
 
 
 def blocks(inode: Inode) -> int:
-    """st_blocks as if every byte were here, so that `du` shows what a copy would take."""
+    """Returns st_blocks as if every byte were local, so that `du` shows the size of a copy."""
     return -(-inode.size // BLOCK_BYTES)
 
 
 def kernel_time(valid_for_s: float) -> float:
-    """A `valid_for_s` (negative: for ever) as a time-out of the kernel, in seconds."""
+    """Returns the kernel's timeout in seconds for a `valid_for_s` (negative: for ever)."""
     return KERNEL_FOREVER_S if valid_for_s < 0 else min(valid_for_s, KERNEL_FOREVER_S)

@@ -1,10 +1,10 @@
 """The FUSE client: one process per mount point, `python -I -m cachefs.fuse.client`.
 
 Reads a `ClientSpec` on standard input and connects to the node's server. With the transport
-`kernel` a supervisor started it and mounts, and this process tells it how it goes; with `pyfuse3`
-it mounts by itself and says `Started` on standard output when the file system answers, or why it
-never will (exit code 1, nothing mounted). Ends with exit code 0 when the mount is gone, on SIGTERM,
-SIGINT, SIGHUP, and when the server says Detach.
+`kernel` a supervisor starts the client and mounts; the client reports its progress to the
+supervisor. With `pyfuse3` the client mounts and writes `Started` on standard output: success when
+the file system answers, otherwise the failure (exit code 1, nothing mounted). Exits with code 0
+after an unmount, SIGTERM, SIGINT or SIGHUP, or a Detach from the server.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from cachefs.launcher.state import MountRecord, StateHome
 
 log = logging.getLogger("cachefs.client")
 
-DRAIN_S: Final = 2.0  # for requests under way when the mount is taken away
-SERVER_WAIT_S: Final = 60.0  # of a successor, for a server that is just being started again
+DRAIN_S: Final = 2.0  # for requests in flight after a clean unmount
+SERVER_WAIT_S: Final = 60.0  # a successor waits for a server that is restarting
 _PAUSE_S: Final = 0.1
 
 
 class Client:
-    """What both transports need. `stopping` is set by whatever ends the mount; `link` is to the
-    supervisor (None: there is none)."""
+    """The parts of a client that both transports need. Setting `stopping` ends the mount; `link` is
+    the connection to the supervisor (None for pyfuse3)."""
 
     def __init__(self, spec: ClientSpec, ready: ReadyPipe, link: Link | None) -> None:
         self.spec = spec
@@ -61,11 +61,11 @@ class Client:
         self.record = OwnRecord(self.home, self._record)
         self.stopping = trio.Event()
         self.runs = _runs(spec)
-        self._early: list[m.TierState] = []  # what the server said before there was a file system
+        self._early: list[m.TierState] = []  # received before the Vfs existed
         self._conn: Connection
 
     async def run(self) -> None:
-        """Until the mount is gone. Raises the typed error of a start that failed."""
+        """Serves until the mount ends. Raises the typed error of a failed start."""
         async with trio.open_nursery() as nursery:
             if self.link is not None:
                 self.link.on_supervisor = self.record.keep
@@ -77,7 +77,7 @@ class Client:
             nursery.cancel_scope.cancel()
 
     async def _connect(self) -> Connection:
-        """A connection; a successor waits for a server that is being started again."""
+        """Returns a connection. A successor waits for a server that is restarting."""
         spec = self.spec
         hello = m.Hello(
             role="fuse",
@@ -122,21 +122,22 @@ class Client:
             vfs.close()
 
     async def start_tasks(self, nursery: trio.Nursery, vfs: Vfs, device: str) -> None:
-        """What runs beside every session; `nursery` ends with it. Signals are heard from now on."""
+        """Starts the background tasks of a session in `nursery`, which ends with the session.
+        When this returns, signals are handled."""
         await nursery.start(self._end_on_signals)
         watch = ServerWatch(self._conn, lambda: self.spec.socket, server_limit_s(self.spec))
         nursery.start_soon(watch.run)
         nursery.start_soon(vfs.report_uses)
         nursery.start_soon(vfs.give_back)
         nursery.start_soon(vfs.read_names_ahead)
-        nursery.start_soon(self._unmount_when_told, device, nursery.cancel_scope)
+        nursery.start_soon(self._unmount_when_stopping, device, nursery.cancel_scope)
 
     def _record(self) -> MountRecord:
-        """Who serves the mount, or is about to, and who supervises."""
+        """Returns the mount's record, with the pids of this client and its supervisor."""
         supervisor = self.link.supervisor if self.link is not None else 0
         return MountRecord.of(self.spec, os.getpid(), supervisor)
 
-    # ---- what ends it ----
+    # ---- shutdown ----
 
     async def _end_on_signals(self, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(*STOP_SIGNALS) as signals:
@@ -145,8 +146,9 @@ class Client:
                 log.info("stopping: %s", signal.Signals(number).name)
                 self.stopping.set()
 
-    async def _unmount_when_told(self, device: str, scope: trio.CancelScope) -> None:
-        """The session ends by itself when the mount is gone; who keeps files open is cut off."""
+    async def _unmount_when_stopping(self, device: str, scope: trio.CancelScope) -> None:
+        """Unmounts once `stopping` is set. After a clean unmount the session has `DRAIN_S` to end;
+        after a lazy one it ends at once, which cuts off processes with open files."""
         await self.stopping.wait()
         if await trio.to_thread.run_sync(mounting.unmount, self.spec.mountpoint, device):
             await trio.sleep(DRAIN_S)
@@ -154,7 +156,7 @@ class Client:
         scope.cancel()
 
     def leave(self) -> None:
-        """The mount is gone: nobody need wait for a successor."""
+        """Notifies the server and the supervisor that no successor follows; removes the record."""
         self._conn.post(m.Leaving())
         self.record.remove()
         if self.link is not None:
@@ -168,26 +170,26 @@ class Client:
 
     def _event(self, vfs: Vfs, event: m.Message) -> None:
         if isinstance(event, m.Detach):
-            log.info("stopping: the server says %s", event.reason or "so")
+            log.info("stopping: the server detached this mount: %s", event.reason or "no reason")
             self.stopping.set()
         else:
             vfs.on_event(event)
 
-    # ---- the next server ----
+    # ---- reconnecting ----
 
     async def _reconnect(self) -> socket.socket:
-        """Another connection; an embedded server that died is started again, a worker of a cluster
-        that does not come back is replaced by another one of this machine."""
+        """Opens another connection. Restarts an embedded server that died; switches to another
+        worker of this machine when a cluster's worker does not return."""
         spec = self.spec
         if self.stopping.is_set() or (spec.server is None and spec.node is None):
             return connect_socket(spec.socket)
         server = await trio.to_thread.run_sync(_find_server, spec, abandon_on_cancel=True)
         sock = connect_socket(server.socket)
-        self._moved_to(server.socket)
+        self._switch_to(server.socket)
         return sock
 
-    def _moved_to(self, socket_path: str) -> None:
-        """The mount's record names the server that it uses."""
+    def _switch_to(self, socket_path: str) -> None:
+        """Updates the spec and the mount's record after a switch to another server."""
         if socket_path == self.spec.socket:
             return
         log.info("this mount uses the worker at %s now", socket_path)
@@ -196,7 +198,7 @@ class Client:
 
 
 def server_limit_s(spec: ClientSpec) -> float:
-    """How long a server may give no sign of life."""
+    """Returns after how long without a sign of life a server counts as hung."""
     return HEARTBEATS * spec.heartbeat_timeout_s
 
 
@@ -205,7 +207,7 @@ def _find_server(spec: ClientSpec) -> Server:
     if spec.node is not None:
         return ensure_node(spec.node, spec.socket, hang_limit_s=limit_s)
     assert spec.server is not None
-    # The command `mount` has judged its directory: another rule of this version ends no mount.
+    # `cachefs mount` has checked the directory. A stricter check in a newer version ends no mount.
     server = msgspec.structs.replace(spec.server, trust_directories=True)
     return ensure_server(server, hang_limit_s=limit_s)
 
@@ -228,7 +230,7 @@ def _defaults(spec: ClientSpec) -> Defaults:
 
 
 def raise_descriptor_limit() -> None:
-    """Every open file of the mount is a descriptor here."""
+    """Raises the soft limit to the hard one: each open file of the mount is a descriptor here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -236,7 +238,7 @@ def raise_descriptor_limit() -> None:
 
 
 def write_stacks_on_signal(spec: ClientSpec) -> None:
-    """The supervisor asks a client that hangs for its stacks; they go to its log."""
+    """Writes all stacks to the client's log on SIGUSR2, which the supervisor sends if it hangs."""
     if spec.log_to_stderr or not spec.log_file:
         return faulthandler.register(signal.SIGUSR2, all_threads=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -244,14 +246,13 @@ def write_stacks_on_signal(spec: ClientSpec) -> None:
 
 
 def _only_error(group: BaseException) -> BaseException:
-    """The first failure of a nursery that ended others with it."""
+    """Returns the first error of nested exception groups: it cancelled the other tasks."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
 
 
 def main() -> int:
-    """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ClientSpec)
     ready = ReadyPipe()
     log_to(spec.log_file, spec.log_level, to_stderr=spec.log_to_stderr)

@@ -1,8 +1,8 @@
-"""The client's bounded metadata cache: names, inodes, and which of both were invalidated lately.
+"""The client's bounded metadata cache: names, inodes, and recent invalidations of both.
 
-Records stay encoded: 64k inodes and names take about 40 MB. What an ino is never changes, only
-whether it is still current does: `Known.expires_at` bounds answers about names, while `open` may
-use any record. All times are those of the caller's clock, in seconds.
+Records stay encoded: 64k inodes and names take about 40 MB. An inode's record never changes, it
+only expires: `Known.expires_at` bounds answers about names and attributes, while `open` may use an
+expired record. All times are those of the caller's clock, in seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cachefs.core.model import Inode
 from cachefs.core.noted import Noted
 
 DEFAULT_INODES: Final = 65536
-NO_INO: Final = 0  # a name that is known not to be there
+NO_INO: Final = 0  # the name is known not to exist
 
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
 encode_inode = msgspec.msgpack.Encoder().encode
@@ -42,19 +42,19 @@ class MetadataCache:
         self.noted = Noted()
 
     def inode(self, ino: int) -> Inode | None:
-        """What `ino` is, whether or not it is still current."""
+        """Returns the inode of `ino` if it is cached, even when it has expired."""
         known = self._inodes.get(ino)
         return _decode_inode(known[0]) if known is not None else None
 
     def current(self, ino: int, now: float) -> tuple[Inode, float] | None:
-        """The inode and for how many seconds more it is current; None when it must be asked."""
+        """Returns the inode and its validity in s; None on a miss."""
         known = self._inodes.get(ino)
         if known is None or known.expires_at <= now:
             return None
         return _decode_inode(known.record), known.expires_at - now
 
     def lookup(self, parent: int, name: bytes, now: float) -> tuple[Inode | None, float] | None:
-        """The inode of a name (None: no such name) and for how long; None when it must be asked."""
+        """Returns the inode of a name (None: absent) and its validity in s; None on a miss."""
         entry = self._names.get((parent, name))
         if entry is None or entry[1] <= now:
             return None
@@ -65,7 +65,7 @@ class MetadataCache:
         return (inode, expires_at - now) if inode is not None else None
 
     def parent(self, ino: int) -> int:
-        """The directory in which a directory was last seen; itself when that is not known."""
+        """Returns the directory in which a directory was last seen, `ino` if that is unknown."""
         return self._parents.get(ino) or ino
 
     def put_inode(self, ino: int, record: bytes, expires_at: float) -> None:
@@ -81,7 +81,7 @@ class MetadataCache:
         self._inodes.drop(ino)
 
     def invalidate(self, parent: int, name: bytes) -> None:
-        """The name changed: what was known of it, and what it named, is not current any more."""
+        """Drops a name that changed and expires the inode that it led to."""
         self.noted.note(parent, name)
         entry = self._names.get((parent, name))
         self._names.drop((parent, name))
@@ -90,7 +90,6 @@ class MetadataCache:
             self._inodes.put(entry[0], known.expired())
 
     def names(self) -> list[tuple[int, bytes]]:
-        """Every (parent, name) held."""
         return self._names.keys()
 
     def invalidate_everything(self) -> None:
@@ -99,5 +98,5 @@ class MetadataCache:
         self._inodes.change_all(Known.expired)
 
     def sizes(self) -> tuple[int, int]:
-        """(inodes, names) held."""
+        """Returns the numbers of cached (inodes, names)."""
         return len(self._inodes), len(self._names)

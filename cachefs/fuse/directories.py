@@ -1,10 +1,10 @@
-"""Open directories: pages of a listing, and cookies that find their place again.
+"""Open directories: pages of a listing, and the cookies that resume it.
 
-A cookie is `ordinal << 32 | crc32(name)` of the entry after which reading goes on. The ordinal
-finds the page (each page's start is remembered, so any place is one request away; a process that
-knows no pages counts from the start), the checksum finds the entry in it, also when others came or
-went before it. Only when its page had to be listed anew, and the entry is gone or was pushed to a
-later page, is the place one by count. `.` and `..` have the ordinals 1 and 2.
+A cookie is `ordinal << 32 | crc32(name)` of the entry after which reading continues. The ordinal
+finds the page: each page's start is kept, so any position costs one request; a process that knows
+no pages counts from the start. The checksum finds the entry in the page, even after entries before
+it were added or removed. The ordinal alone decides only if the page was listed again and the entry
+was removed or moved to a later page. `.` and `..` have the ordinals 1 and 2.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_MARKS: Final = 4096
 
 
 class Row(NamedTuple):
-    """One name of a directory."""
+    """A name of a directory and its inode."""
 
     name: bytes
     inode: Inode
 
 
 class Entry(NamedTuple):
-    """What a transport emits; `cookie` continues after this entry."""
+    """An entry for the transport; `cookie` continues after this entry."""
 
     name: bytes
     inode: Inode
@@ -39,11 +39,11 @@ class Entry(NamedTuple):
 
 class Page(NamedTuple):
     """A part of a listing. `start`: index of its first row in the directory. `asked_at`: position
-    of the invalidations when it was asked for."""
+    of the invalidation log when the request was sent."""
 
     start: int
     rows: list[Row]
-    next: bytes  # order key to go on after; b"" at the end
+    next: bytes  # order key after which the next page starts; b"" at the end
     expires_at: float
     asked_at: int
 
@@ -53,7 +53,7 @@ class Page(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A page starts at row `start` of the directory, after the order key `after`."""
+    """The start of a page: row `start` of the directory, after the order key `after`."""
 
     start: int
     after: bytes
@@ -63,19 +63,19 @@ FIRST: Final = Mark(0, b"")
 
 
 class GoTo(NamedTuple):
-    """Get this page first; `exactly`: reading goes on at its first row."""
+    """A page to fetch first; `exactly`: reading continues at its first row."""
 
     mark: Mark
     exactly: bool = False
 
 
 def cookie_of(ordinal: int, name: bytes) -> int:
-    """A positive 63-bit number (31 bits of ordinal)."""
+    """Returns a positive 63-bit number (31 bits of ordinal)."""
     return ordinal << HASH_BITS | crc32(name)
 
 
 class DirectoryHandle:
-    """One open directory: where its pages start, and the page being read."""
+    """An open directory: the starts of its pages, and the page being read."""
 
     __slots__ = ("ino", "marks", "page", "pid")
 
@@ -86,25 +86,25 @@ class DirectoryHandle:
         self.page: Page | None = None
 
     def rewind(self) -> None:
-        """What was listed is forgotten: the next read sees the directory as it is then."""
+        """Drops the listing: the next read fetches the directory again."""
         self.page = None
         self.marks = [FIRST]
 
     def put(self, page: Page) -> None:
-        """Takes the page that was asked for and remembers where the next one starts."""
+        """Uses a fetched page and records where the next one starts."""
         self.page = page
         if page.next and page.end > self.marks[-1].start:
             self.marks.append(Mark(page.end, page.next))
-            if len(self.marks) > MAX_MARKS:  # every other place then takes a request more
+            if len(self.marks) > MAX_MARKS:  # half of the positions then cost one more request
                 del self.marks[1::2]
 
     def mark_before(self, index: int) -> Mark:
-        """The last known page start at or before row `index` (the first page for a negative)."""
+        """Returns the last known page start at or before row `index` (the first if negative)."""
         return next((mark for mark in reversed(self.marks) if mark.start <= index), FIRST)
 
     def position(self, cookie: int) -> int | GoTo:
-        """The row of the current page to go on at (its length: the end of the directory), or the
-        page to get first."""
+        """Returns the row of the current page at which reading continues (its length: the end of
+        the directory), or the page to fetch first."""
         ordinal, checksum = cookie >> HASH_BITS, cookie & _HASH_MASK
         index = max(0, ordinal - DOTS)  # of the row to emit next
         page = self.page
@@ -121,7 +121,7 @@ class DirectoryHandle:
         return self._row(page, found) if found is not None else self._later(page, index)
 
     def first_row(self) -> int | GoTo:
-        """The first row of the current page, or the page after an empty one."""
+        """Returns the first row of the current page, or the page after an empty one."""
         assert self.page is not None
         return self._row(self.page, 0)
 
@@ -132,7 +132,7 @@ class DirectoryHandle:
         return GoTo(Mark(page.end, page.next), exactly=True)
 
     def _later(self, page: Page, index: int) -> int | GoTo:
-        """Of a row beyond the current page, from a process that did not list it."""
+        """Resolves a row beyond the current page, from a cookie of a previous process."""
         if not page.next:  # the directory shrank
             return len(page.rows)
         mark = self.mark_before(index - 1)
@@ -140,7 +140,7 @@ class DirectoryHandle:
 
 
 def _row_after(page: Page, checksum: int, guess: int) -> int | None:
-    """The place after the row with this checksum, which should stand just before `guess`."""
+    """Returns the index after the row with this checksum, or None. Tries `guess` first."""
     if guess and crc32(page.rows[guess - 1].name) == checksum:
         return guess
     for number, row in enumerate(page.rows, start=1):
@@ -150,7 +150,7 @@ def _row_after(page: Page, checksum: int, guess: int) -> int | None:
 
 
 class DirectoryTable:
-    """Open directories by number."""
+    """The open directories by number."""
 
     def __init__(self) -> None:
         self._handles: dict[int, DirectoryHandle] = {}
@@ -163,7 +163,7 @@ class DirectoryTable:
         return fh in self._handles
 
     def add(self, handle: DirectoryHandle, fh: int = 0) -> int:
-        """Its number: `fh`, or the next one."""
+        """Adds a handle. Returns its number: `fh`, or the next one if `fh` is 0."""
         if not fh:
             self._last += 1
             fh = self._last
@@ -171,7 +171,7 @@ class DirectoryTable:
         return fh
 
     def get(self, fh: int) -> DirectoryHandle:
-        """Raises NotFound for a number that is not open."""
+        """Returns a handle. Raises NotFound for a number that is not open."""
         handle = self._handles.get(fh)
         if handle is None:
             raise NotFound(f"directory handle {fh} is not open")

@@ -1,6 +1,6 @@
-"""The edge to the kernel: what a handler raises becomes the errno that the caller sees.
+"""The edge to the kernel: translates the exceptions of handlers to errnos.
 
-What only becomes EIO there is said in the log; the rest says it all itself.
+Errors that become EIO are logged with their cause; another errno is specific enough.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class Errnos:
-    """The translation of one mount."""
+    """Translates the exceptions of one mount."""
 
     def __init__(self) -> None:
         self._bugs: set[tuple[str, str, int]] = set()
 
     def of(self, request: str, err: Exception) -> int:
-        """The errno (> 0) for what a request raised, and a line in the log where it is due."""
+        """Returns the errno (> 0) for an exception of a request, and logs the exception."""
         if isinstance(err, CacheFSError):
             level = logging.WARNING if err.errno == errno.EIO else logging.DEBUG
             log.log(level, "%s: %s", request, err.one_line())
@@ -32,7 +32,7 @@ class Errnos:
         return errno.EIO
 
     def _note_bug(self, request: str, err: Exception) -> None:
-        """A traceback the first time, one line from then on."""
+        """Logs a traceback the first time, then one line."""
         trace = err.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next

@@ -1,6 +1,4 @@
-"""Which file system a descriptor's file is on, found out without asking that file system: it may
-not answer.
-"""
+"""Finds the file system of a descriptor without a call to that file system, which may hang."""
 
 from __future__ import annotations
 
@@ -8,13 +6,12 @@ import os
 from typing import Final
 
 MEMORY: Final = frozenset({"tmpfs", "ramfs"})
-# An inode that is open or in the dentry cache is in memory there: opening and fstat ask nobody.
+# An inode that is open or in the dentry cache is in memory there: open and fstat do no I/O.
 LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 
 
 def file_system_of(fd: int) -> str:
-    """The type, such as `ext4`; "tmpfs" for a memfd; "" when it cannot be told. Raises OSError when
-    no descriptor is left."""
+    """Returns the type ("tmpfs" for a memfd), "" if unknown. Raises OSError without descriptors."""
     mount = _mount_of(fd)
     if not mount:
         return ""
@@ -39,5 +36,5 @@ def _mount_of(fd: int) -> str:
 
 
 def _is_memory(fd: int) -> bool:
-    """memfds are on a mount of the kernel's own, which no table lists."""
+    """Returns whether this is a memfd: the kernel's internal mount of memfds is in no table."""
     return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")

@@ -1,4 +1,4 @@
-"""Open files: opening (published here, or asked of the server) and reading, complete or partial."""
+"""Open files: opening them (published here, or by the server) and reading them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from cachefs.fuse.published import Published, Way
 
 log = logging.getLogger(__name__)
 
-MAX_USES: Final = 64  # reported at once: the server follows who reads files in order
+MAX_USES: Final = 64  # per report; the server prefetches for readers in file order
 
-SEVERAL: Final = -1  # nonces of one ino were adopted: whatever file has it now, it is another's too
+SEVERAL: Final = -1  # adopted nonces of one ino differ: one of them is not that of its file now
 
 Bytes = bytes | memoryview
 
 
 class Files:
-    """All open files of one mount."""
+    """The open files of one mount."""
 
     def __init__(self, node: Node, namespace: NamespaceId, waits: Waits) -> None:
         self.namespace = namespace
@@ -41,13 +41,13 @@ class Files:
         self._published = Published()
         self._uses: list[str] = []
         self._hit_bytes = self._passthrough_bytes = 0
-        self._adopted: dict[int, int] = {}  # ino -> nonce, until the ino is met
+        self._adopted: dict[int, int] = {}  # ino -> nonce, until the inode is seen
 
     # ---- opening ----
 
     def open_warm(self, inode: Inode, pid: int) -> FileHandle | None:
-        """An open file without a message, or None when it is not complete here. The caller keeps
-        it or drops it. Raises OSError when no descriptor is left."""
+        """Opens a file without a request. Returns None when it is not complete here. The caller
+        keeps it or drops it. Raises OSError when no descriptor is left."""
         if inode.size == 0:
             return FileHandle(inode.ino, 0, pid, inode.nonce)
         opened = self.open_published(inode)
@@ -61,8 +61,8 @@ class Files:
         return handle
 
     def open_published(self, inode: Inode) -> tuple[int, int, int] | None:
-        """(descriptor, which the caller closes, st_dev, tier) of a file that is complete here; else
-        None. Raises OSError when no descriptor is left."""
+        """Returns (descriptor, st_dev, tier) of a file that is complete here, else None. The caller
+        closes the descriptor. Raises OSError when no descriptor is left."""
         name = ContentId.name_of(self.namespace, inode)
         opened = self._published.open(self._node.caller.published.dirs, name, inode.size)
         if opened is not None:
@@ -70,15 +70,15 @@ class Files:
         return opened
 
     async def open(self, ino: int, nonce: int, pid: int) -> FileHandle:
-        """An open file from the server; the caller keeps it or drops it. Raises its typed errors;
-        Stale when the ino is gone, or names a content of another nonce (0: not known)."""
+        """Opens a file at the server; the caller keeps it or drops it. Raises the typed errors:
+        Stale when the ino was removed or its content has another nonce (0: not known)."""
         handle = FileHandle(ino, -1, pid, nonce)
         handle.namespace = self.namespace
         await self._open_at_server(handle)
         return handle
 
     def adopt(self, fh: int, ino: int, size: int, nonce: int) -> None:
-        """Takes over what a predecessor had open: it is opened when it is read."""
+        """Adds a file that a predecessor had open. Its first read opens it at the server."""
         handle = FileHandle(ino, size, 0, nonce)
         handle.namespace = self.namespace
         self.table.add(handle, fh)
@@ -87,37 +87,37 @@ class Files:
             self._adopted[ino] = nonce if known == nonce else SEVERAL
 
     def take_adopted(self, inode: Inode) -> Inode | None:
-        """What a predecessor had open by the number of this inode, which has not been met here so
-        far: the nonce alone is right. None: nothing."""
+        """Returns the inode with the nonce that a predecessor had open under this ino; None if it
+        had none. Only the first call for an ino returns it. Only the nonce is the predecessor's."""
         nonce = self._adopted.pop(inode.ino, 0)
         return msgspec.structs.replace(inode, nonce=nonce) if nonce else None
 
     def release(self, fh: int) -> None:
-        """Raises NotFound for what is not open."""
+        """Closes a file handle. Raises NotFound if it is not open."""
         self.drop(self.table.remove(fh))
 
     def drop(self, handle: FileHandle) -> None:
-        """Closes a file that is not, or no longer, in the table. Idempotent."""
+        """Closes a file that is not in the table. Idempotent."""
         handle.close()
         server_handle, handle.server_handle = handle.server_handle, 0
         self._release(server_handle, handle.epoch)
 
     def note_passthrough(self, size: int) -> None:
-        """A complete file was given to the kernel, which does not tell what is read of it."""
+        """Counts a passthrough open as a hit of the whole file: the kernel reports no reads."""
         self._hit_bytes += size
         self._passthrough_bytes += size
 
     def note_hit(self, size: int) -> None:
-        """Bytes that were read without the server's help."""
+        """Counts bytes that were read without a request to the server."""
         self._hit_bytes += size
 
     async def _open_at_server(self, handle: FileHandle) -> None:
-        """Opens or, in a new session, opens again. Raises Stale when it cannot be the same file."""
+        """Opens a file; in a new session, opens it again. Raises Stale if it is another file."""
         self._check_namespace(handle)
-        question = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
-        reply, fd, epoch = await self._node.ask_in_epoch(question, m.Opened)
+        request = m.Open(handle.namespace, handle.ino, True, handle.past_tier, handle.nonce)
+        reply, fd, epoch = await self._node.ask_in_epoch(request, m.Opened)
         try:
-            self._check_namespace(handle)  # lost while this waited for the connection?
+            self._check_namespace(handle)  # it may have changed during the wait
         except Stale:
             close_fd(fd)
             self._release(reply.handle, epoch)
@@ -145,7 +145,7 @@ class Files:
             raise Stale("the server lost the namespace of this file")
 
     def _release(self, server_handle: int, epoch: int) -> None:
-        """A session that ended has released everything; its numbers mean others in the next."""
+        """Releases a server handle, unless its session has ended: the next one reuses numbers."""
         if server_handle and epoch == self._node.epoch:
             self._node.post(m.Release(server_handle))
 
@@ -156,28 +156,28 @@ class Files:
         return Descriptor(fd, self._reader.flags_of(os.fstat(fd).st_dev, fd), tier)
 
     def in_service(self, tier: int) -> bool:
-        """Does the disk of that tier answer? Of `ANY_TIER`: do all of them?"""
+        """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
         return self._published.in_service(tier)
 
     def tier_changed(self, tier: int, *, in_service: bool) -> None:
-        """Whether the disk of a tier answers: what lies there is used, or not."""
+        """Records whether the disk of a tier responds, and so whether its files are used."""
         self._published.changed(tier, in_service=in_service)
 
     def doubt(self, tier: int) -> None:
-        """Nothing that is open is read from that tier any more."""
+        """Stops reading open files from that tier."""
         for handle in self.table:
             if handle.reads_from(tier):
                 handle.go_past_tier()
 
     def trust_all_tiers(self) -> None:
-        """In a new session: what does not answer, the server says."""
+        """Marks all tiers as in service. In a new session the server reports those that fail."""
         self._published.trust_all()
 
     # ---- reading ----
 
     def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
-        """The bytes at `offset`: fewer than `size` only at the end of the file. Valid until the
-        next await."""
+        """Returns the bytes at `offset`: fewer than `size` only at the end of the file. They are
+        valid until the next await."""
         handle = self.table.get(fh)
         size = min(size, handle.size - offset)
         if size <= 0:
@@ -196,8 +196,8 @@ class Files:
         return data
 
     def in_memory(self, fh: int, offset: int, size: int) -> tuple[int, int, int] | None:
-        """(descriptor, position in it, bytes) of a read whose bytes all lie in memory: whoever has
-        a better way than reading them takes it. None where they do not."""
+        """Returns (descriptor, position in it, bytes) of a read whose bytes all lie in memory, for
+        a caller that can splice them; None otherwise."""
         handle = self.table.get(fh)
         size = min(size, handle.size - offset)
         source = handle.source(offset)
@@ -211,8 +211,8 @@ class Files:
         return descriptor.fd, offset - base, size
 
     async def make_readable(self, fh: int, offset: int, size: int) -> None:
-        """Asks the server for what of a read is not here; only for the first part of it, where a
-        handle keeps one segment at a time. Raises and is cancelled as `read`."""
+        """Requests from the server the part of a range that this handle cannot read yet: only the
+        first missing part if a handle may keep one segment. Raises and cancels as `read`."""
         handle = self.table.get(fh)
         stop = min(offset + size, handle.size)
         while offset < stop:
@@ -227,9 +227,9 @@ class Files:
             offset = source[2]
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
-        """As `read_nowait`, asking the server for what is not here. Raises its typed errors.
-        Cancellation leaves the fill running for others. What the tier's disk does not give in time
-        is asked of the server anew."""
+        """Returns the bytes at `offset`; requests missing ones from the server. Raises the typed
+        errors. Cancellation leaves the fill running for other readers. When the tier's disk misses
+        its deadline, requests the bytes from the server with the tier bypassed."""
         handle = self.table.get(fh)
         stop = min(offset + size, handle.size)
         parts: list[bytes] = []
@@ -246,7 +246,7 @@ class Files:
         return b"".join(parts)
 
     def answered(self, fh: int, end: int) -> None:
-        """Drops the segments to be read once that end at `end` or before: the kernel has them."""
+        """Drops the read-once segments that end at `end` or before: the kernel has them."""
         self.table.get(fh).was_read_to(end)
 
     async def _read_part(self, handle: FileHandle, offset: int, stop: int) -> Bytes:
@@ -265,27 +265,27 @@ class Files:
             except DeadlineExceeded as err:
                 if handle.past_tier and self._published.in_service(descriptor.tier):
                     raise
-                log.warning("inode %d is read past the cache: %s", handle.ino, err.cause)
+                log.warning("reads of inode %d bypass the cache: %s", handle.ino, err.cause)
         handle.go_past_tier()
         return b""
 
     async def _ensure(self, handle: FileHandle, offset: int, size: int) -> None:
-        """Makes bytes at `offset` readable, in a new session after opening the file again there."""
+        """Makes bytes at `offset` readable. In a new session, opens the file again first."""
         for _ in range(TRIES):
             if handle.epoch != self._node.epoch:
                 await self._open_at_server(handle)
             if handle.source(offset) is not None:
                 return
             if handle.keep == 1:
-                # Room is short. Handles that kept theirs while they wait could wait for each other.
+                # Room is short. Handles that kept segments while they wait could deadlock.
                 handle.give_back()
-            question = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
+            request = m.Ensure(handle.server_handle, offset, size, handle.past_tier, True)
             try:
-                reply, fd = await self._node.ask_once(question, m.Ensured)
+                reply, fd = await self._node.ask_once(request, m.Ensured)
             except ConnectionLost:
                 continue
             return self._granted(handle, reply, fd)
-        raise ConnectionLost("the server was lost again and again")
+        raise ConnectionLost(f"lost the connection to the server {TRIES} times in a row")
 
     def _granted(self, handle: FileHandle, reply: m.Ensured, fd: int | None) -> None:
         if reply.segment and fd is not None:
@@ -311,7 +311,7 @@ class Files:
         handle.add_segment(segment, reply.keep)
         self.lent.note(handle)
 
-    # ---- uses ----
+    # ---- use reports ----
 
     def _note_use(self, name: str) -> None:
         self._uses.append(name)
@@ -319,7 +319,7 @@ class Files:
             self.report_uses()
 
     def report_uses(self) -> None:
-        """Tells the server what was opened and read without it."""
+        """Reports to the server the files opened and bytes read without a request."""
         if self._uses or self._hit_bytes:
             names, self._uses = self._uses, []
             used = m.Used(names, self._hit_bytes, self._passthrough_bytes)
@@ -334,7 +334,7 @@ class Files:
 
 
 def _file_of(data: bytes) -> int:
-    """Returns a descriptor of a file in memory of these bytes. Raises OSError."""
+    """Returns a descriptor of a memfd with these bytes. Raises OSError."""
     fd = os.memfd_create("copied", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)

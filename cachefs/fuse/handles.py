@@ -1,8 +1,8 @@
-"""The open file table: what the kernel's file handles stand for. No I/O but closing descriptors.
+"""The open file table: the kernel's file handles. The only I/O is closing descriptors.
 
-A handle is `complete` (its descriptor has every byte), or partial: it reads what `present` allows
-from its descriptor, and from `segments` what the cache refused. A descriptor in use by a thread is
-closed by the last user.
+A handle is `complete` (its descriptor has every byte) or partial: it reads the ranges in `present`
+from its descriptor, and from `segments` the bytes that the cache did not admit. The last user of a
+descriptor closes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cachefs.fuse.intervals import Intervals
 
 
 class Descriptor:
-    """A descriptor that is closed when dropped and no longer used."""
+    """A descriptor that closes once it is dropped and has no users."""
 
     __slots__ = ("_dropped", "_users", "fd", "flags", "tier")
 
@@ -37,7 +37,7 @@ class Descriptor:
         self._close_if_unused()
 
     def drop(self) -> None:
-        """The owner needs it no more. Idempotent."""
+        """Gives up ownership: the last user closes the descriptor. Idempotent."""
         self._dropped = True
         self._close_if_unused()
 
@@ -48,8 +48,8 @@ class Descriptor:
 
 
 class Segment:
-    """Bytes [start, end) of the file, at `offset - base` of a descriptor of their own. `once`: it
-    is dropped when it was read to its end."""
+    """Bytes [start, end) of the file, at `offset - base` of a separate descriptor. `once`: the
+    handle drops the segment after a read to its end."""
 
     __slots__ = ("base", "descriptor", "end", "once", "start")
 
@@ -64,9 +64,9 @@ class Segment:
 
 
 class FileHandle:
-    """One open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed. One of
-    epoch 0 that is not complete was opened by a predecessor, and is opened again when it is read.
-    """
+    """An open file. `server_handle` belongs to the connection's `epoch`; 0: none is needed. A
+    handle of epoch 0 that is not complete must be opened at the server before a read: a predecessor
+    opened it, or it now bypasses its tier."""
 
     __slots__ = (
         "complete",
@@ -89,24 +89,24 @@ class FileHandle:
 
     def __init__(self, ino: int, size: int, pid: int, nonce: int = 0) -> None:
         self.ino = ino
-        self.nonce = nonce  # of the content that was opened; 0: not known
+        self.nonce = nonce  # of the opened content; 0: not known
         self.namespace = NamespaceId(b"")  # in which the server knows `ino`
         self.size = size
-        self.pid = pid  # who opened it: whose signals interrupt reads
+        self.pid = pid  # of the opener; its signals interrupt reads
         self.complete = size == 0
-        self.warm = False  # opened without a message: its reads count as hits
+        self.warm = False  # opened without a request: its reads count as hits
         self.descriptor: Descriptor | None = None
         self.present: Intervals | None = None
         self.segments: list[Segment] = []
-        self.keep = MOST_KEPT  # segments at most, as the server said last
-        self.was_read = False  # since `Lent` looked last
-        self.past_tier = False  # the tier's disk did not answer: the server is to go past it
-        self.tier = 0  # where the server has it
+        self.keep = MOST_KEPT  # maximum of segments, from the server's last reply
+        self.was_read = False  # since the last tick of `Lent`
+        self.past_tier = False  # the tier's disk did not respond: the server must bypass it
+        self.tier = 0  # in which the server has the file
         self.server_handle = 0
         self.epoch = 0
 
     def use_complete(self, descriptor: Descriptor | None) -> None:
-        """Every byte is in `descriptor` (None: in the one that is already here)."""
+        """Reads every byte from `descriptor` from now on (None: from the present one)."""
         if descriptor is not None:
             self._replace(descriptor)
         assert self.descriptor is not None
@@ -115,7 +115,7 @@ class FileHandle:
         self._drop_segments(0)
 
     def use_partial(self, descriptor: Descriptor | None, server_handle: int, epoch: int) -> None:
-        """What is granted from now on is in `descriptor` (None: the cache refused the file)."""
+        """Reads granted ranges from `descriptor` (None: the cache did not admit the file)."""
         if descriptor is not None:
             self._replace(descriptor)
         self.present = Intervals()
@@ -123,38 +123,38 @@ class FileHandle:
         self.epoch = epoch
 
     def reads_from(self, tier: int) -> bool:
-        """Does it have a file of that tier, whole or partial, or segments?"""
+        """Returns whether the cache file or a segment of this handle is in that tier."""
         own = [self.descriptor] if self.descriptor is not None else []
         return any(one.tier == tier for one in (*own, *(part.descriptor for part in self.segments)))
 
     def go_past_tier(self) -> None:
-        """Nothing is read from the cache file any more."""
+        """Stops reading from the cache file: reads bypass the tier from now on."""
         self.past_tier = True
         self.complete = self.warm = False
         self.present = Intervals()
         self._drop_segments(0)
         if not self.server_handle:
-            self.epoch = 0  # it is opened at the server
+            self.epoch = 0  # the next read opens it at the server
 
     def add_segment(self, segment: Segment, keep: int) -> None:
-        """Keeps the most recent `keep` segments from now on."""
+        """Adds a segment and keeps the most recent `keep` segments from now on."""
         self.keep = max(1, keep)
         self.segments.append(segment)
         self._drop_segments(self.keep)
 
     def was_read_to(self, end: int) -> None:
-        """Drops the segments to be read once that end there or before."""
+        """Drops the read-once segments that end at `end` or before."""
         for segment in [*self.segments]:
             if segment.once and segment.end <= end:
                 self.segments.remove(segment)
                 segment.descriptor.drop()
 
     def give_back(self) -> None:
-        """Drops all segments. Reads of them ask the server again."""
+        """Drops all segments. Reads of their bytes send requests to the server again."""
         self._drop_segments(0)
 
     def source(self, position: int) -> tuple[Descriptor, int, int] | None:
-        """What can be read at `position` now: (descriptor, base, end), or None."""
+        """Returns (descriptor, base, end) of the bytes readable at `position` now, or None."""
         if self.complete and self.descriptor is not None:
             return self.descriptor, 0, self.size
         if self.present is not None and self.descriptor is not None:
@@ -184,7 +184,7 @@ class FileHandle:
 
 
 class HandleTable:
-    """File handles by number, and how many are open of each ino."""
+    """File handles by number, with a count of open handles per ino."""
 
     def __init__(self) -> None:
         self._handles: dict[int, FileHandle] = {}
@@ -198,7 +198,7 @@ class HandleTable:
         return iter(self._handles.values())
 
     def add(self, handle: FileHandle, fh: int = 0) -> int:
-        """Its number: `fh`, or the next one."""
+        """Adds a handle. Returns its number: `fh`, or the next one if `fh` is 0."""
         if not fh:
             self._last += 1
             fh = self._last
@@ -207,14 +207,14 @@ class HandleTable:
         return fh
 
     def get(self, fh: int) -> FileHandle:
-        """Raises NotFound for a number that is not open."""
+        """Returns a handle. Raises NotFound for a number that is not open."""
         handle = self._handles.get(fh)
         if handle is None:
             raise NotFound(f"file handle {fh} is not open")
         return handle
 
     def remove(self, fh: int) -> FileHandle:
-        """The handle, no longer in the table; the caller closes it. Raises NotFound."""
+        """Removes and returns a handle, which the caller closes. Raises NotFound."""
         handle = self.get(fh)
         del self._handles[fh]
         left = self._opens[handle.ino] - 1

@@ -1,10 +1,10 @@
-"""Ends the wait of a caller that got a signal, where the transport is not told of it.
+"""Ends the wait of a caller that received a signal.
 
-libfuse hears INTERRUPT, pyfuse3 does not pass it on; and what the kernel itself tells once, of any
-signal, says nothing of the next one. So one task looks at callers that wait for longer than
-`PATIENCE_S`: a signal that is pending, not blocked and not ignored, and that
-people or programs send to end something, cancels the wait. Signals of job control, timers of
-profilers and the like do not: an `open` that is restarted by nobody would never succeed.
+pyfuse3 does not pass on INTERRUPT, and the kernel sends it once per request, for whichever signal
+was first. So one task polls the callers that wait for longer than `PATIENCE_S`. A signal that is
+pending, neither blocked nor ignored, and meant to end something cancels the wait. Signals of job
+control, profiling timers and similar ones do not: an `open` that they interrupt is not restarted
+and would never succeed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 from cachefs.core.errors import Interrupted
 
-PATIENCE_S: Final = 0.05  # between looks, and before the first one
+PATIENCE_S: Final = 0.05  # between polls, and before the first one
 MAX_PIDS_PER_LOOK: Final = 64  # reading one takes about 20 us
 _PASSED_OVER: Final = frozenset(
     (
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 def has_signal(status: bytes) -> bool:
-    """Does this text of /proc/PID/status show a pending signal that ends a wait? Pure."""
+    """Returns whether a /proc/PID/status text shows a pending signal that ends a wait. Pure."""
     masks = {b"SigPnd": 0, b"ShdPnd": 0, b"SigBlk": 0, b"SigIgn": 0}
     for line in status.splitlines():
         name, _, value = line.partition(b":")
@@ -52,7 +52,7 @@ def has_signal(status: bytes) -> bool:
 
 
 def read_status(pid: int) -> bytes:
-    """/proc/PID/status, b"" when the process (or thread) is not there."""
+    """Returns /proc/PID/status, b"" when the process (or thread) does not exist."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return file.read()
@@ -61,20 +61,20 @@ def read_status(pid: int) -> bytes:
 
 
 class LongWait(NamedTuple):
-    """Who waits, and what ends that (the error is raised in the wait)."""
+    """A waiting caller; `interrupt` raises its argument in the wait."""
 
     pid: int
     interrupt: Callable[[Interrupted], None]
 
 
 class Interrupts:
-    """The waits of one mount. `watch` must be running for any of them to be interrupted."""
+    """The waits of one mount. They are interrupted only while `watch` runs."""
 
     def __init__(self, status_of: Callable[[int], bytes] = read_status) -> None:
         self._status_of = status_of
         self._waits: dict[int, LongWait] = {}  # the oldest first
         self._last = 0
-        self._looked_at = 0  # the wait at which the last look ended
+        self._looked_at = 0  # the wait at which the last poll ended
         self._some = trio.Event()
 
     async def run(
@@ -83,8 +83,8 @@ class Interrupts:
         interrupt: Callable[[Interrupted], None],
         work: Callable[[], Awaitable[Result]],
     ) -> Result:
-        """The result of `work()`. When the caller gets a signal, `interrupt` is called, which
-        raises its argument where `work` waits. pid 0: nobody to watch."""
+        """Returns the result of `work()`. When the caller receives a signal, `watch` calls
+        `interrupt`, which raises its argument where `work` waits. pid 0: no caller to watch."""
         if not pid:
             return await work()
         number = self.add(pid, interrupt)
@@ -94,7 +94,7 @@ class Interrupts:
             self.remove(number)
 
     def add(self, pid: int, interrupt: Callable[[Interrupted], None]) -> int:
-        """Watches a wait, until it is removed by the number that this gives."""
+        """Watches a wait. Returns its number for `remove`."""
         self._last += 1
         self._waits[self._last] = LongWait(pid, interrupt)
         self._some.set()
@@ -104,7 +104,7 @@ class Interrupts:
         self._waits.pop(number, None)
 
     async def watch(self) -> None:
-        """Looks at long waits, until cancelled."""
+        """Polls long waits, until cancelled."""
         last_seen = 0
         while True:
             if not self._waits:
@@ -115,12 +115,12 @@ class Interrupts:
             last_seen = self._last
 
     def look(self, last: int) -> None:
-        """Interrupts those waits up to the `last` one whose callers got a signal; of
-        `MAX_PIDS_PER_LOOK` callers at a time. The next look goes on where this one ends."""
+        """Interrupts the waits up to the `last` one whose callers received a signal. Checks
+        `MAX_PIDS_PER_LOOK` callers per call; the next call continues where this one ends."""
         signalled: dict[int, bool] = {}
         for number in self._in_turn(last):
             waiting = self._waits.get(number)
-            if waiting is None:  # the end of another wait ended it
+            if waiting is None:  # removed when another wait was interrupted
                 continue
             if waiting.pid not in signalled:
                 if len(signalled) >= MAX_PIDS_PER_LOOK:
@@ -131,7 +131,7 @@ class Interrupts:
                 waiting.interrupt(Interrupted("the caller got a signal"))
 
     def _in_turn(self, last: int) -> list[int]:
-        """Returns the waits up to the `last` one, those behind the last look first."""
+        """Returns the waits up to the `last` one, starting after the last one polled."""
         numbers = [number for number in self._waits if number <= last]
         start = bisect.bisect_right(numbers, self._looked_at)
         return numbers[start:] + numbers[:start]

@@ -1,4 +1,4 @@
-"""A small set of half-open byte ranges: what of a partial file this client may read. Pure.
+"""A small set of half-open byte ranges: the part of a partial file that is readable. Pure.
 
 Invariant: the ranges are sorted, not empty, and do not touch each other.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-MAX_RANGES = 512  # of one open file; beyond it the oldest knowledge is not worth its memory
+MAX_RANGES = 512  # of one open file; bounds its memory
 
 
 class Intervals:
-    """Ranges [start, end) that were added. Forgets the smallest one beyond `MAX_RANGES`, which
-    costs a question to the server and never a wrong answer; never the one that was added last:
-    somebody is about to read it."""
+    """The ranges [start, end) that were added. Above `MAX_RANGES` the smallest one is dropped: a
+    read of it costs a request. The last one added stays: a read of it follows."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -22,7 +21,7 @@ class Intervals:
         self._ends: list[int] = []
 
     def add(self, start: int, end: int) -> None:
-        """Adds [start, end), joined with what it touches."""
+        """Adds [start, end), merged with the ranges that it touches."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -36,7 +35,7 @@ class Intervals:
             self._forget_smallest(but=first)
 
     def end_of(self, position: int) -> int:
-        """The end of the range that holds `position`; `position` itself when none does."""
+        """Returns the end of the range that holds `position`, or `position` if none does."""
         index = bisect_right(self._starts, position) - 1
         return max(position, self._ends[index]) if index >= 0 else position
 

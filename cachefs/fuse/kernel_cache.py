@@ -1,8 +1,8 @@
-"""Tells the kernel what to forget: a thread of its own writes the notifications.
+"""Invalidates entries in the kernel: a dedicated thread writes the notifications.
 
-Never the loop that answers requests: INVAL_ENTRY waits until an unanswered LOOKUP in the same
-directory was answered. What waits here is bounded; beyond that everything is distrusted at once,
-which the kernel does with one notification (Linux >= 6.16), or name by name.
+The loop that answers requests must not write them: INVAL_ENTRY blocks until an unanswered LOOKUP in
+the same directory is answered. The queue is bounded. When it overflows, all entries are invalidated
+with one notification (Linux >= 6.16), or name by name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DistrustAll = Callable[[], bool]
 
 
 class KernelCache:
-    """Owns the thread. `invalidate_entry(nodeid, name)` and `distrust_all()` (False: the kernel
-    cannot) may block and are called by it only; both may raise OSError."""
+    """The queue and its thread. Only the thread calls `invalidate_entry(nodeid, name)` and
+    `distrust_all()` (False: not supported by the kernel). Both may block and raise OSError."""
 
     def __init__(self, invalidate_entry: InvalidateEntry, distrust_all: DistrustAll) -> None:
         self._invalidate_entry = invalidate_entry
@@ -43,8 +43,8 @@ class KernelCache:
         self._thread.start()
 
     def invalidate(self, entries: list[tuple[int, bytes]], everything: bool) -> None:
-        """Queues; returns at once. With `everything`, `entries` are the names to invalidate where
-        the kernel cannot distrust all of them at once."""
+        """Queues entries and returns at once. With `everything`, `entries` are the names to
+        invalidate if the kernel cannot distrust all of them at once."""
         with self._condition:
             if len(self._waiting) + len(entries) > MAX_WAITING:
                 everything = True
@@ -53,7 +53,7 @@ class KernelCache:
             self._condition.notify()
 
     def stop(self) -> None:
-        """Asks the thread to end; it may be stuck in the kernel until the mount is gone."""
+        """Requests that the thread end; it may be stuck in the kernel until the mount ends."""
         with self._condition:
             self._stopped = True
             self._condition.notify()
@@ -68,14 +68,14 @@ class KernelCache:
                 everything, self._everything = self._everything, False
             try:
                 self._distrust() if everything else self._invalidate_next()
-            except OSError as err:  # ENOENT: the kernel does not know it; others: the mount is gone
+            except OSError as err:  # ENOENT: not in the kernel's cache; others: the mount has ended
                 log.debug("invalidation: %s", err)
 
     def _distrust(self) -> None:
         with self._condition:
             covered = len(self._waiting)
         if not self._distrust_all():
-            return  # what waits is done name by name, the rest expires by itself
+            return  # queued names are invalidated one by one, the rest expires
         with self._condition:
             for _ in range(min(covered, len(self._waiting))):
                 self._waiting.popleft()

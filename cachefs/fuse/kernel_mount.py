@@ -1,4 +1,4 @@
-"""Serving a mount by our own session, under a supervisor, which mounts and keeps it alive."""
+"""Serves a mount with our own session, under a supervisor, which mounts and keeps it alive."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REPORT_S: Final = 1.0
 
 
 async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> None:
-    """Is told to serve, serves, and unmounts when it is asked to. A failure leaves the mount for a
-    successor."""
+    """Waits for the supervisor's order to serve, then serves until the mount ends or the client
+    retires. A failure leaves the mount for a successor."""
     assert client.link is not None
     served = Served(client, conn, vfs)
     client.link.say(w.Ready(warning))
@@ -33,7 +33,7 @@ async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> Non
 
 
 class Served:
-    """One mount, for as long as this process serves it."""
+    """A mount while this process serves it."""
 
     def __init__(self, client: Client, conn: Connection, vfs: Vfs) -> None:
         assert client.link is not None
@@ -42,12 +42,12 @@ class Served:
         self._conn = conn
         self._vfs = vfs
         self._session: KernelSession
-        self._told: m.MountFacts | None = None
-        self._told_in = 0  # which epoch of the connection
+        self._sent: m.MountFacts | None = None
+        self._sent_epoch = 0  # epoch of the connection
         self._is_retired = False
 
     async def run(self) -> None:
-        """Until the mount is gone, or a successor is there."""
+        """Serves until the mount ends or a successor takes over."""
         link, client = self._link, self._client
         self._session = KernelSession(
             self._vfs, client.runs, link.fuse_fd, link.table, link.negotiated
@@ -62,7 +62,7 @@ class Served:
             await client.start_tasks(nursery, self._vfs, device)
             nursery.start_soon(link.run)
             nursery.start_soon(self._report)
-            self._tell_facts()
+            self._send_facts()
             link.say(w.Serving())
             log.info("%s is ready at %s", client.spec.source.url, client.spec.mountpoint)
             await self._session.serve(link.takeover)
@@ -70,7 +70,7 @@ class Served:
             nursery.cancel_scope.cancel()
 
     def _end(self) -> None:
-        """The session ended by itself."""
+        """Reports the end of the session: retired, or unmounted."""
         if self._is_retired:
             log.info("a successor serves the mount now")
             return self._link.say(w.Retired())
@@ -82,18 +82,17 @@ class Served:
         self._session.retire()
 
     async def _report(self) -> None:
-        """Tells the server what `status` shows, when it has changed; writes a record that is
-        owed."""
+        """Sends changed facts for `cachefs status` to the server; writes a record that is due."""
         while True:
             await trio.sleep(REPORT_S)
-            self._tell_facts()
+            self._send_facts()
             self._client.record.settle()
 
-    def _tell_facts(self) -> None:
+    def _send_facts(self) -> None:
         session = self._session
         facts = m.MountFacts(
             "kernel", session.passthrough, session.why_not, self._link.supervisor, session.facts()
         )
-        if facts != self._told or self._conn.epoch != self._told_in:
-            self._told, self._told_in = facts, self._conn.epoch
+        if facts != self._sent or self._conn.epoch != self._sent_epoch:
+            self._sent, self._sent_epoch = facts, self._conn.epoch
             self._conn.post(facts)

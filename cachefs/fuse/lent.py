@@ -1,6 +1,5 @@
-"""What the server lent to open files: segments, descriptors that take up scratch room until they
-are closed. Gives back those of files that are not read any more. No I/O but closing descriptors.
-"""
+"""Closes segments of idle open files: their descriptors take up scratch space of the server until
+they are closed. The only I/O is closing descriptors."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ import trio
 from cachefs.fuse.handles import FileHandle
 
 TICK_S: Final = 0.25
-IDLE_TICKS: Final = 8  # without a read, then the segments of a handle go
-SHORT_TICKS: Final = 1  # the same where the server has room for one segment of a handle only
+IDLE_TICKS: Final = 8  # without a read, then the segments of a handle are closed
+SHORT_TICKS: Final = 1  # the same when the server allows one segment per handle
 
 
 class Lent:
-    """The handles of one mount that have segments. Belongs to the loop."""
+    """The handles of one mount that have segments, with their idle ticks. Belongs to the loop."""
 
     def __init__(self) -> None:
         self._idle_ticks: dict[FileHandle, int] = {}
@@ -26,12 +25,12 @@ class Lent:
         return len(self._idle_ticks)
 
     def note(self, handle: FileHandle) -> None:
-        """Counts a handle that was given a segment just now."""
+        """Adds a handle that has just received a segment."""
         self._idle_ticks[handle] = 0
         self._filled.set()
 
     def tick(self) -> None:
-        """Gives back the segments of handles that were not read for some ticks."""
+        """Closes the segments of handles without a read for more than the limit of ticks."""
         for handle, ticks in [*self._idle_ticks.items()]:
             ticks = 0 if handle.was_read else ticks + 1
             handle.was_read = False

@@ -42,8 +42,8 @@ _SELINUX: Final = Path("/sys/fs/selinux/status")
 
 
 def collect(options: Iterable[str]) -> tuple[str, ...]:
-    """The options that the kernel is to apply, in the order given: a later option overrides an
-    earlier one. Options of other kinds are left out."""
+    """Returns the options that the kernel applies, in the order given: a later option overrides an
+    earlier one. Other options are left out."""
     kept: dict[str, None] = {}
     for option in options:
         if option in _UNDO:
@@ -74,7 +74,7 @@ _REMEDY: Final = "leave the option out"
 
 
 def flags_of(options: Iterable[str]) -> int:
-    """The flags of mount(2)."""
+    """Returns the flags of mount(2)."""
     flags = 0
     for option in options:
         flags |= FLAGS.get(option, 0)
@@ -82,15 +82,15 @@ def flags_of(options: Iterable[str]) -> int:
 
 
 def data_of(options: Iterable[str]) -> list[str]:
-    """The options that mount(2) takes as data. A value with a comma is put in double quotes, as
-    the kernel takes a comma outside of quotes for the end of the option."""
+    """Returns the options that mount(2) takes as data. A value with a comma is put in double
+    quotes: the kernel ends an option at a comma outside of quotes."""
     return [
         _quoted(option) if "," in option else option for option in options if option not in FLAGS
     ]
 
 
 def _unquoted(option: str) -> str:
-    """The value of an option without the double quotes around it."""
+    """Returns the value of an option without the double quotes around it."""
     value = option.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
 

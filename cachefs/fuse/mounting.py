@@ -1,8 +1,6 @@
-"""The mount point around a session: options, which device it is, its limits in the kernel, taking
-it away.
+"""The mount point of a session: its options, device number, kernel limits and unmounting.
 
-Nothing here touches the mounted file system (that would wait for ourselves): everything is read
-from /proc and /sys.
+No function here accesses the mounted file system, which would deadlock: they read /proc and /sys.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ log = logging.getLogger(__name__)
 
 SUBTYPE: Final = "cachefs"
 READ_AHEAD_KIB: Final = 1024  # the kernel's default of 128 KiB halves sequential reads
-# Read-ahead requests under way; the kernel's 12 are one reader's. Fewer than the client asks its
-# server at once: requests for names do not wait behind reads.
+# Read-ahead requests in flight; the kernel's default of 12 suffices for one reader. Fewer than the
+# client may have in flight at its server, so that lookups do not wait behind reads.
 MAX_BACKGROUND: Final = MAX_IN_FLIGHT - 256
-CONGESTED: Final = 256  # of these; the kernel asks for nothing more that nobody waits for then
+CONGESTED: Final = 256  # of these; above it the kernel skips asynchronous read-ahead
 FUSERMOUNT_S: Final = 10.0
 _MNT_DETACH: Final = 2
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # the numbers of these system calls
@@ -40,12 +38,12 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 
 
 def source_name(spec: ClientSpec) -> str:
-    """The source as the mount table shows it."""
+    """Returns the source as the mount table shows it."""
     return "".join(c if 32 < ord(c) < 127 else f"%{ord(c):02X}" for c in spec.source.url)
 
 
 def mount_options(spec: ClientSpec) -> list[str]:
-    """Options for libfuse and fusermount3, in their syntax (a comma in a value is escaped)."""
+    """Returns options for libfuse and fusermount3, which need commas in values escaped."""
     name = source_name(spec).replace("\\", "\\\\").replace(",", "\\,")
     options = [f"fsname={name}", f"subtype={SUBTYPE}", "nosuid", "nodev"]
     if spec.read_only:
@@ -58,7 +56,7 @@ def mount_options(spec: ClientSpec) -> list[str]:
 
 
 def device_at(mountpoint: str) -> str:
-    """major:minor of what is mounted on top at exactly this path, "" when nothing is."""
+    """Returns major:minor of the topmost mount at exactly this path, "" when there is none."""
     found = ""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -73,7 +71,7 @@ def _octal(match: re.Match[bytes]) -> bytes:
 
 
 def raise_read_ahead(device: str) -> None:
-    """Lets the kernel read ahead `READ_AHEAD_KIB` on this mount; needs root, no error without."""
+    """Raises the kernel's read-ahead on this mount. Needs root; ignores errors."""
     path = Path(f"/sys/class/bdi/{device}/read_ahead_kb")
     with contextlib.suppress(OSError, ValueError):
         if int(path.read_text()) < READ_AHEAD_KIB:
@@ -81,11 +79,11 @@ def raise_read_ahead(device: str) -> None:
 
 
 def raise_background(device: str) -> None:
-    """Lets the kernel send `MAX_BACKGROUND` requests of read-ahead at once on this mount. With its
-    own limit it drops read-ahead when a dozen readers read at a time, and asks page by page. Above
-    the limit readers wait in the kernel, which lets some of them pass others again and again; with
-    fewer requests than that, the client serves them in the order in which they come. Needs root, no
-    error without. The control file system is used unmounted: nobody else sees it."""
+    """Lets the kernel send `MAX_BACKGROUND` read-ahead requests at once on this mount. With its
+    default the kernel drops read-ahead when a dozen readers are active, and reads page by page.
+    Above the limit readers wait in the kernel, which does not serve them in order; below it, the
+    client serves requests in order of arrival. Needs root; ignores errors. Needs no mounted
+    fusectl."""
     minor = device.partition(":")[2]
     with contextlib.suppress(OSError):
         control = control_file_system()
@@ -100,7 +98,7 @@ def raise_background(device: str) -> None:
 
 
 def control_file_system() -> int:
-    """A descriptor of the root of fusectl, which the caller closes. Raises OSError."""
+    """Returns a descriptor of the root of fusectl, which the caller closes. Raises OSError."""
     context = _system_call(_FSOPEN, b"fusectl", _CLOEXEC)
     try:
         _system_call(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0)
@@ -110,10 +108,9 @@ def control_file_system() -> int:
 
 
 def abort(device: str) -> None:
-    """Ends the connection: every caller gets an error. Closing our descriptors does not do while a
-    thread of a killed client is held by the kernel, in a notification that waits for a request
-    which nobody answers any more. Raises OSError, for ordinary users where fusectl is not mounted.
-    """
+    """Aborts the connection: every caller gets an error. Closing our descriptors is not enough
+    while the kernel holds a thread of a killed client in a notification that waits for an
+    unanswered request. Raises OSError, for example for ordinary users if fusectl is not mounted."""
     minor = device.partition(":")[2]
     try:
         control = control_file_system()
@@ -135,8 +132,8 @@ def _system_call(number: int, *arguments: bytes | int | None) -> int:
 
 
 def unmount(mountpoint: str, device: str) -> bool:
-    """Takes our mount away, lazily when it is busy. True when its users have all gone; a mount
-    point where another file system is by now is left alone (True). Blocks."""
+    """Unmounts our mount, lazily when it is busy. Returns False after a lazy unmount, True
+    otherwise. Leaves another file system at this path mounted (True). Blocks."""
     if device_at(mountpoint) != device:
         return True
     try:
@@ -168,5 +165,5 @@ def _umount2(mountpoint: str, flags: int) -> None:
     number = ctypes.get_errno()
     if number == errno.EBUSY:
         raise InUse("the mount is busy", path=mountpoint)
-    if number not in (errno.EINVAL, errno.ENOENT):  # these: it has gone by itself
+    if number not in (errno.EINVAL, errno.ENOENT):  # these: it is not mounted any more
         raise CannotMount(f"cannot unmount: {os.strerror(number)}", path=mountpoint)

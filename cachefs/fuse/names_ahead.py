@@ -1,27 +1,27 @@
-"""Which directories are worth reading whole, because their names are asked for one by one. Pure.
+"""Chooses directories to list in full because their names are looked up one by one. Pure.
 
-A job that opens the files of a directory by their paths, in any order, costs a message per name;
-some pages of the directory bring the same names at a fraction of that.
+A job that opens the files of a directory by path costs one request per name. A few pages of the
+listing contain the same names at a fraction of that.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-MISSES: Final = 4  # names asked of the server one by one, within the validity of an answer
+MISSES: Final = 4  # lookups at the server, within the validity of the first reply
 MAX_DIRECTORIES: Final = 1024
 PAGES: Final = 8  # of one directory, 1,000 names each
 
 
 class NamesAhead:
-    """Counts the names of each directory that had to be asked for."""
+    """Counts the lookups of each directory that missed the metadata cache."""
 
     def __init__(self) -> None:
         self._directories: dict[int, tuple[int, float]] = {}  # ino -> (misses, until when)
 
     def missed(self, ino: int, now: float, expires_at: float) -> bool:
-        """A name was asked for, and the answer holds until `expires_at`. True once per such period:
-        read the directory now."""
+        """Counts a miss whose reply is valid until `expires_at`. Returns True, at most once per
+        such period, when the caller should list the directory."""
         misses, until = self._directories.pop(ino, (0, 0.0))
         if until <= now:
             misses, until = 0, expires_at

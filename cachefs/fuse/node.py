@@ -1,6 +1,5 @@
-"""The node's server as the file system sees it: typed answers, and another try when the connection
-broke (every request of a file system that only reads may be made twice).
-"""
+"""Requests of the file system to the node's server: typed replies, and a retry when the connection
+breaks. The file system only reads, so a repeated request is harmless."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from cachefs.client.sockets import close_fd
 from cachefs.core import messages as m
 from cachefs.core.errors import ProtocolError
 
-# Each waits for the next connection, a bounded time. The server may be killed again and again while
-# a request is under way; a request that itself ends the server must not be sent for ever.
+# Each waits a bounded time for the next connection. The server may be killed repeatedly while a
+# request is in flight; a request that itself crashes the server must not be retried for ever.
 TRIES: Final = 8
 
 
 class Must(enum.Enum):
-    """The answer of an `*_nowait` function that cannot answer at once: call the async one."""
+    """The result of an `*_nowait` function that would have to wait: call the async one."""
 
     WAIT = enum.auto()
 
@@ -32,7 +31,7 @@ Reply = TypeVar("Reply", bound=m.Message)
 
 
 class Caller(Protocol):
-    """What the file system needs of `cachefs.client.connection.Connection`."""
+    """The part of `cachefs.client.connection.Connection` that the file system calls."""
 
     @property
     def epoch(self) -> int: ...
@@ -43,7 +42,7 @@ class Caller(Protocol):
 
 
 class Node:
-    """Questions to the node's server."""
+    """Sends requests to the node's server."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -53,20 +52,20 @@ class Node:
         return self.caller.epoch
 
     async def ask(self, body: m.Message, expected: type[Reply]) -> Reply:
-        """The answer; a descriptor with it is closed. Raises the typed errors of `call`."""
+        """Returns the reply; closes a descriptor in it. Raises the typed errors of `call`."""
         reply, fd = await self.ask_fd(body, expected)
         close_fd(fd)
         return reply
 
     async def ask_fd(self, body: m.Message, expected: type[Reply]) -> tuple[Reply, int | None]:
-        """The answer and its descriptor, which the caller owns."""
+        """Returns the reply and its descriptor, which the caller owns."""
         reply, fd, _ = await self.ask_in_epoch(body, expected)
         return reply, fd
 
     async def ask_in_epoch(
         self, body: m.Message, expected: type[Reply]
     ) -> tuple[Reply, int | None, int]:
-        """As `ask_fd`, with the epoch of the connection that gave the answer."""
+        """Returns the same as `ask_fd`, and the epoch of the connection that sent the reply."""
         for _ in range(TRIES - 1):
             epoch = self.epoch
             try:
@@ -77,7 +76,7 @@ class Node:
         return *await self.ask_once(body, expected), epoch
 
     async def ask_once(self, body: m.Message, expected: type[Reply]) -> tuple[Reply, int | None]:
-        """As `ask_fd`, raising ConnectionLost at the first loss."""
+        """Returns the same as `ask_fd`, but raises ConnectionLost at the first loss."""
         reply, fd = await self.caller.call(body)
         if not isinstance(reply, expected):
             if fd is not None:

@@ -1,9 +1,9 @@
-"""Reading cache files without holding up the loop: inline what memory has, in a thread the rest,
-and no longer than a disk may take that does not hang.
+"""Reads cache files without blocking the loop: inline if the pages are in memory, otherwise in a
+thread with a deadline.
 
-tmpfs refuses RWF_NOWAIT but never waits for a disk, so it is read inline; ext4 and its like say
-EAGAIN (or give less) when a page is not in memory. One buffer serves all inline reads: what is
-returned is valid until the next await.
+tmpfs refuses RWF_NOWAIT but never waits for a disk, so it is read inline. ext4 and similar file
+systems return EAGAIN (or fewer bytes) when a page is not in memory. All inline reads share one
+buffer: their result is valid until the next await.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cachefs.fuse.file_systems import MEMORY, file_system_of
 BUFFER_BYTES: Final = 1 << 20
 INLINE: Final = 0  # preadv flags
 IN_THREAD: Final = -1  # instead of preadv flags
-LIMIT_S: Final = 5.0  # of one read: a disk that takes longer hangs
+LIMIT_S: Final = 5.0  # of one read: a disk that takes longer counts as hung
 _THREADS: Final = 16
-_MOST_STUCK: Final = 48  # threads that do not count because their read hangs
+_MOST_STUCK: Final = 48  # threads with a hung read that do not count against `_THREADS`
 
 
 class FileReader:
-    """Reads of one mount. Belongs to the loop."""
+    """The reads of one mount. Belongs to the loop."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -40,7 +40,7 @@ class FileReader:
         self.limit_s = LIMIT_S
 
     def flags_of(self, device: int, fd: int) -> int:
-        """How `fd`, on a device (st_dev), is read: preadv flags, or IN_THREAD."""
+        """Returns how to read `fd`, on a device (st_dev): preadv flags, or IN_THREAD."""
         flags = self._flags_of_device.get(device)
         if flags is None:
             flags = INLINE if file_system_of(fd) in MEMORY else os.RWF_NOWAIT
@@ -49,11 +49,11 @@ class FileReader:
 
     @staticmethod
     def flags_unasked(fd: int) -> int:
-        """As `flags_of`, where even fstat might ask somebody who does not answer."""
+        """Returns flags as `flags_of`, for a file system on which even fstat may hang."""
         return INLINE if file_system_of(fd) in MEMORY else IN_THREAD
 
     def read_now(self, fd: int, flags: int, offset: int, size: int) -> memoryview | None:
-        """Exactly `size` bytes (<= BUFFER_BYTES), or None when they cannot be had at once."""
+        """Returns exactly `size` bytes (<= BUFFER_BYTES), or None if that would block."""
         if flags == IN_THREAD or size > BUFFER_BYTES:
             return None
         view = self._view[:size]
@@ -68,9 +68,9 @@ class FileReader:
         return view if count == size else None
 
     async def read(self, fd: int, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes, read by a thread. Raises BadBody when the file has fewer,
+        """Returns exactly `size` bytes, read by a thread. Raises BadBody when the file has fewer,
         DeadlineExceeded when the disk hangs. The caller keeps `fd` open; cancellation abandons the
-        thread, whose result nobody sees."""
+        thread and discards its result."""
         return await self._waits.in_task(functools.partial(self._read, _Read(fd, offset, size)))
 
     async def _read(self, read: _Read) -> bytes:
@@ -86,7 +86,7 @@ class FileReader:
 
 
 class _Read:
-    """One read by a thread."""
+    """A read by a thread."""
 
     def __init__(self, fd: int, offset: int, size: int) -> None:
         self._fd = fd

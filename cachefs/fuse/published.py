@@ -1,8 +1,8 @@
-"""Opening what is complete on this node: one `openat` in a tier's `pub/` directory, no message.
+"""Opens complete files of this node: one `openat` in a tier's `pub/` directory, no request.
 
-The worker links a file there when every byte is in it and unlinks it before it evicts. While it
-evicts it holds a lease on the file, so an open must not wait for it: O_NONBLOCK, EAGAIN = absent.
-Nor must it wait for a disk: see `Way`. What cannot be opened at once is the server's to open.
+The worker links a file there when it is complete and unlinks it before an eviction. While it evicts
+it holds a lease on the file, so an open must not wait for it: O_NONBLOCK, EAGAIN = absent. An open
+must not wait for a disk either: see `Way`. The server opens files that cannot be opened at once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char
 
 
 class Way(enum.Enum):
-    """How names in a directory are opened."""
+    """The way to open names in a directory."""
 
     MEMORY = enum.auto()  # tmpfs: nothing there waits for a disk
-    CACHED = enum.auto()  # a local disk: what the kernel has in memory
-    NEVER = enum.auto()  # anything else may ask somebody who does not answer
+    CACHED = enum.auto()  # a local disk: only dentries and inodes that the kernel has in memory
+    NEVER = enum.auto()  # any other file system may hang
 
 
 _open, _fstat = os.open, os.fstat
@@ -45,27 +45,26 @@ _MEMORY, _NEVER = Way.MEMORY, Way.NEVER
 
 
 class Published:
-    """The `pub/` directories of the node's tiers, by whatever descriptors they have at the
-    moment."""
+    """The `pub/` directories of the node's tiers. Callers pass their current descriptors."""
 
     def __init__(self) -> None:
-        self._out: set[int] = set()  # tiers whose disk does not answer
+        self._failed: set[int] = set()  # tiers whose disk does not respond
         self._ways: dict[int, tuple[PublishedDir, Way]] = {}
 
     def in_service(self, tier: int = ANY_TIER) -> bool:
-        """Does the disk of that tier answer? Of any: do all of them?"""
-        return not self._out if tier == ANY_TIER else tier not in self._out
+        """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
+        return not self._failed if tier == ANY_TIER else tier not in self._failed
 
     def changed(self, tier: int, *, in_service: bool) -> None:
-        """What the server says of the disk of a tier."""
+        """Records the server's report on the disk of a tier."""
         if in_service:
-            self._out.discard(tier)
+            self._failed.discard(tier)
         elif 0 <= tier < MOST_TIERS:
-            self._out.add(tier)
+            self._failed.add(tier)
 
     def trust_all(self) -> None:
-        """In a new session: what does not answer, the server says."""
-        self._out.clear()
+        """Marks all tiers as in service. In a new session the server reports those that fail."""
+        self._failed.clear()
 
     def way(self, directory: PublishedDir) -> Way:
         known = self._ways.get(directory.tier)
@@ -77,15 +76,12 @@ class Published:
     def open(
         self, directories: Iterable[PublishedDir], name: str, size: int
     ) -> tuple[int, int, int] | None:
-        """The complete file from the first tier that has it: (descriptor, which is the caller's to
-        close, st_dev, tier). None when it is not there, or not surely, or cannot be opened without
-        waiting.
-
-        Raises OSError when this process, or the system, has no descriptor left.
-        """
+        """Opens the complete file in the first tier that has it. Returns (descriptor, st_dev,
+        tier); the caller closes the descriptor. None when the file is absent, may be incomplete, or
+        cannot be opened without waiting. Raises OSError when no descriptor is left."""
         for directory in directories:
             tier = directory.tier
-            if tier in self._out:
+            if tier in self._failed:
                 continue
             known = self._ways.get(tier)
             way = known[1] if known and known[0] is directory else self.way(directory)
@@ -103,20 +99,20 @@ class Published:
             info = _fstat(fd)
             if info.st_nlink >= 2 and info.st_size == size:
                 return fd, info.st_dev, tier
-            os.close(fd)  # unpublished between openat and now, or not what its name says
+            os.close(fd)  # unpublished between openat and now, or not of this size
         return None
 
 
 def way_of(kind: str) -> Way:
-    """For a directory on a file system of that type."""
+    """Returns the way for a directory on a file system of that type."""
     if kind in MEMORY:
         return Way.MEMORY
     return Way.CACHED if kind in LOCAL else Way.NEVER
 
 
 def _open_cached(dir_fd: int, name: str) -> int:
-    """A descriptor, -1 where the file is absent, and when the kernel would have to read a directory
-    from the disk (or is too old to promise that it does not)."""
+    """Returns a descriptor; -1 when the file is absent, when the kernel would have to read a
+    directory from the disk, or when it has no RESOLVE_CACHED."""
     fd: int = _syscall(_OPENAT2, dir_fd, name.encode(), _HOW, len(_HOW))
     if fd >= 0:
         return fd

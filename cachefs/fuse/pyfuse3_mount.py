@@ -1,4 +1,4 @@
-"""Serving a mount through pyfuse3: mounted by libfuse, no supervisor, no passthrough."""
+"""Serves a mount through pyfuse3: libfuse mounts; no supervisor, no passthrough."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WHY_NOT: Final = "the transport pyfuse3 has none"
 
 
 async def serve(client: Client, conn: Connection, vfs: Vfs, warning: str) -> None:
-    """Mounts, says so, serves, unmounts."""
+    """Mounts, announces the mount, serves it and unmounts. Raises CannotMount."""
     from cachefs.fuse.pyfuse3_transport import Session  # needs libfuse
 
     spec = client.spec
     assert isinstance(client.runs, Workers)
-    with _libfuse_says() as said:
+    with _capturing_stderr() as said:
         try:
             options = mounting.mount_options(spec)
             session = Session(vfs, client.runs, spec.mountpoint, options)
@@ -70,8 +70,8 @@ async def _announce(client: Client, answering: trio.Event, device: str, warning:
 
 
 @contextlib.contextmanager
-def _libfuse_says() -> Iterator[Callable[[], str]]:
-    """Catches what libfuse writes to standard error; gives it to the caller, and to the log."""
+def _capturing_stderr() -> Iterator[Callable[[], str]]:
+    """Captures what libfuse writes to standard error, for the caller and for the log."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as caught:
 
@@ -90,7 +90,7 @@ def _libfuse_says() -> Iterator[Callable[[], str]]:
 
 
 def cannot_mount(mountpoint: str, said: str) -> CannotMount:
-    """Why libfuse could not mount, with what to do."""
+    """Returns the error for a failed mount, with its cause and remedy."""
     if not os.path.exists("/dev/fuse"):
         return CannotMount(
             "there is no /dev/fuse", remedy="load the kernel module: modprobe fuse", path=mountpoint

@@ -1,13 +1,11 @@
-"""The adapter on pyfuse3: requests of the kernel in, calls of the vfs, replies out. No logic.
+"""The adapter to pyfuse3: turns requests of the kernel into calls of the Vfs. No logic.
 
-Only FUSEError may leave a handler, anything else would end the mount: `translated` is the edge
-where typed errors become errno. One mount per process (pyfuse3 keeps its session in globals).
-Replies are written before the next await, so one attribute object and the vfs's read buffer serve
-all of them.
+Only FUSEError may leave a handler; any other exception would end the mount. `translated` turns
+typed errors into errnos. One mount per process (pyfuse3 keeps its session in globals). Replies are
+written before the next await, so all of them share one attribute object and the Vfs's read buffer.
 
-`st_ino` is also the nodeid here (pyfuse3 has one number for both), which is right as long as no
-file is handed to the kernel itself: contents of an ino never change, so the page cache is kept over
-opens.
+`st_ino` is also the nodeid here: pyfuse3 has one number for both. That is correct without
+passthrough: the contents of an ino never change, so the kernel keeps its pages between opens.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ from cachefs.fuse.node import MUST_WAIT
 from cachefs.fuse.vfs import Vfs
 from cachefs.fuse.workers import TrioForPyfuse3, Workers
 
-MAX_REQUESTS: Final = 2048  # served at once; cold opens wait for the origin, each in one of them
-IDLE_WORKERS: Final = 64  # kept: starting and ending them costs more than they hold
+MAX_REQUESTS: Final = 2048  # served at once; each cold open occupies one while the origin replies
+IDLE_WORKERS: Final = 64  # kept: starting and ending them costs more than their memory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +45,7 @@ Handler = Callable[Concatenate["Operations", P], Coroutine[Any, Any, R]]
 
 
 def translated(handler: Handler[P, R]) -> Handler[P, R]:
-    """The edge: what a handler raises becomes the errno that the caller sees."""
+    """Wraps a handler: its exceptions become FUSEError with the errno for the caller."""
 
     @functools.wraps(handler)
     async def answer(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,11 +64,11 @@ async def _refuse(self: Operations, *_: Any) -> Any:
     self.vfs.refuse_write()
 
 
-_refused: Any = _refuse  # in the place of handlers of many types
+_refused: Any = _refuse  # replaces handlers of many types
 
 
 class Operations(pyfuse3.Operations):
-    """pyfuse3's handlers. See the module."""
+    """The handlers that pyfuse3 calls."""
 
     supports_dot_lookup = False
 
@@ -130,7 +128,7 @@ class Operations(pyfuse3.Operations):
         return True
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing is counted: an ino is answered for as long as the server knows it."""
+        """Ignores the request: lookups are not counted, the server resolves every known ino."""
 
     @translated
     async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
@@ -168,7 +166,7 @@ class Operations(pyfuse3.Operations):
         self.vfs.release(fh)
 
     async def flush(self, fh: int) -> None:
-        """Nothing to flush; the kernel stops asking."""
+        """Raises ENOSYS: there is nothing to flush, and the kernel stops sending FLUSH."""
         raise FUSEError(errno.ENOSYS)
 
     # ---- directories ----
@@ -199,16 +197,16 @@ class Operations(pyfuse3.Operations):
     setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = _refused
     create = write = setxattr = removexattr = _refused
 
-    # ---- inside ----
+    # ---- helpers ----
 
     async def _wait(self, pid: int, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of what cannot be answered at once; others are served meanwhile."""
+        """Returns the result of `work()`; other requests are served during the wait."""
         worker = self._workers.running
         assert worker is not None, "handlers are run by workers"
         return await self._interrupts.run(pid, worker.interrupt, work)
 
     def _fill(self, inode: Inode, valid_for_s: float) -> EntryAttributes:
-        """The one attribute object, valid until the next await."""
+        """Fills and returns the shared attribute object, valid until the next await."""
         attributes = self._attributes
         attributes.st_ino = inode.ino
         attributes.generation = inode.nonce
@@ -226,11 +224,11 @@ class Operations(pyfuse3.Operations):
 
 
 class Session:
-    """One mounted pyfuse3 session: made mounted, ended by `close`."""
+    """A pyfuse3 session: the constructor mounts, `close` ends it."""
 
     def __init__(self, vfs: Vfs, workers: Workers, mountpoint: str, options: Sequence[str]) -> None:
-        """Mounts; `workers` is how `vfs` waits. Raises RuntimeError when libfuse could not (it says
-        why on standard error)."""
+        """Mounts; `vfs` waits through `workers`. Raises RuntimeError, and libfuse then writes the
+        reason to standard error."""
         self.interrupts = Interrupts()
         self.operations = Operations(vfs, self.interrupts, workers)
         before = _fuse_descriptors()
@@ -242,19 +240,20 @@ class Session:
         self._kernel_cache.start()
 
     async def serve(self) -> None:
-        """Answers requests until the mount is gone or this is cancelled."""
+        """Answers requests until the mount ends or this is cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.interrupts.watch)
             await pyfuse3.main(min_tasks=IDLE_WORKERS, max_tasks=MAX_REQUESTS)
             nursery.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Gives the session back; whoever still uses the mount gets ENOTCONN. Does not unmount."""
+        """Ends the session without unmounting; users of the mount get ENOTCONN."""
         self._kernel_cache.stop()
         pyfuse3.close(unmount=False)
 
     def _distrust_all(self) -> bool:
-        """Linux >= 6.16: one notification, which neither libfuse nor pyfuse3 knows."""
+        """Sends INC_EPOCH (Linux >= 6.16), which libfuse and pyfuse3 do not offer. Returns False
+        if the kernel has no such notification."""
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 return os.write(fd, INC_EPOCH) == len(INC_EPOCH)
@@ -262,7 +261,7 @@ class Session:
 
 
 def _fuse_descriptors() -> set[int]:
-    """This process's descriptors of /dev/fuse."""
+    """Returns this process's descriptors of /dev/fuse."""
     found: set[int] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The directory of the namespace that a mount shows as its root. Pure.
 
-The kernel's root is always nodeid 1, so that directory is shown as ino 1 whatever its ino is; the
-namespace's own root cannot be seen in a mount of a directory below it.
+The kernel's root is always nodeid 1, so the mount shows that directory as ino 1. A mount of a
+subdirectory never shows the namespace's root.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from cachefs.core.model import ROOT_INO, Inode
 
 
 class Root:
-    """`inode`: of the directory that is mounted."""
+    """Maps inos between the mount and the namespace. `inode`: the mounted directory."""
 
     def __init__(self, inode: Inode) -> None:
         self.ino = inode.ino
 
     def real(self, ino: int) -> int:
-        """The ino in the namespace of an ino as it is shown."""
+        """Returns the namespace's ino for an ino of the mount."""
         return self.ino if ino == ROOT_INO else ino
 
     def shown(self, inode: Inode) -> Inode:
-        """An inode of the namespace as the mount shows it."""
+        """Returns an inode of the namespace as the mount shows it."""
         if inode.ino != self.ino or self.ino == ROOT_INO:
             return inode
         return msgspec.structs.replace(inode, ino=ROOT_INO)
 
     def below(self, entries: Iterable[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """(parent, name) of the namespace as the mount knows them, without those above it."""
+        """Returns (parent, name) pairs of the namespace as the mount shows them, without those in
+        the namespace's root if that is not mounted."""
         if self.ino == ROOT_INO:
             return list(entries)
         return [

@@ -1,8 +1,8 @@
 """Runs the coroutines of requests without a trio task for each.
 
-A request that must wait for the node's server is a coroutine run by hand: whoever receives the
-answer runs it on, up to its reply. No task is scheduled and no cancel scope made for it. Such a
-coroutine may await only waits made by `Runs` (`new`, `in_task`); what needs trio goes through
+A request that must wait for the node's server is a coroutine. The task that receives the server's
+reply resumes the coroutine, which runs up to its own reply. It gets no task and no cancel scope,
+and may await only the waits made by `Runs` (`new`, `in_task`). Code that needs trio runs through
 `in_task`. Everything belongs to one trio loop.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RunWait:
-    """A wait of a run."""
+    """An awaitable on which a run is suspended."""
 
     __slots__ = ("_runs", "abandon", "run")
 
@@ -44,7 +44,7 @@ class RunWait:
 
 
 class Run:
-    """A coroutine, and what it waits for."""
+    """A coroutine and the wait on which it is suspended."""
 
     __slots__ = ("coroutine", "wait")
 
@@ -53,14 +53,14 @@ class Run:
         self.wait: RunWait | None = None
 
     def interrupt(self, error: BaseException) -> None:
-        """Ends its wait, in which `error` is raised."""
+        """Ends the wait by raising `error` in it."""
         assert self.wait is not None
         self.wait.abandon()
         self.wait.fail(error)
 
 
 class Runs(Waits):
-    """All runs of one session. `nursery` must be set before any of them waits `in_task`."""
+    """The runs of one session. The session sets `nursery` before a run calls `in_task`."""
 
     def __init__(self) -> None:
         self.running: Run | None = None
@@ -69,13 +69,13 @@ class Runs(Waits):
         self.failure: BaseException | None = None
 
     def new(self, abandon: Abandon) -> Wait:
-        """As `Waits.new`; of the run that is running, if one is."""
+        """Returns a wait of the running run, or of `Waits.new` when none is running."""
         if self.running is None:
             return super().new(abandon)
         return RunWait(self, self.running, abandon)
 
     async def in_task(self, work: Callable[[], Awaitable[T]]) -> T:
-        """As `Waits.in_task`; a run's work gets a task of its own."""
+        """Awaits `work()`, in a new task when a run calls it."""
         if self.running is None:
             return await work()
         assert self.nursery is not None
@@ -93,22 +93,22 @@ class Runs(Waits):
         return run
 
     def step(self, run: Run, proceed: Callable[[Any], Any], what: object) -> None:
-        """Runs it until it waits or ends. Never raises: what escapes from a run ends the
-        session."""
+        """Resumes a run until it waits or ends. An exception of a run ends the session instead of
+        being raised here."""
         before, self.running = self.running, run
         try:
             wait = proceed(what)
             assert self.take(run, wait), "a request awaits what is not for runs"
         except StopIteration:
             self.ended(run)
-        except BaseException as err:  # noqa: BLE001  whatever it is, the session's task raises it
+        except BaseException as err:  # noqa: BLE001  the session's task raises it
             self.ended(run)
             self._fail(err)
         finally:
             self.running = before
 
     def take(self, run: Run, wait: object) -> bool:
-        """Takes note of what a run waits for; False for what it must not wait for."""
+        """Records the wait of a run. Returns False for an object that a run must not await."""
         if not isinstance(wait, RunWait):
             return False
         run.wait = wait
@@ -119,7 +119,7 @@ class Runs(Waits):
         self.alive.discard(run)
 
     def close(self) -> None:
-        """Ends every run where it waits; no reply is made."""
+        """Ends every run where it waits, without a reply."""
         for run in list(self.alive):
             run.coroutine.close()
         self.alive.clear()

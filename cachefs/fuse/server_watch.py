@@ -1,9 +1,8 @@
-"""Watches a mount's server from its client: asks for a sign of life when nothing is heard, and ends
-a server that gives none, so that the connection finds, or starts, the next one.
+"""Watches a mount's server from its client: pings a silent server and kills one that does not
+answer, so that the connection finds or starts the next one.
 
-Each client of a server watches for itself, and ends no other process than the one that it is
-connected to, so that it does not matter which is the first. A worker that a service manager
-watches is not ended: the log says that it hangs.
+Each client watches its server independently and kills only the process that it is connected to, so
+their order does not matter. A worker under a service manager is not killed, only logged as hung.
 """
 
 from __future__ import annotations
@@ -32,48 +31,48 @@ class Act(enum.Enum):
 
 
 class Silence:
-    """When to ask a server for a sign of life, and when it hangs. Pure.
+    """Decides when to ping a server and when it counts as hung. Pure.
 
-    Counts time in which this process ran: a look that comes late counts as two, so that a machine
-    that was suspended, or a client that was stopped, takes no server for one that hangs."""
+    Counts only time in which this process ran: a late look counts as at most two intervals, so a
+    suspended machine or a stopped client does not make the server look hung."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
         self._looked_at = now
         self._heard = -1
         self._silent_s = 0.0
-        self._has_asked = False
+        self._has_pinged = False
 
     def look(self, heard: int, now: float) -> Act:
-        """`heard`: what has come from the server so far, as a number that grows."""
+        """Returns what to do. `heard`: a number that grows with each message of the server."""
         passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_S), now
         if heard != self._heard:
-            self._heard, self._silent_s, self._has_asked = heard, 0.0, False
+            self._heard, self._silent_s, self._has_pinged = heard, 0.0, False
             return Act.NONE
         self._silent_s += passed_s
-        if not self._has_asked and self._silent_s >= PING_S:
-            self._silent_s, self._has_asked = 0.0, True
+        if not self._has_pinged and self._silent_s >= PING_S:
+            self._silent_s, self._has_pinged = 0.0, True
             return Act.PING
-        if self._has_asked and self._silent_s >= self._limit_s:
-            self._silent_s, self._has_asked = 0.0, False  # and again, when it does not end
+        if self._has_pinged and self._silent_s >= self._limit_s:
+            self._silent_s, self._has_pinged = 0.0, False  # repeats if the server does not end
             return Act.END
         return Act.NONE
 
 
 class ServerWatch:
-    """See the module. `run` is the one task. `socket_path` tells where the server listens that is
-    used now; `limit_s` without an answer is a hang."""
+    """The watch of one connection. `run` is its only task. `socket_path` returns the path of the
+    current server's socket; a server that does not answer for `limit_s` counts as hung."""
 
     def __init__(self, conn: Connection, socket_path: Callable[[], str], limit_s: float) -> None:
         self._conn = conn
         self._socket_path = socket_path
         self._limit_s = limit_s
         self._epoch = 0  # of the connection that is watched
-        self._server: Watch | None = None  # where this client may end it
+        self._server: Watch | None = None  # None if this client must not end it
         self._silence: Silence  # of the connection that is watched
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches until cancelled."""
         try:
             while True:
                 await trio.sleep(LOOK_S)
@@ -82,20 +81,20 @@ class ServerWatch:
             self._forget()
 
     async def _look(self) -> None:
-        """Acts on the silence of the connection that there is. A question that no server was sent
-        counts for none: each connection has a silence of its own."""
+        """Acts on the silence of the current connection. Each connection has a separate silence: a
+        ping on one does not count for the next."""
         if not self._conn.is_connected:
             return
         if self._conn.epoch != self._epoch:
-            await self._meet()
+            await self._watch_new()
         match self._silence.look(self._conn.heard, trio.current_time()):
             case Act.PING:
                 self._conn.ping()
             case Act.END:
                 await self._end()
 
-    async def _meet(self) -> None:
-        """Remembers the process of a new connection, while it is sure which one that is."""
+    async def _watch_new(self) -> None:
+        """Finds the server process of a new connection, while its pid is certain."""
         self._forget()
         self._silence = Silence(self._limit_s, trio.current_time())
         self._epoch, pid = self._conn.epoch, self._conn.server_pid
@@ -105,7 +104,7 @@ class ServerWatch:
 
     async def _end(self) -> None:
         if not self._conn.is_connected or self._conn.epoch != self._epoch:
-            return  # it is being looked for
+            return  # a reconnect is in progress
         if self._server is None:
             return log.warning("the server has not answered for %g s", self._limit_s)
         log.warning(

@@ -1,10 +1,9 @@
 """The file system without FUSE: names, attributes, directories and files of one mounted source.
 
-A transport calls `X_nowait` and, on MUST_WAIT, `X`. Numbers at this boundary are nodeids
-(`cachefs.core.model`) and file handles. Everything raises the typed errors, which the transport
-translates to errno, or OSError when this process has no descriptor left. Cancelling a waiting call
-leaves shared work (a fill, a listing) running at the server and nothing behind here. All methods
-belong to one trio loop.
+A transport calls `X_nowait` and, on MUST_WAIT, `X`. Arguments are nodeids (`cachefs.core.model`)
+and file handles. Methods raise the typed errors, which the transport translates to errno, or
+OSError when this process has no descriptor left. Cancelling a waiting call leaves shared work (a
+fill, a listing) running at the server and no state here. All methods belong to one trio loop.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from cachefs.fuse.root import Root
 log = logging.getLogger(__name__)
 
 REPORT_USES_S: Final = 1.0
-# Attributes of an open file whose name is something else now: they never change again.
+# Attributes of an open file whose name now leads to another file: they never change again.
 OPEN_STALE_S: Final = 3600.0
 MAX_PAGES_PER_SEEK: Final = 1 << 16
-MAX_FORMER: Final = 4096  # inodes of open files whose number another file has
-MAX_NAMES_AHEAD: Final = 64  # directories waiting to be read ahead; more are left out
+MAX_FORMER: Final = 4096  # inodes of open files whose ino now belongs to another file
+MAX_NAMES_AHEAD: Final = 64  # directories queued for read-ahead; further ones are skipped
 _CHANGES: Final = os.O_ACCMODE | os.O_TRUNC | os.O_CREAT  # O_APPEND alone changes nothing
 _FILE: Final = Kind.FILE
 _decode_inode = msgspec.msgpack.Decoder(Inode).decode
@@ -67,10 +66,10 @@ Invalidated = Callable[[list[tuple[int, bytes]], bool], None]
 
 
 class Vfs:
-    """See the module. `clock` gives seconds; `waits` is how reads wait for a thread; `attach` finds
-    the directory that is mounted again, should another one take its place;
-    `on_invalidated(entries, everything)` is called for what the kernel must forget; with
-    `everything`, `entries` are the names known here."""
+    """The file system of one mount. `clock` returns seconds; `waits` lets reads wait for a thread;
+    `attach` is sent again when the mounted directory was replaced. The Vfs calls
+    `on_invalidated(entries, everything)` for entries that the kernel must drop; with
+    `everything`, `entries` are all names in the metadata cache."""
 
     def __init__(
         self,
@@ -90,15 +89,15 @@ class Vfs:
         self._node = Node(caller)
         self._cache = MetadataCache(max_inodes)
         self._files = Files(self._node, attached.namespace, waits or Waits())
-        self.give_back = self._files.lent.run  # closes what is lent and not read, until cancelled
+        self.give_back = self._files.lent.run  # closes idle segments, until cancelled
         self._directories = DirectoryTable()
         self._ahead = NamesAhead()
-        # Does the kernel keep a file's pages from one open to the next? Not once some may be wrong.
+        # True while the kernel may keep a file's pages between opens: no tier has lost bytes.
         self.keeps_pages = True
-        self.on_doubt: Callable[[int], None] = lambda _tier: None  # for what the kernel reads
-        self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # by the kernel itself
+        self.on_doubt: Callable[[int], None] = lambda _tier: None  # for the kernel's open nodes
+        self.is_open_elsewhere: Callable[[int], bool] = lambda _ino: False  # passthrough opens too
         self._former: Generations[int, Inode] = Generations(MAX_FORMER)
-        self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_meet`
+        self.on_given_again: Callable[[int], None] = lambda _ino: None  # see `_check_reused`
         self._to_read, self._reading = trio.open_memory_channel[int](MAX_NAMES_AHEAD)
         self._root = Root(attached.root)
         self._attach = attach
@@ -107,14 +106,14 @@ class Vfs:
     # ---- names and attributes ----
 
     def lookup_nowait(self, parent: int, name: bytes) -> m.Found | MustWait:
-        """The inode of a name (None: no such name) and for how long (s) that holds."""
+        """Returns the inode of a name (None: no such name) and for how long (s) it is valid."""
         if len(name) > MAX_NAME_BYTES:
             raise NameTooLong("a name has at most 255 bytes")
         known = self._cache.lookup(parent & MAX_INO, name, self._clock())
         return MUST_WAIT if known is None else m.Found(*known)
 
     async def lookup(self, parent: int, name: bytes) -> m.Found:
-        """As `lookup_nowait`, asking the server."""
+        """Returns the same as `lookup_nowait`, from the server."""
         directory = parent & MAX_INO
         asked_at = self._cache.noted.position
         found = await self._ask_about(
@@ -122,7 +121,7 @@ class Vfs:
         )
         valid_for_s = kernel_time(found.valid_for_s)
         if self._cache.noted.is_outdated(asked_at, directory, name):
-            valid_for_s = 0.0  # it changed while the answer was under way
+            valid_for_s = 0.0  # it changed while the reply was in flight
         now = self._clock()
         self._put_found(directory, name, found.inode, now + valid_for_s)
         if self._ahead.missed(directory, now, now + valid_for_s):
@@ -131,13 +130,13 @@ class Vfs:
         return m.Found(found.inode, valid_for_s)
 
     def getattr_nowait(self, nodeid: int) -> m.Found | MustWait:
-        """The inode (never None) and for how long (s) it is current."""
+        """Returns the inode (never None) and for how long (s) it is current."""
         known = self._cache.current(nodeid & MAX_INO, self._clock())
         return MUST_WAIT if known is None else m.Found(*known)
 
     async def getattr(self, nodeid: int) -> m.Found:
-        """As `getattr_nowait`, asking the server. Raises Stale when the ino was replaced or is
-        gone, except while it is open: an open file keeps its attributes."""
+        """Returns the same as `getattr_nowait`, from the server. Raises Stale when the ino was
+        replaced or removed and is not open: an open file keeps its attributes."""
         ino = nodeid & MAX_INO
         try:
             found = await self._ask_about(ino, lambda ino: m.GetAttr(self.namespace, ino), m.Found)
@@ -155,14 +154,13 @@ class Vfs:
         return m.Found(inode, valid_for_s)
 
     def getattr_former(self, nodeid: int) -> m.Found:
-        """The attributes of an open file whose ino is another's now. Raises Stale if not known."""
+        """Returns the attributes of an open file whose ino was reassigned, or raises Stale."""
         inode = self._former.get(nodeid & MAX_INO)
         if inode is None:
             raise Stale("the file is gone")
         return m.Found(inode, OPEN_STALE_S)
 
     def readlink_nowait(self, nodeid: int) -> bytes | MustWait:
-        """The target of a symbolic link."""
         inode = self._cache.inode(nodeid & MAX_INO)
         return MUST_WAIT if inode is None else inode.target
 
@@ -172,8 +170,8 @@ class Vfs:
         return found.inode.target
 
     def access(self, mask: int) -> None:
-        """With default permissions the kernel decides; without, everybody may who reaches the
-        mount. Raises ReadOnly for writing."""
+        """Raises ReadOnly for a mask that includes writing. Every other access is allowed: the
+        kernel checks permissions where the mount has `default_permissions`."""
         if mask & os.W_OK:
             self.refuse_write()
 
@@ -183,25 +181,24 @@ class Vfs:
 
     def refuse_writing(self, flags: int) -> None:
         """Raises ReadOnly for flags of an open that may change a file. The kernel's mount flag does
-        not suffice: `mount -o remount,rw` takes it away without asking the client."""
+        not suffice: `mount -o remount,rw` clears it without a request to the client."""
         if flags & _CHANGES:
             self.refuse_write()
 
     # ---- files ----
 
     def open_nowait(self, nodeid: int, flags: int, pid: int = 0) -> int | MustWait:
-        """A file handle. `pid` (0: unknown) is whose signals interrupt reads."""
+        """Returns a file handle. Signals to `pid` (0: unknown) interrupt reads."""
         handle = self.open_file_nowait(nodeid, flags, pid)
         return MUST_WAIT if handle is MUST_WAIT else self.keep(handle)
 
     async def open(self, nodeid: int, flags: int, pid: int = 0) -> int:
-        """As `open_nowait`, asking the server; a small file is whole then. Raises Stale when the
-        name must be looked up again."""
+        """Opens a file at the server and returns its handle; a small file is complete then. Raises
+        Stale when the name must be looked up again."""
         return self.keep(await self.open_file(nodeid, flags, pid))
 
     def open_file_nowait(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle | MustWait:
-        """An open file without a number yet: the transport keeps it, or drops it once it has made
-        use of its descriptor."""
+        """Returns an open file without a number, for which the transport calls `keep` or `drop`."""
         self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
@@ -211,8 +208,8 @@ class Vfs:
         return self._files.open_warm(inode, pid) or MUST_WAIT
 
     def open_published(self, nodeid: int, flags: int) -> tuple[int, int, int] | MustWait | None:
-        """(descriptor, size in bytes, tier) of a file that is complete here and is read without us:
-        the caller closes the descriptor. None: there is nothing to read; open it as a file."""
+        """Returns (descriptor, size in bytes, tier) of a published file, for passthrough; the
+        caller closes the descriptor. None: not a file, or empty; use `open_file_nowait`."""
         self.refuse_writing(flags)
         inode = self._cache.inode(nodeid & MAX_INO)
         if inode is None:
@@ -225,61 +222,62 @@ class Vfs:
         return opened[0], inode.size, opened[2]
 
     async def open_file(self, nodeid: int, flags: int, pid: int = 0) -> FileHandle:
-        """As `open_file_nowait`, asking the server. Raises as `open`."""
+        """Returns an open file without a number, opened at the server. Raises as `open`."""
         self.refuse_writing(flags)
         ino = nodeid & MAX_INO
         try:
             return await self._files.open(ino, await self._nonce(nodeid), pid)
         except Stale:
             if self._is_open(ino):
-                self._given_again(ino)
+                self._reassign(ino)
             self._cache.forget_inode(ino)
             raise
 
     async def _nonce(self, nodeid: int) -> int:
-        """Of the content that an open of this nodeid means; the server is asked where it is not
-        known here."""
+        """Returns the nonce of the content that an open of this nodeid means. Requests the
+        attributes from the server when the cache does not have them."""
         inode = self._cache.inode(nodeid & MAX_INO) or (await self.getattr(nodeid)).inode
         return inode.nonce if inode is not None else 0
 
     def keep(self, handle: FileHandle, fh: int = 0) -> int:
-        """The number of an open file from now on: `fh`, or one of our own."""
+        """Adds an open file to the table. Returns its number: `fh`, or a new one if `fh` is 0."""
         return self._files.table.add(handle, fh)
 
     def drop(self, handle: FileHandle) -> None:
-        """Closes an open file that was not kept."""
+        """Closes an open file that is not in the table."""
         self._files.drop(handle)
 
     def adopt(self, fh: int, nodeid: int, size: int, nonce: int = 0) -> None:
-        """Keeps a file that a predecessor had open under the number `fh`."""
+        """Adds a file that a predecessor had open under the number `fh`."""
         self._files.adopt(fh, nodeid & MAX_INO, size, nonce)
 
     def note_hit(self, size: int) -> None:
-        """A file of `size` bytes was handed to the kernel, which says nothing of what is read."""
+        """Counts `size` bytes as hits."""
         self._files.note_hit(size)
 
     def read_nowait(self, fh: int, offset: int, size: int) -> Bytes | MustWait:
-        """The bytes at `offset`, fewer than `size` only at the end; valid until the next await."""
+        """Returns the bytes at `offset`: fewer than `size` only at the end of the file. They are
+        valid until the next await."""
         return self._files.read_nowait(fh, offset, size)
 
     def in_memory(self, fh: int, offset: int, size: int) -> tuple[int, int, int] | None:
-        """(descriptor, position, bytes) where all that a read wants lies in memory, else None."""
+        """Returns (descriptor, position, bytes) if memory holds the whole range, else None."""
         return self._files.in_memory(fh, offset, size)
 
     async def make_readable(self, fh: int, offset: int, size: int) -> None:
-        """Asks the server for what of a read is not here."""
+        """Requests from the server the part of a range that this handle cannot read yet."""
         await self._files.make_readable(fh, offset, size)
 
     def answered(self, fh: int, end: int) -> None:
-        """Notes that the kernel was given what `in_memory` named, which ends at `end`."""
+        """Records that the kernel received the range of `in_memory`, which ends at `end`."""
         self._files.answered(fh, end)
 
     async def read(self, fh: int, offset: int, size: int) -> Bytes:
-        """As `read_nowait`, asking the server for what is not here."""
+        """Returns the bytes at `offset`; requests missing ones from the server."""
         return await self._files.read(fh, offset, size)
 
     def opener(self, fh: int) -> int:
-        """The pid that opened a file."""
+        """Returns the pid that opened a file."""
         return self._files.table.get(fh).pid
 
     def release(self, fh: int) -> None:
@@ -288,7 +286,7 @@ class Vfs:
     # ---- directories ----
 
     def opendir(self, nodeid: int, pid: int = 0, fh: int = 0) -> int:
-        """A directory handle: `fh`, or a number of our own. Raises NotADirectory."""
+        """Returns a directory handle: `fh`, or a new number if `fh` is 0. Raises NotADirectory."""
         ino = nodeid & MAX_INO
         inode = self._cache.inode(ino)
         if inode is not None and inode.kind is not Kind.DIRECTORY:
@@ -296,12 +294,12 @@ class Vfs:
         return self._directories.add(DirectoryHandle(ino, pid), fh)
 
     def knows_directory(self, fh: int) -> bool:
-        """Was this opened here? A predecessor's is opened again (its cookies go on being right)."""
+        """Returns whether this process opened `fh`; a predecessor's must be opened again."""
         return fh in self._directories
 
     def readdir_nowait(self, fh: int, cookie: int) -> Iterator[Entry] | MustWait:
-        """Entries after `cookie` (0: the start), none at the end. Not all of them: go on with the
-        cookie of the last one taken. Valid until the next await."""
+        """Returns entries after `cookie` (0: the start), none at the end. There may be more: the
+        caller continues with the cookie of the last entry. Valid until the next await."""
         handle = self._directories.get(fh)
         if cookie == 0:
             handle.rewind()
@@ -309,7 +307,7 @@ class Vfs:
         return MUST_WAIT if isinstance(place, GoTo) else self._entries(handle, cookie, place)
 
     async def readdir(self, fh: int, cookie: int) -> Iterator[Entry]:
-        """As `readdir_nowait`, asking the server for the page."""
+        """Returns the same as `readdir_nowait`, after fetching the page from the server."""
         handle = self._directories.get(fh)
         place = handle.position(cookie)
         for _ in range(MAX_PAGES_PER_SEEK):
@@ -320,7 +318,7 @@ class Vfs:
         raise CacheFSError("a directory without an end")
 
     def directory_opener(self, fh: int) -> int:
-        """The pid that opened a directory."""
+        """Returns the pid that opened a directory."""
         return self._directories.get(fh).pid
 
     def releasedir(self, fh: int) -> None:
@@ -339,7 +337,7 @@ class Vfs:
         record = bytes(entry.inode)
         inode = _decode_inode(record)
         if not self._cache.noted.is_outdated(asked_at, parent, entry.name):
-            self._meet(inode)
+            self._check_reused(inode)
             self._cache.put_name(parent, entry.name, inode.ino, expires_at)
             self._cache.put_inode(inode.ino, record, expires_at)
             if inode.kind is Kind.DIRECTORY:
@@ -350,7 +348,7 @@ class Vfs:
         page = handle.page
         assert page is not None
         if place >= len(page.rows):
-            handle.page = None  # read to the end: what stays open for long holds no names
+            handle.page = None  # read to the end: a handle that stays open holds no names
         return self._emit(handle.ino, page, cookie >> HASH_BITS, place)
 
     def _emit(self, ino: int, page: Page, ordinal: int, place: int) -> Iterator[Entry]:
@@ -369,14 +367,14 @@ class Vfs:
             Entry(b"..", Inode(parent, Kind.DIRECTORY), 0.0, cookie_of(2, b"..")),
         ]
 
-    # ---- what the server says by itself ----
+    # ---- events of the server ----
 
     def in_service(self, tier: int) -> bool:
-        """Does the disk of that tier answer? Of `ANY_TIER`: do all of them?"""
+        """Returns whether the disk of that tier responds; for `ANY_TIER`, whether all do."""
         return self._files.in_service(tier)
 
     def on_event(self, event: m.Message) -> None:
-        """Takes an Invalidate or a TierState; others are not for the file system."""
+        """Handles an Invalidate or a TierState; ignores other events."""
         if isinstance(event, m.TierState):
             self._files.tier_changed(event.tier, in_service=event.in_service)
             if event.doubtful:
@@ -393,26 +391,26 @@ class Vfs:
         self.on_invalidated(entries, False)
 
     def _doubt(self, tier: int) -> None:
-        """What was read from a tier may have been wrong."""
+        """Distrusts all pages read from a tier, and all open files that read from it."""
         self.keeps_pages = False
         self._files.doubt(tier)
         self.on_doubt(tier)
 
     def on_reconnected(self, attached: m.Attached) -> None:
-        """In a new session, after events may have been missed."""
+        """Drops the state of the previous session: this client may have missed events."""
         self._files.trust_all_tiers()
         self._adopt_root(attached)
 
     def _adopt_root(self, attached: m.Attached) -> None:
-        """The directory that is mounted: another one where its source was put there anew."""
+        """Uses another mounted directory, after its source was mounted again; invalidates all."""
         self._root = Root(attached.root)
         if attached.namespace != self.namespace:
-            log.error("the server lost this source's namespace: open files end, mount again")
+            log.error("the server lost this source's namespace: open files fail, mount again")
             self.namespace = self._files.namespace = attached.namespace
         self.invalidate_everything()
 
     def invalidate_everything(self) -> None:
-        """What is known is distrusted, here and in the kernel."""
+        """Invalidates all names and attributes, here and in the kernel."""
         names = self._cache.names()
         self._cache.invalidate_everything()
         self.on_invalidated(names, True)
@@ -420,8 +418,7 @@ class Vfs:
     async def _ask_about(
         self, ino: int, question: Callable[[int], m.Message], expected: type[Reply]
     ) -> Reply:
-        """Asks about an ino as it is shown; about the mount's root once more where that is another
-        directory by now."""
+        """Sends a request about an ino of the mount; repeats it if the mounted root has moved."""
         try:
             return await self._node.ask(question(self._root.real(ino)), expected)
         except Stale:
@@ -430,28 +427,28 @@ class Vfs:
         return await self._node.ask(question(self._root.real(ino)), expected)
 
     async def _root_moved(self) -> bool:
-        """The source at the mounted path was taken away: is there another one now?"""
+        """Returns whether another source replaced the one at the mounted path."""
         if self._attach is None:
             return False
         try:
             attached = await self._node.ask(self._attach, m.Attached)
         except CacheFSError as err:
-            log.info("the mounted directory is gone: %s", err.one_line())
+            log.info("the mounted directory cannot be attached again: %s", err.one_line())
             return False
         if (attached.namespace, attached.root.ino) == (self.namespace, self._root.ino):
             return False
-        log.info("the mounted directory is another one now")
+        log.info("the mounted directory was replaced by another one")
         self._adopt_root(attached)
         return True
 
     async def report_uses(self) -> None:
-        """Reports warm opens every second, until cancelled."""
+        """Reports warm opens to the server every second, until cancelled."""
         while True:
             await trio.sleep(REPORT_USES_S)
             self._files.report_uses()
 
     async def read_names_ahead(self) -> None:
-        """Reads directories whose names are asked for one by one, until cancelled."""
+        """Lists directories whose names are looked up one by one, until cancelled."""
         async for ino in self._reading:
             try:
                 mark = FIRST
@@ -460,7 +457,7 @@ class Vfs:
                     if not page.next:
                         break
                     mark = Mark(page.end, page.next)
-            except CacheFSError as err:  # who asks for a name hears of it
+            except CacheFSError as err:  # a lookup of a name raises it
                 log.debug("names of inode %d were not read ahead: %s", ino, err.one_line())
 
     def close(self) -> None:
@@ -468,18 +465,20 @@ class Vfs:
         self._files.close()
 
     # ---- the cache ----
-    def _meet(self, inode: Inode) -> None:
-        """Notes an ino that was another file's: the server's store is an earlier one. A directory
-        keeps its nodeid, with another generation."""
+    def _check_reused(self, inode: Inode) -> None:
+        """Detects an ino that now belongs to another file, after the server's metadata store was
+        rolled back. A directory keeps its nodeid, with another generation."""
         known = self._cache.inode(inode.ino) or self._files.take_adopted(inode)
         if known is not None and known.nonce != inode.nonce and inode.ino != ROOT_INO:
             if not self._former:
-                log.warning("inode %d is another file now: the store was set back", inode.ino)
+                log.warning(
+                    "inode %d is another file now: the metadata store was rolled back", inode.ino
+                )
             if inode.kind is _FILE:
-                self._given_again(inode.ino)
+                self._reassign(inode.ino)
 
-    def _given_again(self, ino: int) -> None:
-        """Whatever the ino names from now on gets another nodeid; what is open stays as it is."""
+    def _reassign(self, ino: int) -> None:
+        """Moves the ino to a new nodeid. Open files keep theirs."""
         if (former := self._cache.inode(ino)) is not None:
             self._former.put(ino, former)
         self.on_given_again(ino)
@@ -488,7 +487,7 @@ class Vfs:
         return self._files.table.is_open(ino) or self.is_open_elsewhere(ino)
 
     def _put(self, inode: Inode, expires_at: float) -> None:
-        self._meet(inode)
+        self._check_reused(inode)
         self._cache.put_inode(inode.ino, encode_inode(inode), expires_at)
 
     def _put_found(self, parent: int, name: bytes, inode: Inode | None, expires_at: float) -> None:

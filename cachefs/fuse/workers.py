@@ -1,9 +1,9 @@
-"""Runs pyfuse3's workers without a trio task for each: what it takes from trio, made cheap.
+"""Runs pyfuse3's workers without a trio task for each.
 
-A worker of pyfuse3 is a coroutine that reads a request, awaits its handler, replies and starts
-again. Here they are runs (`cachefs.fuse.runs`): one loop gives requests to idle workers. pyfuse3
-looks up `trio` in its own module (its asyncio mode replaces that name, too), so `TrioForPyfuse3`
-can stand there.
+A worker of pyfuse3 is a coroutine that reads a request, awaits its handler, replies and repeats.
+Here each is a run (`cachefs.fuse.runs`): one loop gives requests to idle workers. pyfuse3 looks up
+`trio` in its own module (its asyncio mode also replaces that name), so `TrioForPyfuse3` replaces
+it there.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import trio
 
 from cachefs.fuse.runs import Run, Runs
 
-REQUESTS_PER_ROUND: Final = 16  # answered in a row; then other tasks get their turn
-LOOKS: Final = 80  # for the next request, about 40 us: less than to sleep and to be woken costs
+REQUESTS_PER_ROUND: Final = 16  # answered in a row before other tasks run
+LOOKS: Final = 80  # polls for the next request, about 40 us: cheaper than a sleep and a wake-up
 MAX_CREDIT: Final = 8
 REFUSALS_PER_TRIAL: Final = 100
 
 
 class Patience:
-    """How long to look for the next request: while looking pays, which on a machine with more to do
-    than cores it does not. Tries again every now and then. Pure."""
+    """Decides whether to spin for the next request. Spinning stops while it finds nothing, as on an
+    overloaded machine, and is tried again after `REFUSALS_PER_TRIAL` misses. Pure."""
 
     def __init__(self) -> None:
         self._credit = MAX_CREDIT
@@ -35,7 +35,7 @@ class Patience:
         return LOOKS if self._credit else 1
 
     def learn(self, found: bool) -> None:
-        """What came of the last looks."""
+        """Records whether the last polls found a request."""
         if found:
             self._credit = min(self._credit + 1, MAX_CREDIT)
         elif self._credit:
@@ -47,7 +47,7 @@ class Patience:
 
 
 class NextRequest:
-    """What a worker awaits when it is idle."""
+    """The awaitable of an idle worker."""
 
     def __await__(self) -> Generator[NextRequest, None, None]:
         yield self
@@ -57,8 +57,7 @@ NEXT_REQUEST: Final = NextRequest()
 
 
 class Workers(Runs):
-    """All workers of one session, each a run of pyfuse3's session loop. A worker is idle, waiting,
-    or the running one."""
+    """The workers of one session: runs of pyfuse3's loop, each idle, waiting or running."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Workers(Runs):
         self._some_idle = trio.Event()
         self._fd = -1
         self._poll: select.poll | None = None
-        self._patience = Patience()
+        self._spin = Patience()
 
     def take(self, run: Run, wait: object) -> bool:
         if wait is not NEXT_REQUEST:
@@ -78,7 +77,7 @@ class Workers(Runs):
 
     def ended(self, run: Run) -> None:
         super().ended(run)
-        self._some_idle.set()  # or nobody is left
+        self._some_idle.set()  # `_serve` also waits for the last worker to end
 
     def start_soon(
         self,
@@ -86,13 +85,13 @@ class Workers(Runs):
         *arguments: Any,
         name: str | None = None,
     ) -> None:
-        """Another worker, as of a nursery; it is idle, or ended, when this returns."""
+        """Starts a worker, as a nursery does. It is idle, waiting or ended when this returns."""
         self.start(worker(*arguments))
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Workers]:
-        """Serves at its end, until every worker has ended. Cancellation closes them; their callers
-        get no reply."""
+        """Yields itself as the nursery; on exit serves until every worker has ended. Cancellation
+        closes the workers; their callers get no reply."""
         try:
             async with trio.open_nursery() as self.nursery:
                 yield self
@@ -117,7 +116,7 @@ class Workers(Runs):
                 self._answer()
 
     def _answer(self) -> None:
-        """Answers what is there, `REQUESTS_PER_ROUND` requests at most."""
+        """Answers the pending requests, up to `REQUESTS_PER_ROUND`."""
         for _ in range(REQUESTS_PER_ROUND):
             worker = self._idle.pop()
             self.step(worker, worker.coroutine.send, None)
@@ -125,14 +124,14 @@ class Workers(Runs):
                 return
 
     def _is_readable(self, answered: bool) -> bool:
-        """After an answer it looks for the next request for a moment: a caller that reads on is
-        back within microseconds."""
+        """Returns whether a request is pending. After an answer this spins: a caller that reads on
+        sends its next request within microseconds."""
         assert self._poll is not None
         look = self._poll.poll
         if not answered:
             return bool(look(0))
-        found = any(look(0) for _ in range(self._patience.looks()))
-        self._patience.learn(found)
+        found = any(look(0) for _ in range(self._spin.looks()))
+        self._spin.learn(found)
         return found
 
     def _take_idle(self) -> list[Run]:
@@ -140,7 +139,7 @@ class Workers(Runs):
         return idle
 
     def next_request(self, fd: int) -> NextRequest:
-        """Stands for `trio.lowlevel.wait_readable`."""
+        """Replaces `trio.lowlevel.wait_readable`."""
         if fd != self._fd:
             self._fd = fd
             self._poll = select.poll()
@@ -149,7 +148,7 @@ class Workers(Runs):
 
 
 class _OneReader:
-    """Stands for the lock that pyfuse3's workers pass on: only one is given a request."""
+    """Replaces the lock of pyfuse3's workers: the loop gives a request to one worker only."""
 
     async def __aenter__(self) -> None:
         pass
@@ -159,7 +158,7 @@ class _OneReader:
 
 
 class _Lowlevel:
-    """Stands for `trio.lowlevel`."""
+    """Replaces `trio.lowlevel`."""
 
     def __init__(self, workers: Workers) -> None:
         self.wait_readable = workers.next_request
@@ -169,7 +168,7 @@ class _Lowlevel:
 
 
 class TrioForPyfuse3:
-    """Stands for the module `trio`: exactly what pyfuse3's session uses of it."""
+    """Replaces the module `trio`: has exactly the names that pyfuse3's session uses."""
 
     ClosedResourceError = trio.ClosedResourceError
     Lock = _OneReader

@@ -1,1 +1,1 @@
-"""Starts servers and clients as processes; the only place that knows master and worker."""
+"""Starts servers and clients as processes. The only package that imports master and worker."""

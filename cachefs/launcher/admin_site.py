@@ -1,6 +1,6 @@
 """The admin API of an embedded server, on a unix socket (`cachefs mount --admin-socket PATH`): the
-same app as a master's, over the masters and the worker of this process. aiohttp is imported only
-where it is asked for.
+same app as a master's, over the masters and the worker of this process. Imports aiohttp only when
+the option is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_HERE: Final = (c.AddUfs, c.RemoveUfs, c.Register, c.Heartbeat, c.Leave, c.W
 
 
 class Admin:
-    """Gives the app its backends: one for each source that is mounted, the first one first."""
+    """The backends of the app: one for each mounted source, in the order of their mounts."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Admin:
 
 
 class _Namespace:
-    """One source's calls, answered as a master of a cluster answers them."""
+    """The calls of one source, answered as by a cluster's master."""
 
     def __init__(self, master: Master, worker: Cache, status: Callable[[], dict[str, Any]]) -> None:
         from master.server.admin.at import Backend
@@ -76,7 +76,7 @@ class _Namespace:
         workers = Solo(lambda: _row(worker))
         self._status = status
         self._calls = Calls(master, workers, _no_source)
-        master.load_jobs.follow(lambda: None)  # its tasks are the worker's, whatever it owns
+        master.load_jobs.follow(lambda: None)  # the one worker gets all tasks
         self.backend = Backend(master.namespace, self._ask, workers, _Local(worker))
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class _Namespace:
 
     async def _ask(self, call: c.Call, caller: Caller) -> m.Message:
         if isinstance(call, _NOT_HERE):
-            raise Unsupported("this server has what is mounted", remedy="use `cachefs mount`")
+            raise Unsupported("this server has only mounted sources", remedy="use `cachefs mount`")
         if isinstance(call, c.MasterStatus):
             return c.MasterStatusReply(self._status())
         answer = self._calls.answer_nowait(call, caller)
@@ -98,7 +98,7 @@ class _Namespace:
 
 
 class _Local:
-    """The worker of this process, asked as a master asks its workers."""
+    """Calls to the worker of this process, in the form of a master's calls to its workers."""
 
     def __init__(self, worker: Cache) -> None:
         self._worker = worker
@@ -115,7 +115,7 @@ class _Local:
 
 
 def _no_source(source: UfsSpec) -> Connector:
-    raise Unsupported("this server has what is mounted", remedy="use `cachefs mount`")
+    raise Unsupported("this server has only mounted sources", remedy="use `cachefs mount`")
 
 
 def _row(worker: Cache) -> c.WorkerRow:
@@ -144,8 +144,8 @@ def _row(worker: Cache) -> c.WorkerRow:
 
 @contextlib.asynccontextmanager
 async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None]:
-    """Answers at a socket of mode 0600 until the block ends. "": there is none. Raises BadConfig
-    (no socket can be there, a missing extra) and InUse (another process answers there)."""
+    """Answers at a socket of mode 0600 until the block ends; does nothing for "". Raises BadConfig
+    (the socket cannot be created, a missing extra), InUse (another process answers there)."""
     if not path:
         yield
         return
@@ -181,8 +181,8 @@ async def admin_site(path: str, make: Callable[[], Admin]) -> AsyncIterator[None
 
 
 def _listen(path: str) -> socket.socket:
-    """Nobody can connect before the mode is right: it does not listen yet. Blocks."""
-    _make_way(path)
+    """Returns a bound socket of mode 0600, on which `start` then listens, not before. Blocks."""
+    _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(path)
@@ -196,8 +196,8 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _make_way(path: str) -> None:
-    """Removes what a server that died left there."""
+def _remove_stale(path: str) -> None:
+    """Removes the stale socket of a dead server. Raises BadConfig, InUse."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise BadConfig("--admin-socket: a file is there", path=path)

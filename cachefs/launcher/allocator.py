@@ -1,8 +1,8 @@
-"""How a server's memory allocator treats the buffers through which bodies come.
+"""The memory allocator settings of a server, for its transfer buffers.
 
-As glibc has it, a buffer of a megabyte is given back to the kernel as soon as it is free, and the
-next one is made of fresh pages, each with a fault and zeroed. There are also up to eight arenas per
-CPU, and each keeps some of what it got. Two arenas that keep some free megabytes cost less.
+By default glibc returns a freed buffer of a megabyte to the kernel at once, so the next one takes a
+page fault and zeroing per page. It also uses up to eight arenas per CPU, each of which retains
+memory. Two arenas that retain some free megabytes cost less.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ARENA_MAX: Final = -8
 
 ARENAS: Final = 2
 KEPT_BYTES: Final = 32 << 20  # of each arena, when free
-MAPPED_BYTES: Final = 4 << 20  # a buffer of so much is the kernel's again when it is free
+MAPPED_BYTES: Final = 4 << 20  # buffers from this size are returned to the kernel when freed
 
 
 def settle() -> bool:
-    """Before a server starts threads. False where the C library does not know how."""
+    """Applies the settings, before a server starts threads. Returns False if unsupported."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -1,8 +1,7 @@
-"""Starts masters and nodes' workers as processes of their own, and finds the worker of a cluster
-that runs on this machine.
+"""Starts masters and workers as separate processes, and finds a cluster's worker on this machine.
 
-A mount uses a worker that is there for others too (`cachefs worker`) rather than one that a mount
-started; it starts one (of weight 0, which ends with the last mount) where none is.
+A mount prefers a worker that stays without mounts (`cachefs worker`) to one that a mount started.
+If there is neither, it starts one, which has weight 0 and ends with the last mount.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ MASTER_MODULE: Final = "cachefs.launcher.masterd"
 NODE_MODULE: Final = "cachefs.launcher.node"
 CLUSTER_MODULES: Final = ("aiohttp", "prometheus_client")  # of the extra "cluster"
 MOUNTS_NODE: Final = "mounts"  # the worker that mounts start
-RETURN_S: Final = 4.0  # for a worker that is being started again by whoever watches it
+RETURN_S: Final = 4.0  # for a worker that its service manager restarts
 _POLL_S: Final = 0.1
 
 
 def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[str] = ()) -> Started:
-    """Start a master, and wait until it answers. `err_log`: None = our standard error. Raises the
-    typed error of a start that failed; the process has ended then."""
+    """Starts a master and waits until it answers. `err_log`: None = our standard error. Raises the
+    typed error of a failed start; the process has ended then."""
     check_extra()
     document = msgspec.msgpack.encode(spec)
     return start_child(
@@ -60,8 +59,8 @@ def start_master(spec: MasterSpec, err_log: Path | None, *, command: Sequence[st
 def start_worker(
     spec: WorkerSpec, *, background: bool, reap: bool = False, command: Sequence[str] = ()
 ) -> Started:
-    """Start a node's worker, and wait until it is a member; it holds the locks `spec.launch_fds`
-    until then. Raises as `start_master`."""
+    """Starts a worker and waits until it is a member; it holds the locks `spec.launch_fds` until
+    then. Raises as `start_master`."""
     check_extra()
     directory = node_dir(spec)
     err_log = state.private_dir(directory / state.LOG_NAME) / "server.err" if background else None
@@ -76,7 +75,7 @@ def start_worker(
 
 
 def check_extra() -> None:
-    """Raises Unsupported where this installation cannot be part of a cluster."""
+    """Raises Unsupported if this installation lacks the packages of a cluster."""
     missing = [name for name in CLUSTER_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise Unsupported(
@@ -86,17 +85,17 @@ def check_extra() -> None:
 
 
 def node_dir(spec: WorkerSpec) -> Path:
-    """The directory of a worker: its socket, its pointer, its log."""
+    """Returns the directory of a worker: its socket, its pointer, its log."""
     return StateHome(spec.home).node_dir(address_of(spec.master), spec.name)
 
 
 def ensure_node(
     spec: WorkerSpec, used: str = "", *, command: Sequence[str] = (), hang_limit_s: float = 0.0
 ) -> Server:
-    """A worker of the cluster that answers on this machine: the one at the socket `used`, any
-    other, or a new one as `spec` says; the worker of mounts is killed when it does not answer for
-    `hang_limit_s` (0: never). Raises the typed error of a start that failed, Unreachable when
-    the worker of mounts hangs."""
+    """Returns a worker of the cluster that answers on this machine: the one at the socket `used`,
+    any other, or a new one from `spec`. Kills the worker that mounts started when it does not
+    answer for `hang_limit_s` (0: never). Raises the typed error of a failed start, Unreachable when
+    that worker hangs."""
     home, address = StateHome(spec.home), address_of(spec.master)
     if used and Path(used).parent.name != spec.name:
         _wait_for_return(Path(used).parent)
@@ -116,8 +115,7 @@ def ensure_node(
 
 
 def _wait_for_return(directory: Path) -> None:
-    """Gives a worker that ended, well or not, and that somebody starts again, its time: else a
-    restart would leave a mount with a second cache."""
+    """Waits up to `RETURN_S` for the restart of a worker, so that its mounts keep their cache."""
     deadline = time.monotonic() + RETURN_S
     while time.monotonic() < deadline:
         pointer = read_pointer(directory)
@@ -127,8 +125,8 @@ def _wait_for_return(directory: Path) -> None:
 
 
 def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
-    """The best of the workers of a cluster that answer on this machine: the one in use, then those
-    that stay, those with few mounts first."""
+    """Returns the best worker of a cluster that answers on this machine: the one in use, then those
+    that stay without mounts, then those with the fewest mounts. None if none answers."""
     found = [pointer for path in home.node_dirs(address) if (pointer := read_pointer(path))]
     mounts = collections.Counter(record.socket for record in home.mount_records())
     for pointer in sorted(found, key=lambda p: (p.socket != used, not p.stays, mounts[p.socket])):
@@ -138,8 +136,8 @@ def find_node(home: StateHome, address: str, used: str = "") -> Pointer | None:
 
 
 def tier_of(directory: str | Path, asked_bytes: int, *, trust: bool = False) -> str:
-    """A directory as a tier, of the size asked for or (0) the default one. `trust`: as of
-    `check_own`. Raises AccessDenied, NoSpace."""
+    """Returns the tier specification of a directory, of `asked_bytes` or (0) the default size.
+    `trust`: see `check_own`. Raises AccessDenied, NoSpace."""
     path = usable_cache_dir(directory, trust=trust)
     return f"{_kind(path)}:{path}:{cache_size(path, asked_bytes)}"
 

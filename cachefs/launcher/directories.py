@@ -1,11 +1,10 @@
-"""Whether nobody but their owner and root can change or replace the directories of a cache and of a
+"""Checks that only their owner and root can change or replace the directories of a cache and of a
 namespace.
 
-The bytes of a tier are served without the origin's consent: whoever may write its directory, or put
-another one in its place, decides what readers get. The rule is that of sshd's StrictModes: a
-directory belongs to this user, all directories above it to this user or root, and no others may
-write them. Above the directory itself a sticky one (/tmp, /dev/shm) is as good: nobody may rename
-in it what is ours.
+The bytes of a tier are served without a check at the origin: a user who can write its directory, or
+replace it, decides what readers get. The rule is that of sshd's StrictModes: a directory belongs to
+this user, all directories above it to this user or root, and no others may write to them. A sticky
+directory (/tmp, /dev/shm) above it is accepted: other users cannot rename our files in it.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ _REMEDY: Final = "give a directory that you alone may write, below ones that oth
 
 
 def check_own(path: str | Path, *, trust: bool = False) -> None:
-    """Raises AccessDenied where users other than this one and root can change or replace the
-    directory, which need not be there yet. Links are followed. A directory of this user that others
-    may write is closed to them (0700), as the root of a new tmpfs is; it is refused if they have
-    put something in it. `trust`: logs a warning instead."""
+    """Raises AccessDenied if users other than this one and root can change or replace the
+    directory, which need not exist yet. Follows links. Closes a directory of this user that others
+    can write (0700), such as the root of a new tmpfs, but refuses it if it has files of others.
+    `trust`: logs a warning instead."""
     try:
         for one in _followed(Path(os.path.abspath(path))):
             _check_one(one)
     except AccessDenied as err:
         if not trust:
             raise
-        log.warning("%s: %s; it is used all the same", err.path, err.cause)
+        log.warning("%s: %s; using it because directories are trusted", err.path, err.cause)
 
 
 def _followed(path: Path) -> list[Path]:
-    """Returns the path, the paths that it stands for after each link in it, and its real path."""
+    """Returns the path, the paths after resolving each link in it, and its real path."""
     found, real = [path], Path(os.path.realpath(path))
     for _ in range(MOST_LINKS):
         link = next((one for one in (*reversed(path.parents), path) if os.path.islink(one)), None)
@@ -58,7 +57,7 @@ def _check_one(path: Path) -> None:
         try:
             info = directory.stat()
         except FileNotFoundError:
-            continue  # it will be made, and be ours
+            continue  # this process will create it
         except OSError as err:
             raise AccessDenied(f"{err.strerror}", path=str(directory), remedy=_REMEDY) from err
         is_leaf = directory == path
@@ -77,7 +76,7 @@ def _check_one(path: Path) -> None:
 
 
 def _closed(directory: Path, info: os.stat_result) -> str:
-    """Closes a directory of this user to all others. Returns what they have put in it, or ""."""
+    """Closes a directory of this user to others. Returns the fault if it has files of theirs."""
     if not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return ""
     os.chmod(directory, 0o700)
@@ -88,7 +87,7 @@ def _closed(directory: Path, info: os.stat_result) -> str:
 
 
 def _fault(info: os.stat_result, *, is_leaf: bool) -> str:
-    """What lets others write a directory; "" where nothing does."""
+    """Returns why others can write a directory, "" if they cannot."""
     if info.st_uid not in (os.geteuid(), 0) or (is_leaf and info.st_uid != os.geteuid()):
         return f"belongs to user {info.st_uid}"
     if info.st_mode & stat.S_ISVTX and not is_leaf:
@@ -101,7 +100,7 @@ def _fault(info: os.stat_result, *, is_leaf: bool) -> str:
 
 
 def _is_of_one(gid: int) -> bool:
-    """Tells whether a group is that of this user alone, as many systems make one for each user."""
+    """Returns whether a group has this user only, as many systems create one for each user."""
     try:
         name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

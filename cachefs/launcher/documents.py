@@ -1,7 +1,7 @@
-"""What a started process is told on its standard input.
+"""The document that a started process reads from its standard input.
 
-The document lies in memory before the process is started: a starter that is killed at any moment
-leaves a child that knows all of it, or no child.
+The document is in a memfd before the process starts: a starter that is killed at any moment leaves
+a child with the whole document, or no child.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def standard_input(document: bytes) -> Iterator[int]:
-    """A descriptor to start a process with. Raises OSError."""
+    """Yields a descriptor for the standard input of a new process. Raises OSError."""
     fd = os.memfd_create("cachefs-document", os.MFD_CLOEXEC)
     try:
         rest = memoryview(document)

@@ -1,7 +1,8 @@
 """The embedded server: master and worker of one node in one process, on a unix socket only.
 
-`python -I -m cachefs.launcher.embedded` with a `ServerSpec` on standard input. Says `Started` on
-standard output once it can be used, and ends when the last mount is gone, on SIGTERM or on Detach.
+`python -I -m cachefs.launcher.embedded` with a `ServerSpec` on standard input. Writes `Started` to
+standard output when it is ready or cannot start. Ends after the last mount, on a Detach request and
+on a stop signal (SIGTERM, SIGINT, SIGHUP).
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ from worker.tier.config import WorkerConfig
 
 log = logging.getLogger("cachefs.server")
 
-LOCK_WAIT_S = 10.0  # for a predecessor that is on its way out
+LOCK_WAIT_S = 10.0  # for a predecessor that is ending
 DRAIN_S = 10.0
-WORKER = "local"  # as a master here knows the one worker
+WORKER = "local"  # id of the only worker
 
 
 class Source:
-    """One attached source: its master, its connector, the lock on its state directory."""
+    """An attached source: its master, its connector, the lock on its state directory."""
 
     def __init__(self, spec: UfsSpec, directory: Path, deadline_s: float) -> None:
         self.spec = spec
@@ -68,8 +69,8 @@ class Source:
         self._loader: Loader | None = None
 
     async def open(self, sync_interval_s: float) -> None:
-        """Takes the state directory and opens the namespace. Raises InUse, or why a source that was
-        never mounted before cannot be read; nothing stays open then."""
+        """Locks the state directory and opens the namespace. Raises InUse, or the error of a source
+        that was never mounted before and cannot be read; nothing stays open then."""
         self.sync_interval_s = sync_interval_s
         try:
             self.lock_fd = await _lock(self.directory / "server.lock")
@@ -81,8 +82,8 @@ class Source:
                 sync_interval_s,
             )
             self.master.limit_waits(self._deadline_s)
-            self.master.on_policies = self._say_pins
-            self._say_pins()
+            self.master.on_policies = self._write_pins
+            self._write_pins()
             try:
                 self.warning = await self.master.check_source()
                 self.master.start_probes()
@@ -90,12 +91,12 @@ class Source:
                 await self.master.close()
                 raise
         except BaseException:
-            self._give_back()
+            self._release()
             raise
 
-    def _say_pins(self) -> None:
-        """A server over the same cache in which this source is not mounted evicts nothing of it
-        while it has pins. Raises NoSpace."""
+    def _write_pins(self) -> None:
+        """Writes or removes the `pinned` file. While it exists, a server over the same cache that
+        has not mounted this source evicts nothing of it. Raises NoSpace."""
         path = self.directory / PINNED_NAME
         try:
             if not self.master.has_pins:
@@ -106,26 +107,26 @@ class Source:
             raise NoSpace(f"cannot be written: {err.strerror}", path=str(path)) from err
 
     def start_loading(self, cache: CacheLoading) -> None:
-        """The worker asks this source's master for load tasks from now on. Idempotent."""
+        """Starts requesting load tasks from this source's master. Idempotent."""
         if self._loader is None:
             self._loader = Loader(cache, self.master.work, WORKER)
             self._loader.start()
 
     def loading(self) -> dict[str, int]:
-        """What its loads did, in figures."""
+        """Returns the counters of its loads."""
         return self._loader.status() if self._loader is not None else {}
 
     async def stop_loading(self) -> None:
-        """Idempotent."""
+        """Stops requesting load tasks. Idempotent."""
         if self._loader is not None:
             await self._loader.close()
 
     async def close(self) -> None:
         await self.stop_loading()
         await self.master.close()
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self.connector.close()
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
@@ -142,7 +143,7 @@ class Source:
 
 
 class EmbeddedSources:
-    """All sources of this server (`worker.server.server.Sources`)."""
+    """The sources of this server (`worker.server.server.Sources`)."""
 
     def __init__(
         self, home: StateHome, deadline_s: float, pointer: Pointer, cache_dir: str
@@ -156,19 +157,19 @@ class EmbeddedSources:
         self._cache: CacheLoading | None = None
 
     def start_loading(self, cache: CacheLoading) -> None:
-        """What load jobs of these sources select goes there, those opened later included."""
+        """Loads the files of load jobs into `cache`, for present and later sources."""
         self._cache = cache
         for source in self._open.values():
             source.start_loading(cache)
 
     async def stop_loading(self) -> None:
-        """Before the cache is closed."""
+        """Stops loading on every source. Called before the cache is closed."""
         self._cache = None
         for source in self._open.values():
             await source.stop_loading()
 
     async def attach(self, body: m.Attach) -> m.Attached:
-        """Idempotent; two attaches of one new source share one attempt."""
+        """Opens the source if needed. Two concurrent attaches of a source share one attempt."""
         source = await self.open(body.source, body.sync_interval_s)
         found = await source.master.getattr(ROOT_INO)
         assert found.inode is not None
@@ -187,7 +188,7 @@ class EmbeddedSources:
         return await asyncio.shield(task)
 
     def _opened(self, key: str, task: asyncio.Task[Source]) -> None:
-        """The next attach of a source that could not be opened tries anew."""
+        """Forgets a failed attempt, so that the next attach of the source tries again."""
         if task.cancelled() or task.exception() is not None:
             del self._by_key[key]
 
@@ -209,13 +210,13 @@ class EmbeddedSources:
         return source
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        """Raises NotFound; Unavailable for one that is not attached and has pins."""
+        """Returns a namespace's master. Raises NotFound, or Unavailable if it is pinned."""
         if namespace not in self._open and self._home.has_pins(namespace):
             raise Unavailable("the source is not mounted", remedy="mount it first")
         return self._attached(namespace).master
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
-        """Raises NotFound. A source here has one UFS."""
+        """Returns the connector of the source, which has one UFS. Raises NotFound."""
         return self._attached(namespace).connector
 
     def _attached(self, namespace: NamespaceId) -> Source:
@@ -225,15 +226,15 @@ class EmbeddedSources:
         return source
 
     def masters(self) -> list[Master]:
-        """In the order in which their sources were mounted."""
+        """Returns the masters in the order in which their sources were mounted."""
         return [source.master for source in self._open.values()]
 
     def status(self) -> list[dict[str, Any]]:
         return [source.status() for source in self._open.values()]
 
     def more_status(self, cache: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what this server says beside what every server says: sums of load jobs, and the
-        quotas of all sources with what the cache uses of them."""
+        """Returns the part of `status` that only an embedded server has: sums of load jobs, and
+        quotas of all sources with the bytes that the cache uses of them."""
         total: Counter[str] = Counter()
         quotas: list[dict[str, Any]] = []
         for source in self._open.values():
@@ -242,7 +243,7 @@ class EmbeddedSources:
         return {"loading": dict(total), "quotas": quotas}
 
     async def close(self) -> None:
-        """Ends all sources; one that is just being opened is not waited for."""
+        """Closes all sources; cancels attempts to open one."""
         for task in self._by_key.values():
             task.cancel()
         await asyncio.gather(*self._by_key.values(), return_exceptions=True)
@@ -260,7 +261,7 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 async def _lock(path: Path) -> int:
-    """An exclusive flock on `path`, waiting a bounded time for a predecessor. Raises InUse."""
+    """Takes an exclusive flock within `LOCK_WAIT_S` and returns its descriptor. Raises InUse."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         for _ in range(int(LOCK_WAIT_S / 0.05)):
@@ -305,7 +306,7 @@ async def _start_worker(spec: ServerSpec, sources: EmbeddedSources) -> Cache:
 
 
 async def run(spec: ServerSpec, ready: ReadyPipe) -> None:
-    """Serves until nobody needs it. Raises the typed error of a start that failed."""
+    """Serves until the last mount ends or a signal. Raises the typed error of a failed start."""
     home = StateHome(Path(spec.home))
     directory = home.source_dir(spec.source)
     socket_path = directory / "server.sock"
@@ -358,7 +359,7 @@ async def _serve(
         limit_end()
         for task in tasks:
             task.cancel()
-        # Nobody may find a server that is ending: pointers go first, then the sessions.
+        # No client may find a server that is ending: remove the pointers, then end the sessions.
         await worker.at_disk(remove_pointer, Path(spec.cache_dir), os.getpid())
         remove_pointer(socket_path.parent, os.getpid())
         socket_path.unlink(missing_ok=True)
@@ -367,7 +368,6 @@ async def _serve(
 
 
 def main() -> int:
-    """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ServerSpec)
     ready = ReadyPipe(spec.launch_fds)
     allocator.settle()

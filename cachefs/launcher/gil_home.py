@@ -1,10 +1,10 @@
 """Keeps the threads of this process that share the GIL on one CPU, and leaves the others free.
 
-Only one of them runs Python at a time, so a second CPU brings them nothing but wake-ups across CPUs
-each time the GIL changes hands: a cold small file costs a third more CPU then (`bench/cold_small`
-shows the CPU per file). Threads that mostly move bytes, in libcurl or the kernel, may run
-anywhere. Which CPU is home is the scheduler's choice: the loop's thread is let free for a moment
-now and then, and the others follow it.
+Only one of them runs Python at a time, so a second CPU only adds wake-ups across CPUs each time the
+GIL changes hands: a cold small file then costs a third more CPU (`bench/cold_small` shows the CPU
+per file). Threads that mostly move bytes, in libcurl or the kernel, may run anywhere. The scheduler
+chooses the home CPU: at intervals the loop's thread may run anywhere for a moment, and the others
+then follow it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import threading
 from pathlib import Path
 from typing import Final
 
-FOLLOW_S: Final = 0.05  # how soon new threads are taken in: they start where their starter may run
+FOLLOW_S: Final = 0.05  # between checks for new threads, which inherit their starter's CPUs
 CHOOSE_S: Final = 15.0  # between two choices of a home
 FREE_S: Final = 0.05  # for the scheduler to place the loop's thread
-_PROCESSOR_FIELD: Final = 36  # of /proc/self/task/TID/stat behind the name, see proc(5)
+_PROCESSOR_FIELD: Final = 36  # of /proc/self/task/TID/stat after the name, see proc(5)
 
 
 def assign(
     threads: set[int], python: set[int], home: int, allowed: set[int]
 ) -> dict[int, set[int]]:
-    """Which CPUs each thread may use. Pure."""
+    """Returns the CPUs that each thread may use. Pure."""
     return {tid: {home} if tid in python else allowed for tid in threads}
 
 
 async def keep_together(*apart: str) -> None:
-    """Until cancelled. Belongs into the task of the thread that runs the loop. Threads whose names
-    start with one of `apart` are left free: those that move bytes by themselves, and hold the GIL
-    for moments only."""
+    """Assigns the threads to CPUs until cancelled. Runs in the loop's thread. Leaves threads whose
+    names start with one of `apart` free: they move bytes and hold the GIL only briefly."""
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         return
@@ -65,6 +64,6 @@ def _apply(threads: set[int], home: int, allowed: set[int], apart: tuple[str, ..
 
 
 def _cpu_of(tid: int) -> int:
-    """The CPU on which a thread of this process ran last."""
+    """Returns the CPU on which a thread of this process ran last."""
     stat = Path(f"/proc/self/task/{tid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[_PROCESSOR_FIELD])

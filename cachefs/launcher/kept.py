@@ -1,8 +1,8 @@
-"""What a server keeps in its directory of a state home, so that it can be found after its end.
+"""The record of a server's cache directories in its state directory, read after the server's end.
 
     sources/<id>/kept.json              also clusters/<id>/nodes/<name>/kept.json
 
-A server writes the document when it starts; the servers of earlier versions wrote none.
+A server writes the document when it starts; servers of earlier versions wrote none.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ KEPT_NAME: Final = "kept.json"
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The URL of what was served, and the cache directories of that server."""
+    """The URL of the served source, and the cache directories of that server."""
 
     source: str
     cache_dirs: list[str]
 
 
 def note(directory: Path, source: str, cache_dirs: Sequence[str]) -> None:
-    """Writes what a server keeps in a directory, unless it is written there already. A server
-    starts without it as well: only `cachefs cache` reads it."""
+    """Writes the document unless it is unchanged. Logs a failure, which does not stop the server:
+    only `cachefs cache` reads the document."""
     kept = Kept(source, [*cache_dirs])
     try:
         if read(directory) != kept:
             write_document(directory, KEPT_NAME, msgspec.to_builtins(kept))
     except CacheFSError as err:
-        log.info("cannot note what is kept here: %s", err)
+        log.info("cannot write %s: %s", KEPT_NAME, err)
 
 
 def read(directory: Path) -> Kept | None:
-    """Returns what was noted; None where nothing was, or it is torn or another user's."""
+    """Returns the document; None if it is missing, torn or another user's."""
     try:
         return msgspec.convert(read_document(directory, KEPT_NAME), Kept)
     except msgspec.ValidationError:

@@ -1,10 +1,10 @@
-"""A whole cluster on this machine: a master and some workers as background processes, for trying
-out and for tests (`cachefs up`, `cachefs down`).
+"""A local cluster: a master and some workers as background processes, for trials and tests
+(`cachefs up`, `cachefs down`).
 
     <directory>/cluster.json  master/namespace/ master/log/  worker-<n>/   (tiers)
 
-What was made stays: the next `up` in the same directory has the names, the cached bytes and the
-master's port again. `<home>/local.json` names the directory of the last `up`.
+The files persist: the next `up` in the same directory reuses the names, the cached bytes and the
+master's port. `<home>/local.json` names the directory of the last `up`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cachefs.launcher.state import StateHome, private_dir, read_document, write_
 DIRECTORY_NAME: Final = "local"
 DEFAULT_WORKERS: Final = 3
 MOST_WORKERS: Final = 64
-END_S: Final = 20.0  # for a process that was asked to end
+END_S: Final = 20.0  # for a process to end after SIGTERM
 _RECORD: Final = "cluster.json"
 _POINTER: Final = "local.json"
 _HOST: Final = "127.0.0.1"
@@ -48,13 +48,13 @@ class LocalProcess(msgspec.Struct, frozen=True):
 
 
 class LocalCluster(msgspec.Struct, frozen=True):
-    """What `up` made in `directory`."""
+    """The cluster that `up` created in `directory`."""
 
     directory: str
     home: str
     processes: list[LocalProcess]  # the master is the first
     cache_bytes: int = 0  # of each worker
-    has_token: bool = False  # of an earlier version: none
+    has_token: bool = False  # records of earlier versions have none
 
     @property
     def master(self) -> str:
@@ -67,7 +67,7 @@ class LocalCluster(msgspec.Struct, frozen=True):
 
 
 def read(home: StateHome, directory: str = "") -> LocalCluster | None:
-    """The cluster in a directory ("": of the last `up`); None where none was made."""
+    """Returns the cluster in a directory ("": of the last `up`); None if there is none."""
     if not directory:
         pointer = read_document(home.path, _POINTER)
         directory = pointer.get("directory", "") if isinstance(pointer, dict) else ""
@@ -79,8 +79,8 @@ def read(home: StateHome, directory: str = "") -> LocalCluster | None:
 
 
 class Up:
-    """Brings up what of a cluster does not run. `cache_bytes`: of each worker; 0: a share of what
-    is free. `token_file` "": the token of this machine, or (`no_token`) none."""
+    """Starts the processes of a cluster that do not run. `cache_bytes`: of each worker; 0: a share
+    of the free space. `token_file` "": the token of this machine, or (`no_token`) none."""
 
     def __init__(
         self,
@@ -104,18 +104,16 @@ class Up:
         self._warnings: list[str] = []
 
     def run(self, workers: int = 0) -> tuple[LocalCluster, list[str]]:
-        """The cluster with at least so many workers (0: as many as before), and warnings for
-        people. Raises the typed error of what could not be started; what was started before goes
-        on, and `down` ends it."""
+        """Returns the cluster, with at least `workers` workers (0: as before), and warnings for
+        users. Raises the typed error of a process that cannot start; those started before keep
+        running until `down`."""
         with launch_lock(self._directory):
             known = read(self._home, str(self._directory))
             self._cache_bytes = self._asked_bytes or (known.cache_bytes if known else 0)
             if known is not None and any(process.runs for process in known.processes):
                 self._has_token = known.has_token
             done = list(known.processes) if known is not None else [LocalProcess("master")]
-            done += [
-                LocalProcess(_worker_name(n)) for n in range(len(done), _wanted(workers, done))
-            ]
+            done += [LocalProcess(_worker_name(n)) for n in range(len(done), _count(workers, done))]
             for number, process in enumerate(done):
                 if not process.runs:
                     self._cache_bytes = self._cache_bytes or self._share(len(done) - 1)
@@ -125,7 +123,7 @@ class Up:
         return self._record(done), self._warnings
 
     def _share(self, workers: int) -> int:
-        """What each worker gets, kept for those of another time."""
+        """Returns the cache size of each worker; the record keeps it for later workers."""
         return cache_size(self._directory, 0) // workers
 
     def _record(self, processes: list[LocalProcess]) -> LocalCluster:
@@ -160,7 +158,7 @@ class Up:
         except BadConfig:
             if not port or _free_port(known.url):
                 raise
-            other = msgspec.structs.replace(spec, listen=f"{_HOST}:0")  # it was taken meanwhile
+            other = msgspec.structs.replace(spec, listen=f"{_HOST}:0")  # the port was just taken
             started = start_master(other, log / "master.err")
         self._warnings += [started.warning] if started.warning else []
         return LocalProcess(known.name, started.url, started.pid)
@@ -181,15 +179,15 @@ class Up:
         return LocalProcess(known.name, started.url, started.pid)
 
     def _security(self, master: str) -> Security:
-        """Of a worker."""
+        """Returns the security of a worker."""
         if self._token_file or not self._has_token:
             return Security(self._token_file)
         return tokens.find_or_make(self._home, master) or Security()
 
 
 def down(cluster: LocalCluster) -> list[LocalProcess]:
-    """Ends the processes, the workers first; those that ran. Raises DeadlineExceeded for one that
-    does not end."""
+    """Ends the processes, the workers first, and returns those that ran. Raises DeadlineExceeded
+    for a process that does not end."""
     with launch_lock(Path(cluster.directory)):
         ended = _end(cluster.workers)
         return [*_end(cluster.processes[:1]), *ended]
@@ -209,8 +207,8 @@ def _end(processes: list[LocalProcess]) -> list[LocalProcess]:
     return [process for process, _ in watches]
 
 
-def _wanted(workers: int, done: list[LocalProcess]) -> int:
-    """How many processes there should be."""
+def _count(workers: int, done: list[LocalProcess]) -> int:
+    """Returns the number of processes to run."""
     return max(len(done), 1 + (workers or (0 if len(done) > 1 else DEFAULT_WORKERS)))
 
 
@@ -219,7 +217,7 @@ def _worker_name(number: int) -> str:
 
 
 def _free_port(url: str) -> int:
-    """The port of the last time, or the default one; 0 (any) where that is taken."""
+    """Returns the port of `url`, or the default one; 0 (any) if it is taken."""
     port = parse_address(address_of(url), DEFAULT_PORT)[1] if url else DEFAULT_PORT
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

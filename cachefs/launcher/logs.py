@@ -1,5 +1,4 @@
-"""Where a process of ours logs: a rotated file (0600), or standard error. Set up once, at its
-start."""
+"""The log of a process: a rotated file (0600), or standard error. Set up once, at its start."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ def log_to(path: str, level: str, *, to_stderr: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Anybody can send what is no HTTP, and a piece of it, with a token perhaps, would be logged.
+    # Malformed requests would be logged in part, and may contain a token.
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     for noisy in ("botocore", "boto3", "urllib3"):  # at DEBUG they print credentials
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """False for what a caller did wrong before it was a request."""
+    """Returns False for errors of the HTTP parser: malformed input of a caller."""
     err = record.exc_info[1] if record.exc_info else None
     return type(err).__module__ != "aiohttp.http_exceptions"

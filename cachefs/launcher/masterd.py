@@ -1,7 +1,7 @@
 """A master as a process: `python -I -m cachefs.launcher.masterd`, a `MasterSpec` on standard input.
 
-Serves the namespace and the membership of one cluster over HTTP. Says `Started` on standard output
-once it answers, or why it never will; ends on SIGTERM, SIGINT and SIGHUP.
+Serves the namespace and the membership of one cluster over HTTP. Writes `Started` to standard
+output when it answers or cannot start. Ends on SIGTERM, SIGINT and SIGHUP.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ ANYWHERE: Final = ("", "0.0.0.0", "::")
 
 
 class _OwnToken:
-    """The token that a master makes in its state home, where it is told to. A master on any free
-    port draws one, and keeps it once it knows the port."""
+    """The token that a master creates in its state home, if the spec requests it. A master on any
+    free port draws a token and assigns it once the port is known."""
 
     def __init__(self, spec: MasterSpec, port: int) -> None:
-        """Raises as `tokens.make`."""
+        """Creates or draws the token. Raises as `tokens.make`."""
         self.security = spec.security
         self._home = StateHome(spec.token_home)
         self._open_home = spec.open_home
@@ -62,8 +62,8 @@ class _OwnToken:
             self.security = msgspec.structs.replace(spec.security, token_file=file, own_token=True)
 
     def listens(self, port: int) -> str:
-        """Records that this master has the port: only now is the token of the last one void.
-        Returns where the token file is from here on."""
+        """Assigns the token to the port on which this master now listens, which voids the token of
+        the port's last master. Returns the path of the token file."""
         if self._open_home:
             tokens.remove(StateHome(self._open_home), port)
         if self._drawn:
@@ -73,19 +73,19 @@ class _OwnToken:
         return self.security.token_file
 
     def close(self) -> None:
-        """Leaves no token that is of no port."""
+        """Removes a drawn token that was not assigned to a port."""
         if self._drawn:
             os.unlink(self._drawn)
 
 
 class Process:
-    """One master from its start to its end."""
+    """The process of one master."""
 
     def __init__(self, spec: MasterSpec) -> None:
         self._spec = spec
 
     async def run(self, ready: ReadyPipe) -> None:
-        """Until a signal. Raises the typed error of a start that failed; nothing is open then."""
+        """Serves until a signal. Raises the typed error of a failed start; nothing is open then."""
         stop = stop_event()
         host, port = parse_address(self._spec.listen, DEFAULT_PORT)
         own = _OwnToken(self._spec, port)
@@ -156,8 +156,8 @@ class Process:
         return open_connector(source, deadline_s=self._spec.origin_deadline_s, meter=Meter())
 
     async def _attach(self, master: Master) -> None:
-        """The sources that the store has. One whose connector cannot be made is served from what is
-        known of it."""
+        """Attaches the sources in the store. A source whose connector cannot be created is served
+        from the stored metadata."""
         for path, source in master.recorded():
             try:
                 connector: Connector | CacheFSError
@@ -167,13 +167,12 @@ class Process:
             master.attach_recorded(path, connector)
 
     async def _check(self, master: Master) -> None:
-        """Answers go out meanwhile."""
+        """Checks the sources and logs warnings, while the master already answers."""
         for warning in await master.check_sources():
             log.warning("%s", warning)
 
 
 def main() -> int:
-    """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=MasterSpec)
     ready = ReadyPipe()
     allow_many_descriptors()  # each worker has connections here

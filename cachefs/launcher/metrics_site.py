@@ -1,5 +1,5 @@
-"""`GET /metrics` of a server that has no other port: one mount's, on loopback, for every
-user of this machine."""
+"""`GET /metrics` of an embedded server, which has no other port: on loopback, open to every user
+of this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_CONNECTIONS: Final = 64
 
 @contextlib.asynccontextmanager
 async def metrics_site(address: str, status: Callable[[], dict[str, Any]]) -> AsyncIterator[int]:
-    """Answers Prometheus at HOST:PORT until the block ends; gives the port. "": there is none, 0.
-    Raises BadConfig: no address of this machine, one that others reach, or a missing extra."""
+    """Answers Prometheus at HOST:PORT until the block ends; yields the port, 0 for an address of
+    "". Raises BadConfig: no address of this machine, not a loopback address, a missing extra."""
     if not address:
         yield 0
         return

@@ -1,9 +1,9 @@
-"""A node's worker as a process: `python -I -m cachefs.launcher.node`, a `WorkerSpec` on standard
-input. A member of one cluster: a cache of several tiers for the mounts of this machine (unix
-socket), and for its peers (HTTP).
+"""A worker as a process: `python -I -m cachefs.launcher.node`, a `WorkerSpec` on standard input. A
+member of one cluster: a cache of several tiers for the mounts of this machine (unix socket) and for
+its peers (HTTP).
 
-Says `Started` on standard output once it is a member, or why it never will be. Ends on SIGTERM,
-SIGINT and SIGHUP; one that does not `stay` ends with the last mount, too.
+Writes `Started` to standard output when it is a member or cannot start. Ends on SIGTERM, SIGINT and
+SIGHUP; a worker that does not `stay` also ends with the last mount.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from worker.server.server import NodeServer
 log = logging.getLogger("cachefs.node")
 
 DRAIN_S: Final = 10.0
-MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of those that mostly move bytes
+MOVING_THREADS: Final = ("send-", "ask-", "load-")  # names of threads that mostly move bytes
 
 
 class NodeProcess:
-    """One worker as a process, from its start to its end."""
+    """The process of one worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Reads the files of its security. Raises BadConfig, AccessDenied."""
         self._spec = spec
         self._tiers: list[TierSpec] = parse_tiers(spec.tiers)
-        # The command `mount` has judged the directory of the worker that clients start again.
+        # `cachefs mount` has checked the directory of a worker that clients restart.
         trust = spec.trust_directories or not spec.stays
         for tier in self._tiers:
             check_own(tier.path, trust=trust)
@@ -84,8 +84,8 @@ class NodeProcess:
         self._known_id = worker_id.read(self._paths)
 
     async def run(self, ready: ReadyPipe) -> None:
-        """Until nobody needs it. Raises the typed error of a start that failed; nothing is open
-        then."""
+        """Serves until a stop signal or, without `stay`, the end of the last mount. Raises the
+        typed error of a failed start; nothing is open then."""
         stop, proof = stop_event(), self._proof
         async with contextlib.AsyncExitStack() as stack:
             calls = PeerCalls(proof.headers, proof.peers_ssl, proof.presents_to)
@@ -119,7 +119,7 @@ class NodeProcess:
             limit_end()
             for task in beside:
                 task.cancel()
-            # Nobody may find a server that is ending: the pointer goes first, then the sessions.
+            # No client may find a server that is ending: remove the pointer, then end the sessions.
             remove_pointer(self._directory, os.getpid())
             socket_path.unlink(missing_ok=True)
             await server.drain(0.0 if self._spec.stays else DRAIN_S)
@@ -128,11 +128,10 @@ class NodeProcess:
 
 async def _stop_when(stop: asyncio.Event, server: NodeServer) -> None:
     await stop.wait()
-    server.request_stop("asked to end")
+    server.request_stop("stop signal")
 
 
 def main() -> int:
-    """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSpec)
     ready = ReadyPipe(spec.launch_fds)
     allocator.settle()

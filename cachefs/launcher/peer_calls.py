@@ -1,4 +1,4 @@
-"""Calls to workers' control over HTTP, of a node's worker and of a master. Bytes go other ways
+"""Control calls to workers over HTTP, from a worker or a master. File bytes use another path
 (`worker.peers.source`)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECT_S: Final = 2.0
 
 
 class PeerCalls:
-    """Belongs to one event loop; made in it."""
+    """A client of workers' control. Belongs to the event loop in which it is created."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class PeerCalls:
         ssl_context: ssl.SSLContext | None,
         presents_to: Judge = any_process,
     ) -> None:
-        """`token`: the headers that present it, as they are at each call."""
+        """Creates the HTTP session. `token`: the headers with the token, read at each call."""
         self._token = token
         self._session = aiohttp.ClientSession(
             connector=JudgingConnector(
@@ -42,7 +42,7 @@ class PeerCalls:
         )
 
     async def ask(self, url: str, call: c.Have | c.Offer | c.Drop) -> c.Answer:
-        """One attempt; the caller bounds its time. Raises Unreachable, ProtocolError."""
+        """Sends a call once; the caller sets the timeout. Raises Unreachable, ProtocolError."""
         try:
             async with self._session.post(
                 url + c.CALL_PATH,
@@ -57,9 +57,9 @@ class PeerCalls:
             cause = f"the worker at {url} cannot be reached: {cause_of(err)}"
             raise Unreachable(cause) from err
         if len(data) > c.MAX_ANSWER_BYTES:
-            raise ProtocolError(f"the worker at {url} answers without an end")
+            raise ProtocolError(f"the reply of the worker at {url} is too long")
         return c.decode_answer(data)
 
     async def close(self) -> None:
-        """Calls under way fail."""
+        """Closes the session. Calls in flight fail."""
         await self._session.close()

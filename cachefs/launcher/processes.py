@@ -1,11 +1,11 @@
-"""Starts servers and FUSE clients as processes of their own, and finds those that already run.
+"""Starts servers and FUSE clients as separate processes, and finds those that already run.
 
-A server is looked for, and started, under the launch locks of its source and of its cache directory
-(always in that order), so that two mounts at once share one server. The server inherits the locks
-and holds them until it answers: when its starter is killed meanwhile, the next one waits for this
-server and starts no other. Children run in a session of their own with a clean set of descriptors;
-what they need to know goes over standard input, so that
-nothing of it shows in a process title. They answer with one `Started` line on standard output.
+A launcher looks for a server, and starts it, under the launch locks of its source and of its cache
+directory (always in that order), so that two concurrent mounts share one server. The server
+inherits the locks and holds them until it answers: if its starter is killed before that, the next
+starter waits for this server. Children run in a new session with a clean set of descriptors. They
+read their document from standard input, so that no process title shows it, and answer with one
+`Started` line on standard output.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CLIENT_MODULE: Final = "cachefs.fuse.client"
 SUPERVISOR_MODULE: Final = "cachefs.fuse.supervisor"
 DEFAULT_CACHE_BYTES: Final = 20 << 30
-DEFAULT_CACHE_SHARE: Final = 0.8  # of what is free plus what the cache already holds
+DEFAULT_CACHE_SHARE: Final = 0.8  # of free space plus the bytes in the cache
 LAUNCH_LOCK_WAIT_S: Final = 120.0  # another mount may be starting the server under it
-SETTLE_WAIT_S: Final = 15.0  # for a server that is there but starting or ending
+SETTLE_WAIT_S: Final = 15.0  # for a server that is starting or ending
 SERVER_START_S: Final = 60.0  # beyond the origin's deadline
 CLIENT_START_S: Final = 60.0
 END_WAIT_S: Final = 5.0
@@ -64,7 +64,7 @@ _MAX_LINE_BYTES: Final = 1 << 20
 
 
 class Server(NamedTuple):
-    """A server that answers. `started`: by this call. `warning`: a line for people, or ""."""
+    """A server that answers. `started`: by this call. `warning`: one line for users, or ""."""
 
     socket: str
     started: bool
@@ -72,19 +72,19 @@ class Server(NamedTuple):
 
 
 def module_command(module: str) -> tuple[str, ...]:
-    """The command line of a child: this interpreter, isolated from the folder we stand in."""
+    """Returns the command line of a child: this interpreter, isolated from the current folder."""
     return (sys.executable, "-I", "-m", module)
 
 
 def ensure_server(
     spec: ServerSpec, *, command: Sequence[str] = (), hang_limit_s: float = 0.0
 ) -> Server:
-    """The running server of the source or of the cache directory, or a new one.
+    """Returns the running server of the source or of the cache directory, or a new one.
 
-    In `spec`, an empty `cache_dir` means the source's own, a `cache_size_bytes` of 0 the default
-    size. A server that does not answer for `hang_limit_s` (0: never) is killed and replaced.
-    Raises the typed error of a start that failed, AccessDenied and NoSpace for the cache
-    directory, Unreachable when a server hangs; nothing that was started is left running then.
+    In `spec`, an empty `cache_dir` means the source's directory, a `cache_size_bytes` of 0 the
+    default size. Kills and replaces a server that does not answer for `hang_limit_s` (0: never).
+    Raises the typed error of a failed start, AccessDenied and NoSpace for the cache directory,
+    Unreachable when a server hangs; ends a process that it started before it raises.
     """
     home = StateHome(spec.home)
     full = Reserve(spec.home).give_up_if_short()
@@ -109,7 +109,7 @@ def ensure_server(
             msgspec.msgpack.encode(spec),
             None if spec.log_to_stderr else log,
             timeout_s,
-            reap=True,  # a client that starts a server again lives on after its end
+            reap=True,  # a client that restarts a server may outlive it
             pass_fds=locks,
         )
     warning = "; ".join(line for line in (full, started.warning) if line)
@@ -122,11 +122,11 @@ _OTHER_CACHE: Final = (
 
 
 def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] = ()) -> Started:
-    """Start the FUSE client, with the transport `kernel` under a supervisor, and wait until the
+    """Starts the FUSE client, with the transport `kernel` under a supervisor, and waits until the
     file system answers.
 
-    In the foreground it logs to our standard error, and `wait_child` says how it ended. Raises the
-    typed error of a start that failed; the process has ended then.
+    In the foreground it logs to our standard error, and `wait_child` returns its exit code. Raises
+    the typed error of a failed start; the process has ended then.
     """
     spec = msgspec.structs.replace(spec, log_to_stderr=foreground)
     supervised = spec.transport == "kernel"
@@ -134,14 +134,14 @@ def start_client(spec: ClientSpec, foreground: bool, *, command: Sequence[str] =
     document = msgspec.msgpack.encode(SupervisorSpec(spec) if supervised else spec)
     name = f"client-{state.mount_id(spec.mountpoint)}.err"
     log = None if foreground else StateHome(spec.home).log_dir(spec.source) / name
-    # A source that is new to a running server is checked at the origin first.
+    # A running server checks a source that is new to it at the origin first.
     server = spec.server or spec.node
     wait_s = CLIENT_START_S + (server.origin_deadline_s if server is not None else 0.0)
     return start_child(command or module_command(module), document, log, wait_s, reap=False)
 
 
 def client_log(home: StateHome, source: UfsSpec, mountpoint: str) -> str:
-    """Where the client of a mount point logs when it is in the background."""
+    """Returns the log path of a mount's background client."""
     log_dir = home.log_dir(source)
     return str(log_dir / f"client-{state.mount_id(mountpoint)}.log")
 
@@ -150,9 +150,9 @@ def client_log(home: StateHome, source: UfsSpec, mountpoint: str) -> str:
 
 
 def cache_size(directory: Path, asked_bytes: int) -> int:
-    """The limit to use: what was asked for if it fits, or the default when 0 was.
+    """Returns the cache size: `asked_bytes`, or the default if that is 0.
 
-    Raises NoSpace when the file system has less room than asked for.
+    Raises NoSpace when the file system has less room than `asked_bytes`.
     """
     vfs = os.statvfs(directory)
     free_bytes = vfs.f_bavail * vfs.f_frsize
@@ -160,10 +160,10 @@ def cache_size(directory: Path, asked_bytes: int) -> int:
         return asked_bytes
     if not asked_bytes and free_bytes * DEFAULT_CACHE_SHARE >= DEFAULT_CACHE_BYTES:
         return DEFAULT_CACHE_BYTES
-    room_bytes = free_bytes + held_bytes(directory)  # a walk, hence only when it matters
+    room_bytes = free_bytes + held_bytes(directory)  # a directory walk, so only if needed
     if asked_bytes > room_bytes:
         raise NoSpace(
-            f"{format_size(asked_bytes)} asked for the cache, {format_size(room_bytes)} are free",
+            f"the cache needs {format_size(asked_bytes)}, {format_size(room_bytes)} are free",
             remedy="give a smaller --cache-size, or another --cache-dir",
             path=str(directory),
         )
@@ -171,7 +171,7 @@ def cache_size(directory: Path, asked_bytes: int) -> int:
 
 
 def held_bytes(directory: Path) -> int:
-    """Bytes allocated below a directory, hard links counted once."""
+    """Returns the bytes allocated below a directory, hard links counted once."""
     seen: set[int] = set()
     total_bytes = 0
     for folder, _, names in os.walk(directory):
@@ -186,15 +186,15 @@ def held_bytes(directory: Path) -> int:
 
 
 def usable_cache_dir(path: str | Path, *, trust: bool = False) -> Path:
-    """The real path of a directory that is ours to fill, created (0700) when missing. `trust`: as
-    of `check_own`."""
+    """Returns the real path of a cache directory; creates it (0700) if missing. Raises AccessDenied
+    if this user cannot use it, and as `private_dir`. `trust`: see `check_own`."""
     real = Path(os.path.realpath(path))
     if not real.exists():
         check_own(path, trust=trust)
         return state.private_dir(real)
     info = real.stat()
     if not stat.S_ISDIR(info.st_mode):
-        return state.private_dir(real)  # says what it is instead
+        return state.private_dir(real)  # raises the error for a non-directory
     if info.st_uid != os.geteuid():
         raise _not_ours(real, f"the cache directory belongs to user {info.st_uid}")
     check_own(path, trust=trust)
@@ -216,9 +216,9 @@ def _not_ours(path: Path, cause: str) -> AccessDenied:
 
 @contextlib.contextmanager
 def launch_lock(directory: Path) -> Iterator[int]:
-    """The launch lock of a directory, waited for at most `LAUNCH_LOCK_WAIT_S`: its descriptor. A
-    child that inherits this holds the lock too, until this process lets go of the lock or ends: a
-    server of an earlier version never closes the descriptor. Raises InUse."""
+    """Takes the launch lock of a directory, waiting up to `LAUNCH_LOCK_WAIT_S`; yields its
+    descriptor. A child that inherits it also holds the lock. The unlock on success releases it for
+    both: a server of an earlier version never closes the descriptor. Raises InUse, AccessDenied."""
     path = directory / state.LOCK_NAME
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -228,7 +228,7 @@ def launch_lock(directory: Path) -> Iterator[int]:
     try:
         _flock(fd, directory)
         yield fd
-        # After a failure the lock stays with a child that may still be starting.
+        # After a failure a child that may still be starting keeps the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
@@ -250,11 +250,11 @@ def _flock(fd: int, directory: Path) -> None:
 
 
 def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
-    """The server that a directory points to, once it answers; None when there is none.
+    """Returns the server that a directory points to, once it answers; None if there is none.
 
-    A pointer whose process lives but does not answer is that of a server starting or ending,
-    unless the process is stopped. One that does not answer for `hang_limit_s` (0: whatever it does)
-    is killed. Raises Unreachable for one that goes on not answering.
+    A process that lives but does not answer is starting or ending, unless it is stopped. Kills a
+    server that does not answer for `hang_limit_s` (0: never). Raises Unreachable for a server that
+    does not answer in time and was not killed.
     """
     deadline = time.monotonic() + (hang_limit_s or SETTLE_WAIT_S)
     while (pointer := read_pointer(directory)) is not None:
@@ -272,7 +272,7 @@ def running(directory: Path, hang_limit_s: float = 0.0) -> Pointer | None:
 
 
 def answers(pointer: Pointer) -> bool:
-    """Does a server say Welcome there? Raises ProtocolError for one of a version too far away."""
+    """Returns whether the server answers. Raises ProtocolError for an incompatible version."""
     try:
         with BlockingClient.connect(pointer.socket):
             return True
@@ -281,7 +281,7 @@ def answers(pointer: Pointer) -> bool:
 
 
 def is_served(record: MountRecord) -> bool:
-    """Does a process of this mount live: its client, or the supervisor that starts the next?"""
+    """Returns whether the client or the supervisor of this mount lives."""
     return any(is_ours(pid) for pid in (record.pid, record.supervisor) if pid)
 
 
@@ -297,9 +297,9 @@ def start_child(
     reap: bool,
     pass_fds: Sequence[int] = (),
 ) -> Started:
-    """Run a child until it says `Started`. Whatever else happens, Ctrl-C included, ends it.
+    """Starts a child and waits for its `Started`. Any exception, Ctrl-C included, ends the child.
 
-    With `reap` its end is collected for as long as this process lives; else by `wait_child`.
+    With `reap` a thread of this process reaps it; otherwise `wait_child` may.
     """
     process = _spawn(command, document, log, pass_fds)
     try:
@@ -315,7 +315,7 @@ def start_child(
     if reap:
         threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
     else:
-        process.returncode = 0  # so that Popen does not miss it
+        process.returncode = 0  # keeps Popen from warning about a running child
     return started
 
 
@@ -355,7 +355,7 @@ def _read_started(process: subprocess.Popen[bytes], log: Path | None, timeout_s:
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What the child says up to a line end, its end, or the deadline (DeadlineExceeded)."""
+    """Returns the child's output up to a line end or its end. Raises DeadlineExceeded."""
     assert process.stdout is not None
     fd, line = process.stdout.fileno(), b""
     poll = select.poll()
@@ -372,13 +372,13 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _last_line(log: Path | None) -> str:
-    """The last line that a dead child wrote, as `: text`."""
+    """Returns the last line that a dead child wrote, as `: text`."""
     lines = log.read_text(errors="replace").strip().splitlines() if log is not None else []
     return f": {lines[-1].strip()[:200]}" if lines else ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a child and its session: asked first, killed after `END_WAIT_S`. Reaps it."""
+    """Ends a child with SIGTERM, or its session with SIGKILL after `END_WAIT_S`. Reaps it."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -388,13 +388,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-# ---- waiting for ends ----------------------------------------------------------------------------
+# ---- supervisors and foreground children ---------------------------------------------------------
 
 
 def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
-    """Start the next supervisor of a mount that the caller serves; its pid. It inherits `fds`, and
-    its standard error is ours. Signals that ask it to stop wait until it hears them. Raises
-    OSError."""
+    """Starts the next supervisor of a mount that the caller serves; returns its pid. It inherits
+    `fds` and standard error. Stop signals stay pending until it handles them. Raises OSError."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with standard_input(msgspec.msgpack.encode(spec)) as stdin:
@@ -414,7 +413,7 @@ def start_supervisor(spec: SupervisorSpec, fds: Sequence[int]) -> int:
 
 
 def wait_child(pid: int) -> int:
-    """Wait for a child started in the foreground; its exit code (128 + signal when killed)."""
+    """Waits for a foreground child. Returns its exit code (128 + signal if a signal ended it)."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""The ready descriptor of a started process: says once that it answers, or why it never will."""
+"""The ready descriptor of a started process, which reports once that it is ready or has failed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cachefs.core.specs import Started
 
 
 class ReadyPipe:
-    """Takes over standard output: `say` writes one JSON line to it, closes it, and leaves /dev/null
-    in its place, so that whoever started this process sees the end of the pipe.
+    """Takes over standard output, which becomes /dev/null. `say` writes one JSON line to the pipe
+    and closes it, so that the starter of this process reads its end.
 
-    `held` are inherited descriptors of locks under which this process was started. They are closed
-    when it has said something, so that the locks outlive a starter that is killed meanwhile."""
+    `held` are inherited descriptors of the locks under which this process was started. `say` closes
+    them, so that the locks outlive a starter that is killed before that."""
 
     def __init__(self, held: Sequence[int] = ()) -> None:
         self._held = held
@@ -27,7 +27,7 @@ class ReadyPipe:
         os.close(null)
 
     def say(self, started: Started) -> None:
-        """The first call counts; later ones do nothing. A starter that has gone is no error."""
+        """Writes the line. Later calls do nothing. Ignores a starter that has ended."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1

@@ -1,4 +1,4 @@
-"""What ended servers left in a state home: cached bytes and names; their sizes, and removal."""
+"""The data that ended servers left in a state home: cached bytes and names; sizes and removal."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ from cachefs.launcher.state import (
 )
 
 TIER_NAME: Final = "TIER"
-# A server that finds some of these makes the others anew. The header goes last.
+# A server that finds some of these creates the others again. The header is removed last.
 _CACHE_PARTS: Final = ("index", "pub", "scratch", "trash", "files", TIER_NAME)
 _NAME_PARTS: Final = (NAMESPACE_NAME, PINNED_NAME, LOG_NAME, KEPT_NAME)
 _LOCKS: Final = ("server.lock", "owner.lock", "lock")  # of a source, a namespace, a cache
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What is kept of one source, or by one worker of a cluster. `source` "": not known.
-    `used_at_s`: the time of the last change on the disk. `pid`: of a process that uses it; 0: no
-    process does."""
+    """The data of one source, or of one worker of a cluster. `source` "": not known. `used_at_s`:
+    time of the last change on the disk. `pid`: a process that uses the data; 0: none."""
 
     id: str
     source: str
@@ -49,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def entries(home: StateHome) -> list[Entry]:
-    """Returns what is kept in a state home, the least recently used first."""
+    """Returns the entries of a state home, the least recently used first."""
     users = _users(home)
     found = [_entry(directory, users) for directory in home.server_dirs()]
     kept = [one for one in found if one.cached_bytes or one.names_bytes or one.pid]
@@ -58,10 +57,10 @@ def entries(home: StateHome) -> list[Entry]:
 
 def remove(entry: Entry, home: StateHome, *, names: bool) -> Iterator[int]:
     """Removes the cached bytes of an entry, with `names` also names, policies, load jobs and logs.
-    Yields after each step how many bytes it removed. Raises InUse before the first byte is removed
-    if a process uses the entry; CacheFSError for what cannot be removed.
+    Yields after each step how many bytes it removed. Raises InUse before the first removal if a
+    process uses the entry; CacheFSError for a file that cannot be removed.
 
-    The locks keep a server from starting meanwhile, and stay behind.
+    No server can start during the removal. The lock files stay.
     """
     directory = Path(entry.directory)
     caches = [Path(path) for path in entry.cache_dirs if _is_cache(Path(path))]
@@ -100,8 +99,7 @@ def _entry(directory: Path, users: dict[str, int]) -> Entry:
 
 
 def _is_cache(directory: Path) -> bool:
-    """Returns False for a link, as what is noted is a real path, and for what has become another
-    user's."""
+    """Returns whether this is a cache directory of this user. A link is not: paths are real."""
     try:
         info = directory.lstat()
         return (
@@ -128,8 +126,8 @@ def _used_at_s(places: Sequence[Path]) -> float:
 
 
 def _users(home: StateHome) -> dict[str, int]:
-    """Returns the pids of living mounts by the directories that they use. A mount keeps its source
-    in use while its server is being started again."""
+    """Returns the pids of live mounts by the directories that they use. A mount uses its source
+    also while its server restarts."""
     found: dict[str, int] = {}
     for record in home.mount_records():
         if is_served(record):
@@ -177,7 +175,7 @@ def _remove_parts(directory: Path, parts: Sequence[str]) -> Iterator[int]:
 
 
 def _remove_tree(directory: Path) -> Iterator[int]:
-    """Removes the folders of a directory one after the other."""
+    """Removes a directory; yields the bytes removed after each of its folders."""
     for child in sorted(directory.iterdir()):
         if child.is_dir() and not child.is_symlink():
             size_bytes = held_bytes(child)

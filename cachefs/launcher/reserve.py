@@ -1,7 +1,7 @@
-"""Room that is kept in the state home, so that a server can be started again on a full disk.
+"""Reserved space in the state home, so that a server can be restarted on a full disk.
 
-A file of `RESERVE_BYTES`, fully allocated. Whoever starts a server removes it when the file system
-has next to no room; a server that runs makes it again once there is room enough.
+A file of `RESERVE_BYTES`, fully allocated. The launcher of a server removes it when the file system
+is nearly full; a running server creates it again once there is enough space.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 NAME: Final = "reserve"
 RESERVE_BYTES: Final = 8 << 20
 SHORT_BYTES: Final = 1 << 20  # a start needs less: a pointer, a socket, some pages of names
-ROOMY_BYTES: Final = 4 * RESERVE_BYTES  # with less it is not made
+ROOMY_BYTES: Final = 4 * RESERVE_BYTES  # minimum of free space to create it
 
 
 class Reserve:
-    """The reserve of one state home. Its methods block for moments."""
+    """The reserve of one state home. Its methods block briefly."""
 
     def __init__(self, home: str | os.PathLike[str]) -> None:
         self._home = Path(home)
 
     def make(self) -> bool:
-        """Returns whether the reserve is there, made now where there is room for it."""
+        """Creates the reserve if there is space. Returns whether it exists."""
         path = self._home / NAME
         try:
             if path.exists():
@@ -51,8 +51,7 @@ class Reserve:
         return True
 
     def give_up_if_short(self) -> str:
-        """Removes the reserve where the state home is full. Returns a line that says what to do, ""
-        where there is room."""
+        """Removes the reserve if the state home is full, and returns a warning, else ""."""
         try:
             if self._free_bytes() >= SHORT_BYTES:
                 return ""
@@ -64,7 +63,7 @@ class Reserve:
             f"the state home {self._home} is full, {kept}: servers may fail to start; "
             f"free at least {format_size(ROOMY_BYTES)} there"
         )
-        # A client tries to start a server every few seconds: it is a warning once.
+        # A client tries to start a server every few seconds: warn once.
         log.log(logging.WARNING if had_reserve else logging.DEBUG, "%s", line)
         return line
 

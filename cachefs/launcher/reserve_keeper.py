@@ -1,5 +1,5 @@
-"""How a server keeps the reserve of its state home while it runs: see `reserve.py`, which commands
-and clients import, and which therefore imports no event loop."""
+"""The upkeep of the state home's reserve in a running server. Separate from `reserve.py`, which
+commands and clients import and which therefore imports no event loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 
 from cachefs.launcher.reserve import Reserve
 
-PAUSE_S: Final = 600.0  # between looks of a server whether there is room for it
+PAUSE_S: Final = 600.0  # between two attempts to create the reserve
 
 
 async def keep_reserve(home: str | os.PathLike[str]) -> None:
-    """Makes the reserve when there is room for it. Runs until it is cancelled."""
+    """Creates the reserve when there is space for it, until cancelled."""
     reserve = Reserve(home)
     while True:
         await asyncio.to_thread(reserve.make)

@@ -1,5 +1,5 @@
-"""What every server process of ours does alike: hear the signals that ask it to end, end, and look
-at its token file."""
+"""The common parts of the server processes: stop signals, a bounded shutdown, and the refresh of
+the token file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cachefs.client.token_file import LOOK_S, TokenFile
 log = logging.getLogger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-TELL_S: Final = 15.0  # an end that takes longer is explained in the log
-END_S: Final = 120.0  # for all that an end waits for
+TELL_S: Final = 15.0  # a shutdown that takes longer logs its waits
+END_S: Final = 120.0  # for the whole shutdown
 
 
 async def keep_fresh(tokens: TokenFile) -> None:
-    """Looks at a token file until it is cancelled. A disk that hangs holds up no other work."""
+    """Refreshes a token file until cancelled. Reads in a thread, so a hung disk blocks no work."""
     while tokens.path:
         await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(tokens.look)
 
 
 def stop_event() -> asyncio.Event:
-    """Set by the first signal that asks this process to end. Belongs to the running loop."""
+    """Returns an event that a stop signal sets. Belongs to the running loop."""
     asked = asyncio.Event()
 
     def stop(number: signal.Signals) -> None:
@@ -43,15 +43,15 @@ def stop_event() -> asyncio.Event:
 
 
 def limit_end() -> None:
-    """What this process still does is to end. Each wait of that has a limit of its own; where one
-    is broken, the log says what is waited for, and then the process ends all the same."""
-    asyncio.get_running_loop().call_later(TELL_S, _tell)
-    last = threading.Timer(END_S, _give_up)
+    """Limits the shutdown, which has begun. Each of its waits has a separate limit. If one fails,
+    logs the waits after `TELL_S` and ends the process after `END_S`."""
+    asyncio.get_running_loop().call_later(TELL_S, _log_waits)
+    last = threading.Timer(END_S, _end_late)
     last.daemon = True
     last.start()
 
 
-def _tell() -> None:
+def _log_waits() -> None:
     for task in asyncio.all_tasks():
         places = [f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in task.get_stack()]
         log.warning("not ended yet: %s at %s", task.get_coro(), ", ".join(places))
@@ -60,7 +60,7 @@ def _tell() -> None:
 
 
 def _stacks() -> list[tuple[str, str]]:
-    """Of all threads."""
+    """Returns (name, stack) of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [
         (names.get(ident, "?"), "".join(traceback.format_stack(frame)))
@@ -68,15 +68,15 @@ def _stacks() -> list[tuple[str, str]]:
     ]
 
 
-def _give_up() -> NoReturn:
+def _end_late() -> NoReturn:
     for name, stack in _stacks():
-        log.error("the end takes too long; thread %s:\n%s", name, stack)
+        log.error("the shutdown takes too long; thread %s:\n%s", name, stack)
     quit_now(1)
 
 
 def quit_now(code: int) -> NoReturn:
-    """Ends the process. All is closed and committed; a thread that is stuck in a request to an
-    origin that hangs would keep the interpreter, and who waits for its end, waiting."""
+    """Ends the process at once. Everything is closed and committed; a normal exit would wait for a
+    thread that is stuck in a request to a hung origin."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

@@ -1,10 +1,10 @@
-"""The state home on disk: private directories per source, pointers to servers, records of mounts.
+"""The state home on disk: private directories per source, pointers to servers, mount records.
 
     <home>/                                   0700
       sources/<id>/                           id: first 16 hex digits of sha256(UfsSpec.key)
         launch.lock  server.json  server.sock  namespace/  cache/  log/
         pinned                              the namespace, in hex, while policies pin something
-      clusters/<id>/                          id: the same of the master's cachefs://HOST:PORT
+      clusters/<id>/                          id: the same hash of the master's cachefs://HOST:PORT
         log/  nodes/<name>/                   one per worker of this machine
           launch.lock  server.json  server.sock  cache/  log/
       master/                                 namespace/  log/     of `cachefs master`
@@ -14,10 +14,10 @@
       tokens/<port>                          of masters of this machine; see `launcher.tokens`
     <cache dir>/launch.lock, server.json
 
-Everything here is private to one user: directories are opened with O_NOFOLLOW and must belong to
-the caller, so that nobody else can point a client at a server of theirs. Root may also read the
-state home of another user. Files are replaced whole (rename), and removed only by the process that
-they name, under a lock on their directory.
+Everything here is private to one user. Directories are opened with O_NOFOLLOW and must belong to
+the caller, so that another user cannot point a client at a foreign server. Root may also read the
+state home of another user. Files are replaced atomically (rename) and removed only by the process
+that they name, under a lock on their directory.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ CACHE_NAME: Final = "cache"
 LOG_NAME: Final = "log"
 PINNED_NAME: Final = "pinned"
 _MAX_RECORD_BYTES: Final = 1 << 20
-_CHANGE_S: Final = 5.0  # another process changes one file meanwhile
+_CHANGE_S: Final = 5.0  # for another process that changes one file
 _CHANGE_PAUSE_S: Final = 0.005
 _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """Where the server of a source, or of a cache directory, listens. `stays`: it goes on without
-    a mount, and whoever started it starts it again should it die. `url`: where others reach it."""
+    """The address of the server of a source or cache directory. `stays`: the server outlives its
+    mounts, and its starter (a service manager, an operator) restarts it. `url`: its address for
+    peers."""
 
     socket: str
     pid: int
@@ -65,7 +66,7 @@ class Pointer(msgspec.Struct, frozen=True):
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """What is mounted where: written by the FUSE client `pid`, read by the CLI."""
+    """A mount: mount point, source and processes. Written by the FUSE client, read by the CLI."""
 
     mountpoint: str
     source: UfsSpec
@@ -73,16 +74,16 @@ class MountRecord(msgspec.Struct, frozen=True):
     socket: str
     sync_interval_s: float = 60.0
     read_only: bool = True
-    supervisor: int = 0  # its pid; 0: there is none
-    uid: int = -1  # shown where the origin has none; of() puts in who mounts
+    supervisor: int = 0  # its pid; 0: none
+    uid: int = -1  # for inodes without one at the origin; of() sets the mounting user
     gid: int = -1
     file_mode: int = 0o644
     dir_mode: int = 0o755
-    owner: int = -1  # the other user in whose state home root found it; -1: the caller's own
+    owner: int = -1  # user of the state home in which root found it; -1: the caller
 
     @classmethod
     def of(cls, spec: ClientSpec, pid: int, supervisor: int = 0) -> MountRecord:
-        """The record of a client started with `spec`, made by that client."""
+        """Returns the record of a client started with `spec`. That client calls it."""
         return cls(
             mountpoint=spec.mountpoint,
             source=spec.source,
@@ -99,24 +100,25 @@ class MountRecord(msgspec.Struct, frozen=True):
 
 
 def source_id(spec: UfsSpec) -> str:
-    """The name of a source's directory."""
+    """Returns the name of a source's directory."""
     return _digest(spec.key)
 
 
 def node_name(tier_path: str) -> str:
-    """The name of the worker whose first tier is at a path."""
+    """Returns the name of the worker whose first tier is at a path."""
     return f"worker-{_digest(os.path.realpath(tier_path))}"
 
 
 def mount_id(mountpoint: str) -> str:
-    """The stem of a mount record's file name."""
+    """Returns the stem of a mount record's file name."""
     return hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
 
 
 def private_dir(path: str | os.PathLike[str]) -> Path:
-    """Create a directory (0700, with its parents) or check the one that is there.
+    """Creates a directory (0700, with its parents) or checks the existing one.
 
-    Raises AccessDenied when it is a link, or another user's; BadConfig when it cannot be made.
+    Raises AccessDenied for another user's, NotADirectory for a link, BadConfig or NoSpace when it
+    cannot be created.
     """
     path = Path(path)
     with _classified(path):
@@ -132,7 +134,7 @@ def private_dir(path: str | os.PathLike[str]) -> Path:
 
 
 class StateHome:
-    """One user's state home. Reading creates nothing; a missing home reads as an empty one."""
+    """The state home of one user. Reading creates nothing; a missing home reads as empty."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -146,8 +148,8 @@ class StateHome:
         return os.geteuid()
 
     def source_dir(self, spec: UfsSpec) -> Path:
-        """The private directory of a source, or of a cluster whichever of its paths is named;
-        created when missing. Raises AccessDenied."""
+        """Returns the private directory of a source, or of its cluster for any path in the cluster;
+        creates it if missing. Raises as `private_dir`."""
         private_dir(self.path)
         if is_cluster(spec.url):
             return self.cluster_dir(parse_cluster(spec.url).address)
@@ -155,7 +157,7 @@ class StateHome:
         return private_dir(self.path / "sources" / source_id(spec))
 
     def has_pins(self, namespace: NamespaceId) -> bool:
-        """Does a source of this namespace say that something of it is pinned?"""
+        """Returns whether a source of this namespace has pinned paths."""
         for directory in _directories(self.path / "sources"):
             with contextlib.suppress(OSError):
                 if (directory / PINNED_NAME).read_text() == namespace.hex():
@@ -163,28 +165,28 @@ class StateHome:
         return False
 
     def cluster_dir(self, address: str) -> Path:
-        """The private directory of the cluster with the master HOST:PORT."""
+        """Returns the private directory of the cluster with the master HOST:PORT; creates it."""
         private_dir(self.path)
         private_dir(self.path / "clusters")
         return private_dir(self.path / "clusters" / _digest(SCHEME + address))
 
     def node_dir(self, address: str, name: str) -> Path:
-        """The private directory of one worker of a cluster."""
+        """Returns the private directory of one worker of a cluster; creates it."""
         private_dir(self.cluster_dir(address) / "nodes")
         return private_dir(self.cluster_dir(address) / "nodes" / name)
 
     def node_dirs(self, address: str) -> list[Path]:
-        """Of every worker of a cluster that was ever started here, by name."""
+        """Returns the directories of every worker of a cluster ever started here, by name."""
         nodes = self.path / "clusters" / _digest(SCHEME + address) / "nodes"
         return _directories(nodes)
 
     def master_dir(self) -> Path:
-        """Where a master keeps what is not put elsewhere."""
+        """Returns the directory of a master's files without a configured place; creates it."""
         private_dir(self.path)
         return private_dir(self.path / "master")
 
     def log_dir(self, spec: UfsSpec) -> Path:
-        """Where the server and the clients of a source log."""
+        """Returns the log directory of the server and clients of a source; creates it."""
         self.source_dir(spec)
         return private_dir(self.log_path(spec))
 
@@ -196,24 +198,24 @@ class StateHome:
         return self.path / "sources" / source_id(spec) / LOG_NAME
 
     def server_dirs(self) -> list[Path]:
-        """The directories of every source and every worker that ever served here."""
+        """Returns the directories of every source and every worker that ever ran here."""
         nodes = (_directories(one / "nodes") for one in _directories(self.path / "clusters"))
         return [*_directories(self.path / "sources"), *(node for some in nodes for node in some)]
 
     def write_mount(self, record: MountRecord) -> None:
-        """Put a record in place, over what an earlier mount left there."""
+        """Writes a record, over that of an earlier mount at the same mount point."""
         private_dir(self.path)
         mounts = private_dir(self.path / "mounts")
         _write(mounts, _record_name(record.mountpoint), msgspec.to_builtins(record))
 
     def control_socket(self, mountpoint: str) -> Path:
-        """Where the supervisor of a mount point listens; the directory is made when missing."""
+        """Returns the path of a mount's control socket; creates the directory if missing."""
         private_dir(self.path)
         return private_dir(self.path / "mounts") / f"{mount_id(mountpoint)}.sock"
 
     def control_sockets(self) -> list[Path]:
-        """Of every mount, and those that a crash left; none of another user's home, as root would
-        follow a link there."""
+        """Returns the control sockets of every mount, including stale ones after a crash. Returns
+        none of another user's home, where root might follow a link."""
         if self.owner != os.geteuid():
             return []
         try:
@@ -222,15 +224,15 @@ class StateHome:
             return []
 
     def find_mount(self, mountpoint: str) -> MountRecord | None:
-        """The record of a mount point (absolute, no trailing '/'), or None."""
+        """Returns the record of a mount point (absolute, no trailing '/'), or None."""
         return self._record(_record_name(mountpoint))
 
     def remove_mount(self, mountpoint: str, pid: int | None = None) -> bool:
-        """Remove a record if it is still that of `pid` (None: whoever's). True if removed."""
+        """Removes a record if it names `pid` (None: any). Returns whether it did. Raises InUse."""
         return _remove(self.path / "mounts", _record_name(mountpoint), pid, self.owner)
 
     def mount_records(self) -> list[MountRecord]:
-        """Every readable record, by mount point."""
+        """Returns every readable record, sorted by mount point."""
         try:
             names = os.listdir(self.path / "mounts")
         except OSError:
@@ -241,15 +243,14 @@ class StateHome:
     def _record(self, name: str) -> MountRecord | None:
         owner = self.owner
         record = _as_record(_read(self.path / "mounts", name, owner))
-        # A record tells of the mount point that it is named for, and of no other.
+        # A file with the record of another mount point than its name's is not trusted.
         if record is None or _record_name(record.mountpoint) != name:
             return None
         return msgspec.structs.replace(record, owner=-1 if owner == os.geteuid() else owner)
 
 
 def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer | None:
-    """The pointer in a source's or a cache directory; None when missing, torn or not the owner's
-    (-1: the caller's)."""
+    """Returns a directory's pointer; None if missing, torn or not the owner's (-1: the caller)."""
     try:
         return msgspec.convert(_read(Path(directory), POINTER_NAME, owner), Pointer)
     except msgspec.ValidationError:
@@ -257,12 +258,12 @@ def read_pointer(directory: str | os.PathLike[str], owner: int = -1) -> Pointer 
 
 
 def write_pointer(directory: str | os.PathLike[str], pointer: Pointer) -> None:
-    """Put the pointer in place, whole or not at all."""
+    """Writes the pointer atomically."""
     _write(Path(directory), POINTER_NAME, msgspec.to_builtins(pointer))
 
 
 def remove_pointer(directory: str | os.PathLike[str], pid: int) -> bool:
-    """Remove the pointer if it still names `pid`; a successor's stays. True if removed."""
+    """Removes the pointer if it still names `pid`, not a successor. Returns whether it did."""
     return _remove(Path(directory), POINTER_NAME, pid)
 
 
@@ -278,12 +279,12 @@ def _directories(path: Path) -> list[Path]:
 
 
 def read_document(directory: str | os.PathLike[str], name: str) -> Any:
-    """A JSON document of ours; None when missing, torn or another user's."""
+    """Returns a JSON document; None if it is missing, torn or another user's."""
     return _read(Path(directory), name)
 
 
 def write_document(directory: str | os.PathLike[str], name: str, value: Any) -> None:
-    """Put a document of plain values in place, whole or not at all."""
+    """Writes a document of plain values atomically."""
     _write(Path(directory), name, value)
 
 
@@ -312,7 +313,7 @@ def _check_private(fd: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def _classified(path: Path) -> Iterator[None]:
-    """Turn what the system says about a directory into a typed error that names it."""
+    """Turns an OSError into a typed error that names the directory."""
     try:
         yield
     except OSError as err:
@@ -332,8 +333,8 @@ def _dir_error(path: Path, err: OSError) -> CacheFSError:
 
 @contextlib.contextmanager
 def _locked_dir(path: Path) -> Iterator[int]:
-    """A descriptor of the directory, under a lock held only for one change in it. Raises OSError
-    where another process keeps the lock for `_CHANGE_S`."""
+    """Yields a descriptor of the directory, under a lock for one change in it. Raises OSError
+    if another process holds the lock for `_CHANGE_S`."""
     fd = os.open(path, _OPEN_DIR)
     try:
         _lock(fd, time.monotonic() + _CHANGE_S)
@@ -353,7 +354,7 @@ def _lock(fd: int, deadline: float) -> None:
 
 
 def _read_at(dir_fd: int, name: str, owner: int = -1) -> Any:
-    """The JSON document, or None when missing, torn, too long or not the owner's (-1: ours)."""
+    """Returns the JSON document; None if missing, torn, too long or not the owner's (-1: ours)."""
     try:
         fd = os.open(
             name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd

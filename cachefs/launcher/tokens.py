@@ -1,11 +1,9 @@
-"""The tokens of masters that one user runs on this machine: one file (0600) a port, in the state
-home.
+"""The tokens of one user's masters on this machine: one file (0600) per port, in the state home.
 
     <home>/tokens/PORT
 
-A master and its workers make the file where it is missing. Commands, mounts and workers of the same
-user find it for a master that is named by an address of loopback, and for no other: the token of
-this machine is never sent to another one's master.
+A master or its worker creates a missing file. Commands, mounts and workers of the same user use it
+only for a master with a loopback address: the token is never sent to another machine's master.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ _OPEN_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def path_of(home: StateHome, port: int) -> Path:
-    """Where the token of the master at a port of this machine is."""
+    """Returns the path of the token of the master at a port of this machine."""
     return home.path / TOKENS_NAME / str(port)
 
 
 def find(home: StateHome, url: str) -> Security | None:
-    """How to prove oneself to the master at a URL with the token of this machine; None for a master
-    of another machine, or where there is no token."""
+    """Returns the security for the master at a URL, with the token of this machine; None for a
+    master of another machine, or if there is no token."""
     port = _own_port(url)
     if port is None or not os.path.lexists(path_of(home, port)):
         return None
@@ -44,13 +42,13 @@ def find(home: StateHome, url: str) -> Security | None:
 
 
 def find_or_make(home: StateHome, url: str) -> Security | None:
-    """As `find`; makes a token that is missing. Raises as `private_dir`."""
+    """Returns the same as `find`, after creating a missing token. Raises as `make`."""
     port = _own_port(url)
     return Security(make(home, port), own_token=True) if port is not None else None
 
 
 def make(home: StateHome, port: int) -> str:
-    """The path of the token file of a port, made where it is missing. Raises as `private_dir`."""
+    """Returns the path of a port's token file; creates it if missing. Raises as `draw`."""
     path = path_of(home, port)
     if os.path.lexists(path):
         return str(path)
@@ -59,7 +57,7 @@ def make(home: StateHome, port: int) -> str:
         with contextlib.suppress(FileExistsError):
             os.link(new, path, follow_symlinks=False)
     except OSError as err:
-        cause = f"the token cannot be kept: {err.strerror}"
+        cause = f"the token cannot be saved: {err.strerror}"
         remedy = "make room, or give --home on a file system with hard links"
         raise CacheFSError(cause, path=str(path), remedy=remedy) from err
     finally:
@@ -68,8 +66,8 @@ def make(home: StateHome, port: int) -> str:
 
 
 def draw(home: StateHome) -> str:
-    """The path of a file with a new token, which belongs to no port yet: see `keep`. Raises as
-    `private_dir`."""
+    """Creates a file with a new token, not yet assigned to a port (see `keep`), and returns its
+    path. Raises as `private_dir`; CacheFSError if it cannot be written."""
     private_dir(home.path)
     directory = private_dir(home.path / TOKENS_NAME)
     name = f"new-{secrets.token_hex(8)}"
@@ -86,12 +84,12 @@ def draw(home: StateHome) -> str:
 
 
 def keep(home: StateHome, drawn: str, port: int) -> None:
-    """The drawn token is that of a port from here on, over one that another master left there."""
+    """Assigns a drawn token to a port, over a stale one of another master."""
     os.replace(drawn, path_of(home, port))
 
 
 def remove(home: StateHome, port: int) -> None:
-    """The master at a port asks for no token. Idempotent."""
+    """Removes the token of a port, whose master requires none. Idempotent."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path_of(home, port))
 

@@ -1,4 +1,4 @@
-"""Whether a process is one of CacheFS and lives, and waiting for its end."""
+"""Checks of processes (CacheFS or not, stopped, of a user), and the wait for the end of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def is_ours(pid: int) -> bool:
-    """Is this a living process of CacheFS (and not one that got the number since)?"""
+    """Returns whether this is a live process of CacheFS, and not one that reused the pid."""
     try:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -19,7 +19,7 @@ def is_ours(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True for a process that a signal (SIGSTOP, SIGTSTP) or a debugger stopped."""
+    """Returns whether a signal (SIGSTOP, SIGTSTP) or a debugger stopped the process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -28,7 +28,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_of_user(pid: int, uid: int) -> bool:
-    """Tells whether a process runs as a user, by its real user id."""
+    """Returns whether a process runs as a user, by its real user id."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -37,7 +37,7 @@ def is_of_user(pid: int, uid: int) -> bool:
 
 
 class Watch:
-    """Watches a process by descriptor, so that a reused number is never mistaken for it."""
+    """Watches a process through a pidfd, so that a reused pid is never mistaken for it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -55,7 +55,7 @@ class Watch:
             self._fd = -1
 
     def ended(self, timeout_s: float) -> bool:
-        """Has it ended, or does it end within the time?"""
+        """Returns whether the process ends within the time. Blocks."""
         if self._fd < 0:
             return True
         poll = select.poll()
@@ -63,7 +63,7 @@ class Watch:
         return bool(poll.poll(timeout_s * 1000))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; one that has ended is no error."""
+        """Sends a signal. Does nothing if the process has ended."""
         if self._fd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._fd, number)

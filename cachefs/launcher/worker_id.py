@@ -1,5 +1,5 @@
-"""The id by which a cluster knows a worker: it stays with the tiers, so that what is in them goes
-on being owned by whoever has them. A file `worker-id` in each tier; the first one found counts.
+"""The id of a worker in its cluster: a file `worker-id` in each tier; the first one found counts.
+The id stays with the tiers, so that the worker that has them still owns the blocks in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 def read(directories: Sequence[str]) -> str:
-    """The id that the tiers know; "" where none does."""
+    """Returns the id in the tiers, "" if none has one."""
     for directory in directories:
         with contextlib.suppress(OSError), open(os.path.join(directory, NAME), "rb") as file:
             text = file.read(64).decode("ascii", "replace").strip()
@@ -29,12 +29,12 @@ def read(directories: Sequence[str]) -> str:
 
 
 def draw() -> str:
-    """A new one."""
+    """Returns a new id."""
     return uuid.uuid4().hex
 
 
 def write(directories: Sequence[str], id: str) -> None:
-    """Puts it into every tier; one that cannot be written gets it at another start."""
+    """Writes the id to every tier. A tier that cannot be written gets it at a later start."""
     for directory in directories:
         path = os.path.join(directory, NAME)
         try:
@@ -42,4 +42,4 @@ def write(directories: Sequence[str], id: str) -> None:
                 file.write(f"{id}\n")
             os.rename(f"{path}.new", path)
         except OSError as err:
-            log.warning("%s: the worker's id cannot be kept: %s", directory, err.strerror)
+            log.warning("%s: the worker's id cannot be written: %s", directory, err.strerror)

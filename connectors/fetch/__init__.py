@@ -1,1 +1,1 @@
-"""Bytes of HTTP and HTTPS bodies by libcurl: the one way in which they come from an origin."""
+"""HTTP and HTTPS transfers from an origin, by libcurl."""

@@ -1,8 +1,8 @@
-"""One request at a time on one handle of libcurl.
+"""A handle of libcurl, which serves one request at a time.
 
-A body goes into a buffer that the caller gives. Where no room is left in the buffer, libcurl is
-told to pause, and the server waits. No more than the expected size is taken, and of the body of a
-refusal no more than `ERROR_BYTES`: the request ends there.
+libcurl writes a body into the caller's buffer. If the buffer is full, the transfer is paused and
+the server waits. A request ends when its body exceeds the expected size, or the body of an error
+reply exceeds `ERROR_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import pycurl
 from connectors.fetch.request import NOTHING_MADE, Get, Head, Made, parse_head
 
 CONNECT_LIMIT_S: Final = 5.0
-ERROR_BYTES: Final = 64 << 10  # of the body of a refusal
-READ_BYTES: Final = 512 << 10  # at once, from a socket
-PIECE_BYTES: Final = 16 << 10  # at most, in one call-back
-KEPT_S: Final = 10.0  # an unused connection; less than servers keep them
-_STOP: Final = 0  # bytes taken, of more: libcurl ends the request
-_ENDS: Final = (b"\r\n", b"\n")  # lines with which a head ends
+ERROR_BYTES: Final = 64 << 10  # the most kept of the body of an error reply
+READ_BYTES: Final = 512 << 10  # per read of a socket
+PIECE_BYTES: Final = 16 << 10  # the most in one call-back
+KEPT_S: Final = 10.0  # an idle connection is kept; servers keep it for longer
+_STOP: Final = 0  # bytes accepted, fewer than given: libcurl ends the request
+_ENDS: Final = (b"\r\n", b"\n")  # the empty line that ends a head
 _SUPPRESS_CONNECT_HEADERS: Final = 265  # pycurl has no names for these two options
 _CA_CACHE_TIMEOUT: Final = 321
-CERTIFICATES_S: Final = 60  # then a connection reads the file of trusted certificates again
+CERTIFICATES_S: Final = 60  # the parsed file of trusted certificates is reused
 
 _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
     (pycurl.NOSIGNAL, 1),
@@ -35,14 +35,14 @@ _ALWAYS: Final[tuple[tuple[int, Any], ...]] = (
     (pycurl.MAXAGE_CONN, int(KEPT_S)),
     (pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2),
     (_CA_CACHE_TIMEOUT, CERTIFICATES_S),
-    (_SUPPRESS_CONNECT_HEADERS, 1),  # a kept tunnel answers without them
-    (pycurl.NOPROXY, ""),  # the option PROXY decides, not `no_proxy` of the environment
+    (_SUPPRESS_CONNECT_HEADERS, 1),  # as on a reused tunnel, which has none
+    (pycurl.NOPROXY, ""),  # PROXY decides, not `no_proxy` of the environment
 )
 
 
 def make_share() -> Any:
-    """Returns what handles of several threads have in common: TLS sessions, which new connections
-    resume, and addresses."""
+    """Returns a `CurlShare` for the handles of several threads: they share resolved addresses and
+    TLS sessions, which new connections resume."""
     share = pycurl.CurlShare()
     share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_SSL_SESSION)
     share.setopt(pycurl.SH_SHARE, pycurl.LOCK_DATA_DNS)
@@ -54,11 +54,11 @@ class Exchange:
 
     def __init__(self, limits: Iterable[tuple[int, Any]] = (), share: Any = None) -> None:
         """`limits`: options of libcurl for all requests. `share`: see `make_share`."""
-        self.refusal = bytearray()  # the body of a reply that is no success
-        self.room = memoryview(b"")  # where the next bytes of the body go
-        self.got = 0  # bytes that are in `room`
-        self.left = 0  # bytes of the body that are still expected
-        self.is_over = False  # more came than was expected
+        self.refusal = bytearray()  # the body of an error reply
+        self.room = memoryview(b"")  # the buffer of the body
+        self.got = 0  # bytes in `room`
+        self.left = 0  # bytes of the body still expected
+        self.is_over = False  # the body exceeds the expected size
         self.is_paused = False
         self._limits = tuple(limits)
         self._options: Mapping[int, Any] | None = None  # of the last request
@@ -69,7 +69,7 @@ class Exchange:
             self.curl.setopt(pycurl.SHARE, share)
 
     def begin(self, get: Get, room: memoryview) -> None:
-        """Prepares a request. Nothing of a former one is left on the handle."""
+        """Prepares a request; clears the state of the former one."""
         self._lines.clear()
         self._head = None
         self.refusal.clear()
@@ -78,34 +78,34 @@ class Exchange:
         if get.options != self._options:
             self._set_up(get.options)
         self.curl.setopt(pycurl.URL, get.url)
-        self.curl.unsetopt(pycurl.HTTPHEADER)  # an empty list leaves those of the former request
+        self.curl.unsetopt(pycurl.HTTPHEADER)  # an empty list would keep the former headers
         self.curl.setopt(pycurl.HTTPHEADER, get.headers)
 
     def _set_up(self, options: Mapping[int, Any]) -> None:
         self.curl.reset()
-        self.curl.unsetopt(pycurl.CAPATH)  # a libcurl may be built with one: it trusts no other
+        self.curl.unsetopt(pycurl.CAPATH)  # trust only CAINFO, not libcurl's built-in path
         self.curl.unsetopt(pycurl.PROXY_CAPATH)
         for option, value in (*_ALWAYS, *self._limits, *options.items()):
             self.curl.setopt(option, value)
-        self.curl.setopt(pycurl.HEADERFUNCTION, self._lines.append)  # no Python runs for a line
+        self.curl.setopt(pycurl.HEADERFUNCTION, self._lines.append)  # runs no Python per line
         self.curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         self._options = options
 
     @property
     def head(self) -> Head | None:
-        """Returns the head of the reply; None: it has not come."""
+        """The head of the reply, or None before it is received."""
         if self._head is None and self._lines and self._lines[-1] in _ENDS:
             self._head = self._last_head()
         return self._head
 
     def _last_head(self) -> Head | None:
-        """Returns the head of the reply, behind those of the statuses 1xx."""
+        """Returns the last head; None if it is an interim one (1xx)."""
         before = [at for at, line in enumerate(self._lines[:-1]) if line in _ENDS]
         head = parse_head(self._lines[before[-1] + 1 if before else 0 :])
         return None if 100 <= head.status < 200 else head
 
     def drop(self, size: int) -> None:
-        """The caller has taken the first `size` bytes; the rest moves to the buffer's start."""
+        """Drops the first `size` bytes, moves the rest to the start, and resumes the transfer."""
         rest = self.got - size
         self.room[:rest] = self.room[size : self.got]
         self.got = rest
@@ -115,15 +115,15 @@ class Exchange:
 
     @property
     def proxy_status(self) -> int:
-        """Returns the status by which a proxy refused a tunnel or a request; 0: none did."""
-        if self.head is not None and self.head.status == 407:  # no origin answers so
+        """The status with which a proxy refused the tunnel or the request; 0: no refusal."""
+        if self.head is not None and self.head.status == 407:  # no origin sends this status
             return 407
         status: int = self.curl.getinfo(pycurl.HTTP_CONNECTCODE)
         return status if status >= 300 else 0
 
     @property
     def made(self) -> Made:
-        """Returns the connections that the last request made."""
+        """The connections that the last request made."""
         connections: int = self.curl.getinfo(pycurl.NUM_CONNECTS)
         if not connections:
             return NOTHING_MADE
@@ -132,7 +132,7 @@ class Exchange:
 
     @property
     def may_resolve(self) -> bool:
-        """Returns whether a name may still be looked up, though the request has ended."""
+        """True if a lookup of the host name may still run, although the request has ended."""
         return not self.curl.getinfo(pycurl.NAMELOOKUP_TIME)
 
     def close(self) -> None:

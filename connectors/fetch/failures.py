@@ -1,4 +1,4 @@
-"""What a failure of libcurl means, as one of our errors. Pure."""
+"""Translation of libcurl's failures to typed errors. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TLS: Final = frozenset(
 _MEANINGS: Final[dict[int, tuple[type[CacheFSError], str, str]]] = {
     pycurl.E_COULDNT_RESOLVE_HOST: (Unreachable, "the endpoint cannot be reached", _ENDPOINT),
     pycurl.E_COULDNT_CONNECT: (Unreachable, "the endpoint cannot be reached", _ENDPOINT),
-    pycurl.E_URL_MALFORMAT: (OriginError, "the endpoint's URL makes no sense", _ENDPOINT),
-    pycurl.E_BAD_CONTENT_ENCODING: (OriginError, "the server sends other bytes than it has", ""),
+    pycurl.E_URL_MALFORMAT: (OriginError, "the endpoint URL is malformed", _ENDPOINT),
+    pycurl.E_BAD_CONTENT_ENCODING: (OriginError, "the reply has an unsupported encoding", ""),
     pycurl.E_UNSUPPORTED_PROTOCOL: (OriginError, "the endpoint does not speak HTTP", _ENDPOINT),
     pycurl.E_FTP_WEIRD_SERVER_REPLY: (
         OriginError,
@@ -36,8 +36,8 @@ _MEANINGS: Final[dict[int, tuple[type[CacheFSError], str, str]]] = {
 def from_curl(
     code: int, text: str, path: str, *, has_body: bool, proxy_status: int
 ) -> CacheFSError:
-    """Returns the error that libcurl's `code` is. `has_body`: the head of a right reply had come.
-    `proxy_status`: with which a proxy refused to connect; 0: none did."""
+    """Returns the typed error for libcurl's `code`. `has_body`: the head of a 2xx reply was
+    received. `proxy_status`: the status with which a proxy refused to connect; 0: no refusal."""
     if proxy_status == 407:
         remedy = "set user and password in HTTPS_PROXY"
         return Unreachable("the proxy wants credentials", remedy=remedy, path=path)

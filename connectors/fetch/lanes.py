@@ -1,9 +1,8 @@
-"""Bodies that a thread reads piece by piece: the thread that wants the bytes moves them itself,
-from the socket through libcurl into a buffer of its own. No other thread is woken for them.
+"""The connection pool of a source, and the bodies that threads read from it in chunks.
 
-A lane is a handle of libcurl with the connection that it keeps. Lanes are kept for later requests
-of the same source. Nothing is retried, but for a kept connection that the server closed before it
-answered, which libcurl replaces.
+The reading thread itself drives libcurl from the socket into its buffer; no other thread is woken.
+A lane is a handle of libcurl with its connection, kept for later requests of the same source.
+Nothing is retried; libcurl only replaces a kept connection that the server closed before its reply.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from connectors.idle import register
 from connectors.until import LEAST_BYTES_PER_S, until
 
 CHUNK_BYTES: Final = 1 << 20
-CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # a chunk that takes longer is silence
-SILENCE_LIMIT_S: Final = 20.0  # before the head of a reply
+CHUNK_LIMIT_S: Final = CHUNK_BYTES / LEAST_BYTES_PER_S  # the timeout of one chunk
+SILENCE_LIMIT_S: Final = 20.0  # the timeout of a reply's head
 LEAST_WAIT_S: Final = 0.1
 MOST_KEPT: Final = 64
 
@@ -49,8 +48,8 @@ class Lane:
         self._multi.add(self.exchange)
 
     def wait(self, holds: Callable[[], bool], until_s: float) -> bool:
-        """Moves the request on until `holds` does or the request has ended. False when neither has
-        come at `until_s`."""
+        """Drives the request until `holds()` or its end. Returns False if neither happens before
+        `until_s` (`time.monotonic`)."""
         while self.ended is None and not holds():
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -60,14 +59,14 @@ class Lane:
         return True
 
     def end(self) -> None:
-        """Forgets the request; its connection is kept if the reply was read to its end."""
+        """Ends the request; keeps the connection if the reply was read to its end."""
         self._multi.remove(self.exchange)
         self.exchange.room = memoryview(b"")
         self._may_resolve = self.exchange.may_resolve
 
     def close(self) -> None:
-        """Waits for nothing. libcurl would wait for a name that is being looked up, which may hang
-        for as long as the resolver's limit (10 s and more): another thread waits for that."""
+        """Closes the lane without blocking. libcurl would wait for a name lookup in progress, up to
+        the resolver's timeout (10 s and more), so another thread does that."""
         if self._may_resolve:
             threading.Thread(target=self._close, name="name-lookup", daemon=True).start()
         else:
@@ -79,20 +78,20 @@ class Lane:
         _open.discard(self)
 
 
-# Keeps the garbage collector from libcurl's handles until their lane is closed: pycurl's finalizers
-# fail, or abort the process, where the collector runs them in an order of its own.
+# Keeps each lane reachable until it is closed. If the garbage collector finalizes pycurl's handles
+# in any order, they fail or abort the process.
 _open: Final[set[Lane]] = set()
 
 
 class FetchBody:
-    """A reply: its head, and its body as `connectors.base.Body`. The chunks lie in the same buffer.
-    Closing it early ends the request, and a thread that reads from it sees the end."""
+    """A reply: its head, and its body as `connectors.base.Body`. All chunks use one buffer. An
+    early `close` ends the request, and the iteration of a reading thread ends."""
 
-    def __init__(self, lane: Lane, give: Callable[[Lane], None], get: Get, path: str) -> None:
-        """Sends the request and waits for the head of its reply; of a refusal for its body, too.
-        Raises Unreachable, and what a connection that fails is."""
+    def __init__(self, lane: Lane, release: Callable[[Lane], None], get: Get, path: str) -> None:
+        """Sends the request and waits for the head of the reply, and for the body of an error
+        reply. Raises Unreachable on a timeout, else the errors of `from_curl`."""
         self._lane: Lane | None = lane
-        self._give = give
+        self._release = release
         self._get = get
         self._path = path
         self._lock = threading.Lock()  # held by the thread that drives the lane
@@ -109,7 +108,7 @@ class FetchBody:
         until_s = max(now + LEAST_WAIT_S, min(now + SILENCE_LIMIT_S, until()))
         lane.wait(lambda: exchange.head is not None and exchange.head.is_success, until_s)
         if exchange.head is not None and exchange.head.status != 407:
-            # Its status says enough, whatever the body of a refusal is.
+            # The status suffices, even if the body of an error reply is incomplete.
             return exchange.head, bytes(exchange.refusal)
         if lane.ended is None:
             raise Unreachable("no answer in time", path=self._path)
@@ -140,14 +139,14 @@ class FetchBody:
                 return
 
     def _receive(self, lane: Lane) -> CacheFSError | None:
-        """Fills the buffer. Returns what ended the body too early, or too late."""
+        """Fills the buffer. Returns the error of a body that stalls, ends early or is too long."""
         exchange = lane.exchange
         in_time = lane.wait(
             lambda: self._is_closed or exchange.is_paused or exchange.got >= CHUNK_BYTES,
             time.monotonic() + CHUNK_LIMIT_S,
         )
         if not in_time:
-            return Unreachable("no more bytes in time", path=self._path)
+            return Unreachable("the rest of the body did not arrive in time", path=self._path)
         if lane.ended is None:
             return None
         if exchange.is_over:
@@ -160,8 +159,9 @@ class FetchBody:
 
     def _too_long(self) -> CacheFSError:
         if self._get.is_limit:
-            return OriginError(f"a reply of more than {self._get.size >> 20} MiB", path=self._path)
-        return BadBody("the body is longer than was asked for", path=self._path)
+            cause = f"the reply has more than {self._get.size >> 20} MiB"
+            return OriginError(cause, path=self._path)
+        return BadBody("the body is longer than requested", path=self._path)
 
     def _failed(self, ended: Ended, *, has_body: bool) -> CacheFSError:
         return from_curl(
@@ -174,26 +174,26 @@ class FetchBody:
 
     @contextlib.contextmanager
     def _driving(self) -> Iterator[Lane | None]:
-        """None once it was closed."""
+        """Yields the lane and holds the lock; yields None after `close`."""
         with self._lock:
             yield self._lane if not self._is_closed else None
-        self._settle()
+        self._release_lane()
 
     def close(self) -> None:
         self._is_closed = True
         lane = self._lane
         if lane is not None:
             lane.wake()
-        self._settle()
+        self._release_lane()
 
-    def _settle(self) -> None:
-        """Gives the lane of a closed body back, unless a thread drives it, which then does."""
+    def _release_lane(self) -> None:
+        """Returns the lane of a closed body to the pool, or leaves that to the driving thread."""
         while self._is_closed and self._lane is not None and self._lock.acquire(blocking=False):
             try:
                 lane, self._lane = self._lane, None
                 if lane is not None:
                     lane.end()
-                    self._give(lane)
+                    self._release(lane)
             finally:
                 self._lock.release()
 
@@ -202,25 +202,25 @@ class FetchBody:
 
 
 class Lanes:
-    """The kept lanes of one source. Thread-safe, without a lock: a body may be collected, and give
-    its lane back, while any thread is in here."""
+    """The kept lanes of one source. Thread-safe without a lock, since the garbage collector may
+    return a body's lane inside any of these calls."""
 
     def __init__(self, tell_made: TellMade = tell_nobody) -> None:
-        """`tell_made` is called after each request that made a connection, by the thread of it."""
-        self._share = make_share()  # of this source alone
+        """`tell_made` is called by the thread of a request that made a connection, after it."""
+        self._share = make_share()
         self._tell_made = tell_made
         self._idle: collections.deque[tuple[Lane, float]] = collections.deque()
         self._is_closed = False
         register(self)
 
     def get(self, get: Get, path: str) -> FetchBody:
-        """Sends a request. Raises what `FetchBody` does; the caller looks at the head."""
+        """Returns the reply to a request; the caller checks its status. Raises as `FetchBody`."""
         return FetchBody(self._take(), self._keep, get, path)
 
     def _take(self) -> Lane:
-        """The one that was used last, or a new one."""
+        """Returns the most recently used idle lane, or a new one."""
         while self._idle:
-            with contextlib.suppress(IndexError):  # another thread took it
+            with contextlib.suppress(IndexError):  # another thread emptied it
                 lane, since_s = self._idle.pop()
                 if time.monotonic() - since_s < KEPT_S:
                     return lane
@@ -234,14 +234,14 @@ class Lanes:
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Closes lanes that were not used for `KEPT_S`, and those beyond `MOST_KEPT`."""
+        """Closes the lanes that were idle for `KEPT_S`, and those beyond `MOST_KEPT`."""
         before_s = time.monotonic() - KEPT_S if not self._is_closed else float("inf")
-        with contextlib.suppress(IndexError):  # another thread took it
+        with contextlib.suppress(IndexError):  # another thread emptied it
             while self._idle[0][1] < before_s or len(self._idle) > MOST_KEPT:
                 self._idle.popleft()[0].close()
 
     def close(self) -> None:
-        """Idempotent. Lanes in use are closed as they are given back."""
+        """Closes the idle lanes; lanes in use are closed when they are returned. Idempotent."""
         self._is_closed = True
         with contextlib.suppress(IndexError):
             while True:

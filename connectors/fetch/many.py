@@ -1,36 +1,36 @@
-"""Whole small files, many at once, in one thread: for a file of 100 KB a change of threads costs
-more than the reading does (`bench/cold_small`).
+"""Whole small files, many requests at once, driven by one thread: for a file of 100 KB a change of
+threads costs more than the read (`bench/cold_small`).
 
-Only what goes well is done here. After any other answer the read is given back, to be done by an
-ordinary thread, which knows what the answer means and tries again.
+A read fails on any reply but the expected one. The caller then leaves the file to an ordinary
+thread, which knows what the reply means and retries.
 """
 
 from __future__ import annotations
 
 import collections
-import logging
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import pycurl
 
 from cachefs.core.errors import OriginError, Unreachable
 from connectors.fetch.exchange import Exchange
-from connectors.fetch.multi import Ended, Multi
+from connectors.fetch.multi import Ended, Multi, close_handles
 from connectors.fetch.request import AT_ONCE, NOTHING_MADE, Get, Made
 from connectors.until import LEAST_BYTES_PER_S
 
-log = logging.getLogger(__name__)
-
 BODY_BYTES: Final = 1 << 20  # the largest file
+ROOM_BYTES: Final = 16 << 20  # of the buffers of all requests in flight; other reads wait
 LIMIT_S: Final = BODY_BYTES / LEAST_BYTES_PER_S  # of one read: slower ones count as silence
-SILENCE_LIMIT_S: Final = 10  # others wait behind it: a thread has more patience
+SILENCE_LIMIT_S: Final = 10  # other reads wait for a place: a thread has more patience
 ROUND_BYTES: Final = 32 << 10  # of buffers, so that files of about one size share them
-KEPT_BYTES: Final = 8 << 20  # of buffers, while nothing is read into them
+KEPT_BYTES: Final = 8 << 20  # of buffers that no request uses
+
+EVENTS_AT_ONCE: Final = 16  # of sockets: TLS takes 0.1 ms for the body of one, and others wait
 
 Taken = Callable[[memoryview | None, int, str, Made], None]
-"""The body, valid during the call, or None; how many bytes of it came; an error's code; the
-connections that the read made."""
+"""Receives the body, or None; how many bytes of it arrived; the code of the error, or ""; the
+connections that the read made. The receiver returns the body with `give_back`. Must not raise."""
 
 
 def _limits() -> Iterable[tuple[int, int]]:
@@ -39,91 +39,99 @@ def _limits() -> Iterable[tuple[int, int]]:
     yield pycurl.LOW_SPEED_TIME, SILENCE_LIMIT_S
 
 
-class Inbox(Protocol):
-    """A descriptor by which the thread is told what to read."""
-
-    def fileno(self) -> int: ...
-    def ready(self) -> bool:
-        """Something came: starts what it asks for. False: nothing more will."""
-
-    def turned(self) -> None:
-        """Some reads may have ended, and the thread is about to wait."""
-
-
 class Many:
-    """Reads that are started, by the inbox and by those that are told of others, while this serves.
-    Owned by one thread."""
+    """Small reads in flight. One thread calls all methods. It calls `turn` when the descriptor
+    `fileno()` is readable, at `due_s`, and after `start`; no other method waits for anything."""
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-        self._multi = Multi(AT_ONCE, inbox.fileno())
-        self._coming: collections.deque[tuple[Get, Taken]] = collections.deque()
+    def __init__(self) -> None:
+        """Raises OSError where no descriptors are left."""
+        self._multi = Multi(AT_ONCE)
+        self._waiting: collections.deque[tuple[Get, Taken]] = collections.deque()
         self._running: dict[Exchange, tuple[Get, Taken]] = {}
         self._idle: list[Exchange] = []
+        self._used_bytes = 0  # of buffers of requests, and of bodies that were not returned
         self._buffers: list[bytearray] = []  # the last one is used next: it is in the CPU's cache
         self._kept_bytes = 0
+        _open.add(self)
+
+    def fileno(self) -> int:
+        """Returns the descriptor that is readable while `turn` has something to do."""
+        return self._multi.fileno()
+
+    @property
+    def due_s(self) -> float | None:
+        """The time at which `turn` is to be called at the latest (monotonic); None: no time."""
+        return self._multi.due_s
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if reads wait for a buffer or a connection: `turn` starts them."""
+        return bool(self._waiting)
 
     def start(self, get: Get, taken: Taken) -> None:
-        """Reads a file of at most `BODY_BYTES`. `taken` is called exactly once, and not before this
-        returns."""
-        self._coming.append((get, taken))
+        """Reads a file of at most `BODY_BYTES`. `taken` is called exactly once, in `turn` or
+        `close`."""
+        self._waiting.append((get, taken))
 
-    def serve(self) -> None:
-        """Until the inbox has ended; then all reads are given back, and this serves no second time.
-        Raises what the inbox, or who is told of a read, raises: also then."""
-        try:
-            goes_on = True
-            while goes_on:
-                self._begin_some()
-                self._inbox.turned()
-                for ended in self._multi.turn(LIMIT_S):
-                    self._finish(ended)
-                goes_on = not self._multi.has_mail or self._inbox.ready()
-        finally:
-            self._give_back()
+    def turn(self, limit_s: float = 0.0) -> None:
+        """Moves the requests on; waits for up to `limit_s` seconds until one can move."""
+        self._begin_some()
+        for ended in self._multi.turn(limit_s, EVENTS_AT_ONCE):
+            self._finish(ended)
+        self._begin_some()
 
-    def _give_back(self) -> None:
-        left = [*self._running.values(), *self._coming]
+    def give_back(self, body: memoryview) -> None:
+        """Takes a body back that `taken` received."""
+        buffer = body.obj
+        assert isinstance(buffer, bytearray)
+        self._used_bytes -= len(buffer)
+        if self._kept_bytes + len(buffer) <= KEPT_BYTES:
+            self._buffers.append(buffer)
+            self._kept_bytes += len(buffer)
+
+    def close(self) -> None:
+        """Ends all reads. Waits for nothing, see `close_handles`."""
+        failed = [*self._running.values(), *self._waiting]
+        close_handles(self._multi, [*self._running, *self._idle])
         self._running.clear()
-        self._coming.clear()
-        self._multi.close()
-        for _, taken in left:
-            try:
-                taken(None, 0, Unreachable.code, NOTHING_MADE)
-            except Exception:  # the others are told all the same
-                log.exception("a read of a small file could not be given back")
+        self._waiting.clear()
+        self._idle.clear()
+        _open.discard(self)
+        for _, taken in failed:
+            taken(None, 0, Unreachable.code, NOTHING_MADE)
 
     def _begin_some(self) -> None:
-        while self._coming and len(self._running) < AT_ONCE:
-            get, taken = self._coming.popleft()
+        while self._waiting and self._has_place(self._waiting[0][0].size):
+            get, taken = self._waiting.popleft()
             exchange = self._idle.pop() if self._idle else Exchange(_limits())
             self._running[exchange] = get, taken
-            exchange.begin(get, memoryview(self._buffer(get.size))[: get.size])
+            exchange.begin(get, memoryview(self._take_buffer(get.size))[: get.size])
             self._multi.add(exchange)
+
+    def _has_place(self, size_bytes: int) -> bool:
+        return len(self._running) < AT_ONCE and self._used_bytes + size_bytes <= ROOM_BYTES
 
     def _finish(self, ended: Ended) -> None:
         exchange = ended.exchange
         get, taken = self._running.pop(exchange)
-        body, came = exchange.room, exchange.got
+        body, received_bytes, made = exchange.room, exchange.got, exchange.made
         is_right = ended.code == 0 and get.is_answer(exchange.head) and exchange.left == 0
         is_cut = ended.code not in (0, pycurl.E_WRITE_ERROR)
         exchange.room = memoryview(b"")
         self._idle.append(exchange)
-        code = "" if is_right else Unreachable.code if is_cut else OriginError.code
-        taken(body if is_right else None, came, code, exchange.made)
-        self._keep(body)
+        if is_right:
+            return taken(body, received_bytes, "", made)
+        self.give_back(body)
+        taken(None, received_bytes, Unreachable.code if is_cut else OriginError.code, made)
 
-    def _buffer(self, size_bytes: int) -> bytearray:
-        if self._buffers:
-            buffer = self._buffers.pop()
-            self._kept_bytes -= len(buffer)
-            if len(buffer) >= size_bytes:
-                return buffer
-        return bytearray(-(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+    def _take_buffer(self, size_bytes: int) -> bytearray:
+        buffer = self._buffers.pop() if self._buffers else bytearray()
+        self._kept_bytes -= len(buffer)
+        if len(buffer) < size_bytes:
+            buffer = bytearray(-(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+        self._used_bytes += len(buffer)
+        return buffer
 
-    def _keep(self, body: memoryview) -> None:
-        buffer = body.obj
-        assert isinstance(buffer, bytearray)
-        if self._kept_bytes + len(buffer) <= KEPT_BYTES:
-            self._buffers.append(buffer)
-            self._kept_bytes += len(buffer)
+
+# Keeps the garbage collector from libcurl's handles until they are closed, see `lanes`.
+_open: Final[set[Many]] = set()

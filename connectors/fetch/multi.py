@@ -1,8 +1,8 @@
-"""Requests under way on handles of libcurl, driven by one thread: CurlMulti on epoll.
+"""The requests in flight on handles of libcurl, driven by one thread: CurlMulti on epoll.
 
-libcurl says by call-backs which sockets to watch and when to come back at the latest. The latter is
-kept: OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the same
-for descriptors below 1024 only.
+libcurl sets by call-backs the sockets to watch and the time of its next call. That time must be
+met, since OpenSSL may hold decrypted bytes that no socket reports. `CurlMulti.select` would do the
+same for descriptors below 1024 only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import pycurl
@@ -23,11 +24,11 @@ _EVENTS: Final = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-_LONGEST_S: Final = 60.0  # of one wait, whatever libcurl says
+_LONGEST_S: Final = 60.0  # the longest wait, even if libcurl allows more
 
 
 class Ended(NamedTuple):
-    """A request that has ended. `code`: libcurl's; 0: the reply came to its end."""
+    """A request that has ended. `code` is libcurl's; 0: the reply is complete."""
 
     exchange: Exchange
     code: int
@@ -35,22 +36,17 @@ class Ended(NamedTuple):
 
 
 class Multi:
-    """Owned by one thread at a time; `wake` alone may be called by any other."""
+    """A CurlMulti and its epoll. Owned by one thread at a time; any thread may call `wake`."""
 
-    def __init__(self, connections: int, inbox: int = -1) -> None:
-        """Keeps so many connections at most for later requests. `inbox`: a descriptor that `turn`
-        looks at, too."""
+    def __init__(self, connections: int) -> None:
+        """Keeps up to `connections` of them for later requests."""
         self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._inbox = inbox
-        self.has_mail = False  # the inbox could be read at the last turn
-        if inbox >= 0:
-            self._epoll.register(inbox, select.EPOLLIN)
-        self._lock = threading.Lock()  # of the bell's end
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._lock = threading.Lock()  # guards the close of `_wake_fd`
         self._is_closed = False
         self._watched: set[int] = set()
-        self._due_s: float | None = None  # monotonic; when libcurl wants to be called
+        self.due_s: float | None = None  # monotonic; when libcurl wants to be called
         self._running: dict[Any, Exchange] = {}
         self._curl: Any = pycurl.CurlMulti()
         self._curl.setopt(pycurl.M_MAXCONNECTS, connections)
@@ -58,31 +54,33 @@ class Multi:
         self._curl.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
 
     def add(self, exchange: Exchange) -> None:
-        """Starts a request that was begun; it goes on in `turn`."""
+        """Starts a request after `Exchange.begin`; `turn` drives it."""
         self._running[exchange.curl] = exchange
         self._curl.add_handle(exchange.curl)
 
     def remove(self, exchange: Exchange) -> None:
-        """Ends a request; a connection whose reply was not read to its end is closed."""
+        """Ends a request; closes its connection unless the reply was read to its end."""
         if self._running.pop(exchange.curl, None) is not None:
             self._curl.remove_handle(exchange.curl)
 
-    def turn(self, limit_s: float) -> list[Ended]:
-        """Waits for at most `limit_s` seconds, or until something happens; moves all requests on.
-        Returns those that have ended, which are removed."""
+    def fileno(self) -> int:
+        """Returns the descriptor that is readable while `turn` has something to do."""
+        return self._epoll.fileno()
+
+    def turn(self, limit_s: float, events_at_once: int = -1) -> list[Ended]:
+        """Waits for at most `limit_s` seconds, or until something happens; moves requests on, those
+        of up to `events_at_once` sockets (-1: all). Returns those that have ended, which are
+        removed."""
         wait_s = min(limit_s, _LONGEST_S)
-        if self._due_s is not None:
-            wait_s = min(wait_s, self._due_s - time.monotonic())
-        self.has_mail = False
-        for fd, events in self._epoll.poll(max(0.0, wait_s)):
-            if fd == self._inbox:
-                self.has_mail = True
-            elif fd == self._bell:
-                os.eventfd_read(self._bell)
+        if self.due_s is not None:
+            wait_s = min(wait_s, self.due_s - time.monotonic())
+        for fd, events in self._epoll.poll(max(0.0, wait_s), events_at_once):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
             elif fd in self._watched:
                 self._curl.socket_action(fd, _action(events))
-        if self._due_s is not None and self._due_s <= time.monotonic():
-            self._due_s = None
+        if self.due_s is not None and self.due_s <= time.monotonic():
+            self.due_s = None
             self._curl.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return self._ended()
 
@@ -99,10 +97,10 @@ class Multi:
         return ended
 
     def wake(self) -> None:
-        """From any thread: a `turn` under way, or else the next one, returns soon."""
+        """Makes the current `turn`, or else the next one, return soon. From any thread."""
         with self._lock:
             if not self._is_closed:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Ends all requests and closes all connections. Idempotent."""
@@ -112,21 +110,21 @@ class Multi:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self._bell)
+                os.close(self._wake_fd)
         self._epoll.close()
 
     def _on_socket(self, what: int, fd: int, multi: Any, data: Any) -> None:
         events = _EVENTS.get(what, 0)
         if fd in self._watched:
             self._watched.discard(fd)
-            with contextlib.suppress(OSError):  # the socket is closed: epoll has forgotten it
+            with contextlib.suppress(OSError):  # a closed socket is no longer in the epoll
                 self._epoll.unregister(fd)
         if events:
             self._watched.add(fd)
             self._epoll.register(fd, events)
 
     def _on_timer(self, timeout_ms: int) -> None:
-        self._due_s = time.monotonic() + timeout_ms / 1000 if timeout_ms >= 0 else None
+        self.due_s = time.monotonic() + timeout_ms / 1000 if timeout_ms >= 0 else None
 
 
 def _action(events: int) -> int:
@@ -134,3 +132,20 @@ def _action(events: int) -> int:
     action |= pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
     action |= pycurl.CSELECT_ERR if events & select.EPOLLERR else 0
     return action
+
+
+def close_handles(multi: Multi, exchanges: Iterable[Exchange]) -> None:
+    """Ends all requests and closes their connections. Waits for nothing: libcurl would wait for a
+    name that is being looked up, which may hang for as long as the resolver's limit (10 s and
+    more). Another thread waits for that."""
+    exchanges = [*exchanges]
+
+    def close() -> None:
+        multi.close()
+        for exchange in exchanges:
+            exchange.close()
+
+    if any(exchange.may_resolve for exchange in exchanges):
+        threading.Thread(target=close, name="name-lookup", daemon=True).start()
+    else:
+        close()

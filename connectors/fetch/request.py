@@ -1,4 +1,4 @@
-"""What is asked of a server, and the head of its reply. Pure."""
+"""HTTP requests and the heads of replies. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from connectors.base import clean_etag
 
-AT_ONCE: Final = 256  # small files that are on their way together, of all sources
+AT_ONCE: Final = 256  # small-file reads in flight, of all sources together
 NOT_SENT: Final = "not-sent"
-# A head that says one of these twice says nothing.
+# A head with two of one of these is invalid.
 _ONCE: Final = frozenset({"content-length", "content-range", "etag", "transfer-encoding"})
 _NAMES: Final = {
     name.encode(): name
@@ -18,18 +18,17 @@ _NAMES: Final = {
 
 
 class Get(NamedTuple):
-    """A GET request, or a HEAD. `options` are libcurl's, by their numbers: certificates, proxy,
-    signature."""
+    """A GET or HEAD request. `options` are libcurl's, by number: certificates, proxy, signature."""
 
     url: str
     headers: Sequence[str]  # lines without their ends
-    size: int  # of the body that is expected, in bytes
+    size: int  # of the expected body, in bytes
     options: Mapping[int, Any]
-    answer: Sequence[tuple[str, str]] = ()  # headers of the right reply; names in lower case
-    is_limit: bool = False  # fewer bytes than `size` may come, too
+    answer: Sequence[tuple[str, str]] = ()  # required headers of the reply; names in lower case
+    is_limit: bool = False  # True: `size` is a maximum
 
     def is_answer(self, head: Head | None) -> bool:
-        """Returns whether a reply with this head is the one that was asked for."""
+        """Returns whether this is the head of the expected reply."""
         return (
             head is not None
             and head.status == 206
@@ -43,8 +42,7 @@ class Get(NamedTuple):
 
 
 class Made(NamedTuple):
-    """New connections of requests. libcurl tells by its handles how many there were and whether TLS
-    shook hands, and not whether that resumed a session."""
+    """The counts of new connections and of their TLS handshakes, resumed sessions included."""
 
     connections: int
     handshakes: int
@@ -55,19 +53,19 @@ TellMade = Callable[[Made], None]
 
 
 def tell_nobody(made: Made) -> None:
-    """Is a `TellMade` where nobody counts."""
+    """Discards the count: a `TellMade` for callers without a meter."""
 
 
 class Ask(NamedTuple):
-    """A request for all of a small file, and what is called once with its outcome: how many bytes
-    of the body came; "", an error's code or `NOT_SENT`. `made` is told of new connections."""
+    """A request for a whole small file, and its call-backs. `ended` is called once with the bytes
+    received, and with "", the code of an error or `NOT_SENT`. `made` receives new connections."""
 
     get: Get
     ended: Callable[[int, str], None]
     made: TellMade = tell_nobody
 
     def also(self, ended: Callable[[int, str], None]) -> Ask:
-        """Returns the same request, of whose outcome `ended` is told, too, and first."""
+        """Returns the same request that also calls `ended`, before the former call-back."""
         before = self.ended
 
         def both(size: int, error: str) -> None:
@@ -78,7 +76,7 @@ class Ask(NamedTuple):
 
 
 class Head:
-    """The status and the headers of a reply, names in lower case. Status 0: it makes no sense."""
+    """The status and the headers of a reply, names in lower case. Status 0: an invalid head."""
 
     __slots__ = ("headers", "is_success", "status")
 
@@ -89,14 +87,14 @@ class Head:
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether the bytes that come are those that the store has. A Content-Encoding says
-        how the store got them, and is none of the transfer's."""
+        """True if the body is the object's stored bytes. A Content-Encoding does not matter: it is
+        metadata of the object and does not change the transfer."""
         return self.headers.get("transfer-encoding", "chunked").lower() == "chunked"
 
 
 def parse_head(lines: Sequence[bytes]) -> Head:
-    """Returns the head that these lines are; the first one is the status line. Of the headers only
-    those are kept that somebody looks at. Raises nothing."""
+    """Returns the head that these lines form; the first is the status line. Keeps only the headers
+    in `_NAMES`. Never raises."""
     version, _, rest = lines[0].strip().partition(b" ")
     status = rest.partition(b" ")[0]
     if not version.startswith(b"HTTP/1.") or not (len(status) == 3 and status.isdigit()):

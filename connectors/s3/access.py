@@ -1,7 +1,7 @@
-"""How to reach one bucket: endpoint, region, addressing, certificates, proxies, credentials.
+"""The access to one bucket: endpoint, region, addressing, certificates, proxies, credentials.
 
-All of it is resolved by botocore's own rules (profile, environment, shared files, web identity,
-containers, instances), once, at the first request; the options of the source come first.
+They are resolved once, at the first request, by botocore's rules (profile, environment, shared
+files, web identity, containers, instances). The options of the source take precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_CREDENTIALS: Final = "set AWS_PROFILE or --aws-profile NAME, or --anonymous f
 
 
 class Keys(NamedTuple):
-    """Credentials at one moment. Never logged: `repr` shows none of it."""
+    """Credentials at one moment. `repr` hides them from logs."""
 
     access_key: str
     secret_key: str
@@ -38,10 +38,10 @@ class Keys(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where requests for the bucket go."""
+    """The address of the bucket, and the settings of its connections."""
 
     url: str  # of the bucket, without a trailing '/'
-    service_url: str  # of the service: what an object client takes with path-style addressing
+    service_url: str  # of the service, as for path-style addressing
     region: str
     virtual: bool
     aws: bool
@@ -50,8 +50,8 @@ class Endpoint(NamedTuple):
 
 
 class S3Credentials:
-    """The credentials chain of one source. Thread-safe; renews by itself what botocore can renew,
-    and looks again from the start after `forget` (a rotated file, a new login)."""
+    """The credentials chain of one source. Thread-safe. botocore renews the credentials if it can;
+    after `forget` the chain is searched again (a rotated file, a new login)."""
 
     def __init__(self, options: S3Options) -> None:
         self._profile = options.profile or None
@@ -60,7 +60,7 @@ class S3Credentials:
         self._found: Any = None
 
     def current(self) -> Keys | None:
-        """None: requests are not signed. Raises CredentialsMissing."""
+        """Returns the credentials; None: requests are unsigned. Raises CredentialsMissing."""
         if self.anonymous:
             return None
         try:
@@ -75,7 +75,7 @@ class S3Credentials:
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     def forget(self) -> None:
-        """The origin refused them as expired."""
+        """Discards the credentials, after the origin refused them."""
         with self._lock:
             self._found = None
 
@@ -89,7 +89,7 @@ class S3Credentials:
 
 
 def open_session(profile: str | None) -> Any:
-    """A botocore session; raises botocore's own errors when the profile cannot be used."""
+    """Returns a botocore session. Raises botocore's errors if the profile cannot be used."""
     return botocore.session.Session(
         event_hooks=copy.copy(_builtin_handlers()), include_builtin_handlers=False, profile=profile
     )
@@ -97,15 +97,15 @@ def open_session(profile: str | None) -> Any:
 
 @functools.cache
 def _builtin_handlers() -> Any:
-    """Returns botocore's own event handlers. A session that registers them itself takes 16 ms of
-    CPU time, one with a copy takes 2 ms."""
+    """Returns botocore's event handlers. A session that registers them takes 16 ms of CPU time, one
+    with a copy takes 2 ms."""
     return botocore.session.Session().get_component("event_emitter")
 
 
 def resolve_endpoint(bucket: str, options: S3Options) -> Endpoint:
-    """The endpoint by options, environment and profile, without asking the network. Raises
-    CredentialsMissing for a bad profile, Unsupported for a kind of bucket that cannot be used,
-    BadConfig for an endpoint or a region that no request can carry."""
+    """Returns the endpoint by options, environment and profile, without a request. Raises
+    CredentialsMissing for a bad profile, Unsupported for a directory bucket, BadConfig for an
+    endpoint or a region that is not printable ASCII."""
     if bucket.endswith("--x-s3"):
         raise Unsupported("directory buckets (S3 Express) cannot be used", path=f"s3://{bucket}")
     try:
@@ -147,7 +147,7 @@ def _address(
 
 
 def in_region(endpoint: Endpoint, bucket: str, region: str, options: S3Options) -> Endpoint:
-    """The same bucket in another region; an endpoint of AWS has the region in its name."""
+    """Returns the endpoint in another region; AWS has the region in the host name."""
     if region == endpoint.region:
         return endpoint
     if not endpoint.aws or options.endpoint_url:

@@ -1,7 +1,7 @@
-"""The S3 connector. Its requests go out by libcurl (`connectors.s3.http`).
+"""The S3 connector. libcurl sends its requests (`connectors.s3.http`).
 
-Directories exist by the keys below them. mtime has whole seconds in every answer, so that the
-fingerprints of a listing and of a HEAD agree; the etag stands without its quotes.
+Directories exist by the keys below them. mtime has whole seconds in every entry, so that the
+fingerprints of a listing and of a HEAD agree; the etag has no quotes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from connectors.s3.options import S3Options
 from connectors.whole import EmptyBody, joined
 
 PAGE_KEYS: Final = 1000
-REQUESTS_S: Final = 60.0  # then credentials are looked at again
-NOT_SAID_NS: Final = -1  # no time of whole seconds
+REQUESTS_S: Final = 60.0  # small reads reuse the region and the credentials
+NO_TIME_NS: Final = -1  # no Last-Modified; never equal to a time of whole seconds
 _LAST_CHAR: Final = "\U0010ffff"
 _CAPABILITIES: Final = Capabilities(
     ordered_listings=True,
@@ -45,7 +45,7 @@ _CAPABILITIES: Final = Capabilities(
 
 
 class S3Connector:
-    """One bucket, or what is below a prefix of it. Resolves nothing before the first request."""
+    """A bucket, or a prefix of it. Resolves nothing before the first request."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class S3Connector:
         options: S3Options | None = None,
         tell_made: TellMade = tell_nobody,
     ) -> None:
-        """`prefix` has no leading and no trailing '/'. `tell_made` is told of connections; it is
-        called by any thread."""
+        """`prefix` has no leading and no trailing '/'. Any thread may call `tell_made` with new
+        connections."""
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._tell_made = tell_made
@@ -73,7 +73,7 @@ class S3Connector:
     # Names.
 
     def _key(self, path: bytes) -> str:
-        """The key of a path. Raises NotFound for a name that no key has."""
+        """Returns the key of a path. Raises NotFound for a name that no key has."""
         try:
             text = path.decode()
         except UnicodeDecodeError:
@@ -95,7 +95,8 @@ class S3Connector:
             self._explain_empty()
 
     def _has_keys(self, prefix: str) -> bool:
-        """Asks for more while a page has none: a store may pass over deleted keys so."""
+        """Returns whether a key has the prefix. Fetches further pages while a page is empty, as a
+        store may send them for deleted keys."""
         query = {"prefix": prefix, "max-keys": "1"}
         progress, token = Progress(), ""
         while True:
@@ -132,12 +133,12 @@ class S3Connector:
         try:
             reply = self._http.send(self._http.requests().head(key), path)
         except (AccessDenied, OriginError):
-            self._list({"prefix": key, "max-keys": "1"})  # a HEAD's error has no words; this has
+            self._list({"prefix": key, "max-keys": "1"})  # its error has a cause, a HEAD's has none
             raise
         joined(reply)  # to its end, so that the connection is kept
         headers = reply.head.headers
         if "content-length" not in headers:
-            raise BadBody("a HEAD without a length", path=path)
+            raise BadBody("the reply to a HEAD has no Content-Length", path=path)
         size = parse_size(headers["content-length"])
         if size is None:
             raise NotFound("an object of an impossible size is not shown", path=path)
@@ -202,7 +203,7 @@ class S3Connector:
         return joined(self.read(path, 0, version.size, version))
 
     def ask(self, path: bytes, version: Fingerprint) -> Ask | None:
-        """See `Connector`; from a moment after a thread has read a whole file."""
+        """Returns a request, or None; see `Connector` and `connectors.asking`."""
         requests, size = self._turns.current(), version.size
         if requests is None or not size or not version.etag:
             return None
@@ -219,36 +220,36 @@ class S3Connector:
     def _check(
         self, head: Head, key: str, path: bytes, offset: int, size: int, version: Fingerprint
     ) -> None:
-        """Raises unless the reply is the one that was asked for."""
+        """Raises unless the reply matches the request and the version."""
         if not head.is_plain:
-            raise OriginError("the server sends other bytes than it has", path=self._shown(path))
+            raise OriginError("the reply has an unsupported encoding", path=self._shown(path))
         content_range = head.headers.get("content-range", "")
         if head.status != 206 or not content_range:
             raise OriginError("the server ignores ranges", path=self._shown(path))
         total = content_range.rpartition("/")[2]
         if total != str(version.size):
             raise Stale("the object is another version now", path=self._shown(path))
-        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NOT_SAID_NS)
+        mtime_ns = parse_http_date(head.headers.get("last-modified", ""), NO_TIME_NS)
         etag = clean_etag(head.headers.get("etag", "")) or self._etag_of(key, mtime_ns, version)
         self._compare(Fingerprint(Kind.FILE, version.size, mtime_ns, etag), version, path)
         if content_range != f"bytes {offset}-{offset + size - 1}/{total}":
-            raise BadBody("the reply carried another range", path=self._shown(path))
+            raise BadBody("the reply has another range than requested", path=self._shown(path))
         length = head.headers.get("content-length", str(size))
         if length != str(size):
             cause = f"a body of {length} bytes instead of {size}"
             raise BadBody(cause, path=self._shown(path))
 
     def _compare(self, found: Fingerprint, version: Fingerprint, path: bytes) -> None:
-        """Same etag and size; where listings have no etags, same mtime. Raises Stale."""
+        """Raises Stale unless size and etag are equal (size and mtime if there is no etag)."""
         by_etag = found.etag == version.etag
         by_time = found.mtime_ns == version.mtime_ns
         if found.size != version.size or not (by_etag if version.etag else by_time):
             raise Stale("the object is another version now", path=self._shown(path))
 
     def _etag_of(self, key: str, mtime_ns: int, version: Fingerprint) -> str:
-        """Asks for the etag of a reply that lacks it and has this mtime; "" where none is proven.
-        The object of the version, of the reply and of the HEAD that follows it has one mtime: so
-        it was not written in between, and the etag that the HEAD says is that of the reply."""
+        """Returns the etag of a reply that lacks it and has this mtime, from a HEAD; "" if it is
+        not proven. Equal mtimes of the version, the reply and the HEAD prove that the object was
+        not written in between."""
         if not version.etag or mtime_ns != version.mtime_ns:
             return ""
         now = self._head(key)
@@ -256,14 +257,13 @@ class S3Connector:
 
 
 def _continued(token: str) -> dict[str, str]:
-    """How to ask for the page that a token names; "": the first one."""
+    """Returns the query parameters for the page of a token; "": the first page."""
     return {"continuation-token": token} if token else {}
 
 
 def _start_after(after: bytes) -> str:
-    """The StartAfter of an order key. After a directory every key below it is skipped: what is
-    listed once more all the same (a server decides whether a common prefix is "after") is dropped
-    by `directory_page`."""
+    """Returns the StartAfter of an order key. It skips every key below a directory. If a server
+    lists the common prefix again, `directory_page` drops it."""
     try:
         text = after.decode()
     except UnicodeDecodeError as error:

@@ -1,5 +1,5 @@
-"""Every failure of an S3 request as one of our errors: the only place that knows S3's error codes
-and how botocore words its own. Pure."""
+"""Translation of the failures of S3 and botocore to typed errors: S3's error codes, and botocore's
+exception classes. Pure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _REGION: Final = frozenset(
     }
 )
 _PASSING: Final = frozenset({"RequestTimeout", "OperationAborted", "InternalError"})
-# What parsing raises: for torn XML, for an unknown encoding, for one of several bytes.
+# Errors of the parser: malformed XML, an unknown encoding, a multi-byte encoding.
 XML_ERRORS: Final = (ElementTree.ParseError, LookupError, ValueError)
 
 
 class S3Failure(NamedTuple):
-    """What a reply that is not 2xx said."""
+    """The error document of a reply that is not 2xx."""
 
     status: int
     code: str = ""
@@ -47,7 +47,7 @@ class S3Failure(NamedTuple):
 
 
 def parse_failure(status: int, body: bytes, request_id: str = "", region: str = "") -> S3Failure:
-    """The error document of a reply; an empty or strange body leaves the status alone."""
+    """Returns the error document of a reply; only its status if the body is empty or malformed."""
     try:
         root = ElementTree.fromstring(body) if body else None
     except XML_ERRORS:
@@ -65,7 +65,7 @@ def parse_failure(status: int, body: bytes, request_id: str = "", region: str = 
 
 
 def classify(failure: S3Failure, path: str = "") -> CacheFSError:
-    """The error that a failed request is."""
+    """Returns the typed error of a failed request."""
     kind, cause, remedy = _by_code(failure) or _by_status(failure)
     return kind(cause, remedy=remedy, path=path, request_id=failure.request_id)
 
@@ -74,50 +74,50 @@ _Verdict = tuple[type[CacheFSError], str, str]
 
 
 def _by_code(failure: S3Failure) -> _Verdict | None:
-    code, said = failure.code, _said(failure)
+    code, details = failure.code, _details(failure)
     if code == "NoSuchBucket":
         return errors.NotFound, "no such bucket", "check the bucket's name and the endpoint"
     if code in _EXPIRED:
         return errors.CredentialsMissing, "the credentials have expired", RENEW
     if code in _BAD_KEY:
-        return errors.AccessDenied, said, "check the credentials and the profile"
+        return errors.AccessDenied, details, "check the credentials and the profile"
     if code == "InvalidObjectState":
         return errors.Archived, "the object is archived", ARCHIVED
     if code == "RequestTimeTooSkewed":
-        return errors.CredentialsMissing, "this machine's clock is wrong: " + said, CLOCK
+        return errors.CredentialsMissing, "this machine's clock is wrong: " + details, CLOCK
     if code in _REGION or failure.status == 301:
         wanted = f": the server wants {failure.region}" if failure.region else ""
-        return errors.OriginError, f"wrong region{wanted} ({said})", WRONG_REGION
+        return errors.OriginError, f"wrong region{wanted} ({details})", WRONG_REGION
     if code == "InvalidBucketName":
         return errors.NotFound, "no bucket can have this name", "check the bucket's name"
     if code in _THROTTLED:
-        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+        return errors.Throttled, f"the origin throttles requests ({details})", ""
     if code in _PASSING:
-        return errors.Unavailable, said, ""
+        return errors.Unavailable, details, ""
     return None
 
 
 def _by_status(failure: S3Failure) -> _Verdict:
-    status, said = failure.status, _said(failure)
+    status, details = failure.status, _details(failure)
     if status == 404:
         return errors.NotFound, "no such object", ""
     if status in (401, 403):
-        return errors.AccessDenied, f"access denied ({said})", MAY_READ
+        return errors.AccessDenied, f"access denied ({details})", MAY_READ
     if status in (412, 416):
         return errors.Stale, "the object is another version now", ""
     if status == 429:
-        return errors.Throttled, f"the origin asks for fewer requests ({said})", ""
+        return errors.Throttled, f"the origin throttles requests ({details})", ""
     if status >= 500:
-        return errors.Unavailable, f"the origin failed for now ({said})", ""
-    return errors.OriginError, f"the origin refused ({said})", ""
+        return errors.Unavailable, f"the origin failed temporarily ({details})", ""
+    return errors.OriginError, f"the origin refused ({details})", ""
 
 
-def _said(failure: S3Failure) -> str:
+def _details(failure: S3Failure) -> str:
     words = f"{failure.status} {failure.code}".strip()
     return f"{words}: {failure.message}" if failure.message else words
 
 
-# botocore: by the names of its classes, so that this module does not import it.
+# botocore's errors, by class name, so that this module does not import it.
 
 _CREDENTIALS: Final = (
     ("ProfileNotFound", "choose one: --aws-profile NAME"),
@@ -137,7 +137,7 @@ _CREDENTIALS: Final = (
 
 
 def from_botocore(error: BaseException) -> CacheFSError:
-    """Returns the error that an exception of botocore's chain of credentials means."""
+    """Returns the typed error for an exception of botocore's credentials chain."""
     names = {cls.__name__ for cls in type(error).__mro__}
     for name, remedy in _CREDENTIALS:
         if name in names:

@@ -1,5 +1,4 @@
-"""Requests to one bucket, which libcurl signs and sends (`connectors.fetch`). No retries; every
-failure is one of our errors."""
+"""Requests to a bucket, which libcurl signs and sends. No retries; every error is a typed one."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from connectors.s3.access import Endpoint, Keys, S3Credentials, in_region, resol
 from connectors.s3.errors import classify, parse_failure
 from connectors.s3.options import S3Options
 
-LISTING_BYTES: Final = 16 << 20  # of a page: 1,000 keys of 1,024 bytes, encoded, make 4 MiB
+LISTING_BYTES: Final = 16 << 20  # the largest page; 1,000 keys of 1,024 bytes, encoded, are 4 MiB
 _KEY_SAFE: Final = "/-_.~"
 _QUERY_SAFE: Final = "-_.~"
-_HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # a size may be impossible
+_HEAD: Final = {pycurl.NOBODY: 1, pycurl.IGNORE_CONTENT_LENGTH: 1}  # libcurl rejects a bad size
 _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -35,7 +34,7 @@ class Requests:
         trusted = get_cert_path(endpoint.verify)
         self._url = endpoint.url
         self._options: dict[int, Any] = {
-            pycurl.PROXY: proxy,  # "": none, whatever the environment says
+            pycurl.PROXY: proxy,  # "": none, even if the environment has one
             pycurl.CAINFO: trusted,
             pycurl.PROXY_CAINFO: trusted,
         }
@@ -76,8 +75,8 @@ class Requests:
 
 
 class S3Http:
-    """Sends the requests of one source. Thread-safe. The endpoint is resolved at the first request,
-    and again after a failure to do so."""
+    """The sender of one source's requests. Thread-safe. The endpoint is resolved at the first
+    request; if that fails, at the next one."""
 
     def __init__(self, bucket: str, options: S3Options, tell_made: TellMade) -> None:
         self._bucket = bucket
@@ -88,7 +87,7 @@ class S3Http:
         self._endpoint: Endpoint | None = None
 
     def requests(self) -> Requests:
-        """Returns what describes requests; it holds as long as the credentials do. Raises
+        """Returns a builder of requests, valid as long as the credentials are. Raises
         CredentialsMissing (also for a bad profile), Unreachable (no region found), Unsupported."""
         with self._lock:
             if self._endpoint is None:
@@ -97,11 +96,11 @@ class S3Http:
         return Requests(self._endpoint, keys, self._options.requester_pays)
 
     def _find_endpoint(self) -> Endpoint:
-        """Returns the endpoint, in the region that the bucket has."""
+        """Returns the endpoint in the region of the bucket."""
         endpoint = resolve_endpoint(self._bucket, self._options)
         if self._options.region:
             return endpoint
-        # An anonymous HEAD tells the region on AWS only.
+        # Only AWS reports the region to an anonymous HEAD.
         keys = None if endpoint.aws else self._credentials.current()
         asked = Requests(endpoint, keys, requester_pays=False).head("")
         reply = self._lanes.get(asked, f"s3://{self._bucket}")
@@ -112,7 +111,7 @@ class S3Http:
         return in_region(endpoint, self._bucket, region, self._options)
 
     def send(self, request: Get, path: str) -> FetchBody:
-        """Returns the reply to a request, which the caller reads or closes. Raises the typed errors
+        """Returns the reply to a request, which the caller reads or closes. Raises a typed error
         for a reply that is not 2xx."""
         reply = self._lanes.get(request, path)
         if not reply.head.is_success:
@@ -121,10 +120,10 @@ class S3Http:
         return reply
 
     def _refuse(self, reply: FetchBody, path: str) -> None:
-        """Raises what a reply that is not 2xx means. Credentials that were refused are looked for
-        again at the next request."""
+        """Raises the typed error of a reply that is not 2xx. Discards refused credentials, so that
+        the next request searches the chain again."""
         failure = parse_failure(
-            reply.head.status or 502,  # of a head that makes no sense
+            reply.head.status or 502,  # 0: an invalid head
             reply.refusal,
             reply.head.headers.get("x-amz-request-id", "").split(",")[0],
             reply.head.headers.get("x-amz-bucket-region", ""),
@@ -135,5 +134,5 @@ class S3Http:
         raise error
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the connections. Idempotent."""
         self._lanes.close()

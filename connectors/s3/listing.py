@@ -1,7 +1,7 @@
-"""The pages of ListObjectsV2: parsed strictly and fast (5 us a key), made into entries. Pure.
+"""The pages of ListObjectsV2: strict and fast parsing (5 us a key), conversion to entries. Pure.
 
-An object whose size no file has is hidden and counted, as a key is that no file system can show. A
-time out of bounds is clamped, one that cannot be read is that of the epoch.
+An object whose size no file can have is hidden and counted, like a key that no file system can
+show. A time out of bounds is clamped; a time that cannot be parsed becomes the Unix epoch.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from connectors.s3.errors import XML_ERRORS
 
 DIRECTORY: Final = Fingerprint(Kind.DIRECTORY)
 _NOT_PLAIN: Final = (b"<!DOCTYPE", b"<!ENTITY", b"\0")  # the last: UTF-16, which hides the others
-IDLE_PAGES: Final = 10_000  # in a row, see `Progress`: 10 million deleted objects
+IDLE_PAGES: Final = 10_000  # in a row (10 million deleted objects), see `Progress`
 
 
 class Listed(NamedTuple):
-    """One object of a listing."""
+    """An object of a listing."""
 
     key: str
-    fingerprint: Fingerprint | None  # None: of a size that no file has
+    fingerprint: Fingerprint | None  # None: a size that no file can have
 
 
 class Listing(NamedTuple):
-    """One reply. `token`: how to ask for the next, "" at the end."""
+    """A reply. `token`: the continuation token of the next page, "" at the end."""
 
     objects: list[Listed]
     prefixes: list[str]
@@ -39,24 +39,23 @@ class Listing(NamedTuple):
 
     @property
     def greatest(self) -> str:
-        """The last name of the page in the order of keys; "" where it has none."""
+        """The last name of the page in key order; "" if it has none."""
         return max((*(key for key, _ in self.objects), *self.prefixes), default="")
 
 
 class Progress:
-    """Whether the pages of one listing lead anywhere. A store may answer pages without a name while
-    it passes over deleted ones; a listing whose pages bring no greater name for `IDLE_PAGES` pages
-    has no end. How long that takes says nothing."""
+    """The check that one listing ends. A store may send pages without a name while it skips deleted
+    objects. `IDLE_PAGES` pages in a row without a greater name are an error, however slow."""
 
     def __init__(self) -> None:
         self._greatest = ""
         self._idle_pages = 0
 
-    def check(self, asked: str, listing: Listing) -> None:
-        """Takes the reply to the token `asked`. Raises OriginError for a listing without an end."""
+    def check(self, token: str, listing: Listing) -> None:
+        """Checks the reply to `token` ("": none). Raises OriginError for an endless listing."""
         if not listing.token:
             return
-        if listing.token == asked:
+        if listing.token == token:
             raise OriginError("a page of the listing names itself as the next one")
         if (greatest := listing.greatest) > self._greatest:
             self._greatest, self._idle_pages = greatest, 0
@@ -64,22 +63,22 @@ class Progress:
         self._idle_pages += 1
         if self._idle_pages > IDLE_PAGES:
             raise OriginError(
-                f"the listing has no end: {self._idle_pages} pages brought no new name, and each"
-                " names a next page"
+                f"the listing has no end: {self._idle_pages} pages in a row had no new name, and"
+                " each names a next page"
             )
 
 
 def parse_listing(body: bytes) -> Listing:
-    """Raises BadBody for a torn reply, OriginError for one that is no listing."""
+    """Parses a reply. Raises BadBody for an incomplete one, OriginError if it is no listing."""
     if any(mark in body for mark in _NOT_PLAIN):
-        raise OriginError("the listing is no plain XML")
+        raise OriginError("the listing has a DOCTYPE, an entity or a NUL byte")
     try:
         root = ElementTree.fromstring(body)
     except XML_ERRORS as error:
-        raise BadBody(f"a torn listing ({error})") from error
+        raise BadBody(f"the listing is malformed or incomplete ({error})") from error
     namespace, _, name = root.tag.rpartition("}")
     if name != "ListBucketResult":
-        raise OriginError(f"the endpoint answers <{name}> to a listing: no S3 server?")
+        raise OriginError(f"the endpoint sent <{name}> instead of a listing: no S3 server?")
     return _parse(root, f"{namespace}}}" if namespace else "")
 
 
@@ -88,7 +87,7 @@ def _parse(root: ElementTree.Element, ns: str) -> Listing:
     token = root.findtext(f"{ns}NextContinuationToken") or ""
     truncated = root.findtext(f"{ns}IsTruncated") == "true"
     if truncated and not token:
-        raise BadBody("a listing says that more follows, and not how to ask for it")
+        raise BadBody("the listing is truncated but has no continuation token")
     objects = _objects(root, ns, encoded)
     texts = (item.text for group in root.iterfind(f"{ns}CommonPrefixes") for item in group)
     prefixes = [_key(text or "", encoded) for text in texts]
@@ -103,7 +102,7 @@ def _objects(root: ElementTree.Element, ns: str, encoded: bool) -> list[Listed]:
         of = item.findtext
         key = of(key_tag)
         if not key:
-            raise BadBody("a listing with an object without a key")
+            raise BadBody("the listing has an object without a key")
         size, etag = parse_size(of(size_tag, "")), clean_etag(of(etag_tag, ""))
         mtime_ns = _mtime_ns(of(time_tag, ""))
         fingerprint = None if size is None else Fingerprint(Kind.FILE, size, mtime_ns, etag)
@@ -116,7 +115,7 @@ def _key(text: str, encoded: bool) -> str:
 
 
 def _mtime_ns(text: str) -> int:
-    """Whole seconds, as HEAD has no more."""
+    """Returns the time in whole seconds, the precision of a HEAD."""
     try:
         return whole_seconds_ns(datetime.fromisoformat(text))
     except ValueError:
@@ -124,7 +123,7 @@ def _mtime_ns(text: str) -> int:
 
 
 def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
-    """The children of `prefix` in a listing with a delimiter, in order, those beyond `after`."""
+    """Returns the children of `prefix` after `after`, in order, of a listing with delimiter."""
     start = _below(listing, prefix)
     files: dict[bytes, Fingerprint] = {}
     hidden = 0
@@ -133,7 +132,7 @@ def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
         if keys.visible(name) and fingerprint is not None:
             files[name] = fingerprint
         else:
-            hidden += bool(name)  # the marker of the directory itself is nothing hidden
+            hidden += bool(name)  # the marker of the directory itself does not count
     names = {found[start:].encode()[:-1] for found in listing.prefixes}
     directories = {name for name in names if keys.visible(name)}
     hidden += len(names) - len(directories) + keys.directories_win(files, directories)
@@ -144,7 +143,7 @@ def directory_page(listing: Listing, prefix: str, after: bytes = b"") -> Page:
 
 
 def _below(listing: Listing, prefix: str) -> int:
-    """Where names start; a server that lists what was not asked for is not believed."""
+    """Returns the offset of names in keys. Raises OriginError for a key outside of `prefix`."""
     keys_listed = (key for key, _ in listing.objects)
     if not all(key.startswith(prefix) for key in (*keys_listed, *listing.prefixes)):
         raise OriginError(f"the listing has keys that are not below {prefix!r}")
@@ -152,7 +151,7 @@ def _below(listing: Listing, prefix: str) -> int:
 
 
 def tree_page(listing: Listing, prefix: str) -> Page:
-    """The files, and the directories that markers make, in a listing without a delimiter."""
+    """Returns the files, and the directories of markers, from a listing without a delimiter."""
     start = _below(listing, prefix)
     files: dict[bytes, Fingerprint] = {}
     marked: set[bytes] = set()
@@ -163,7 +162,7 @@ def tree_page(listing: Listing, prefix: str) -> Page:
         if not is_directory and fingerprint is not None:
             files[path] = fingerprint
             continue
-        if not is_directory:  # hidden by its size: its directories exist
+        if not is_directory:  # hidden by its size, but its directories exist
             hidden += 1
             path = path.rpartition(b"/")[0]
         if path:
@@ -176,7 +175,7 @@ def tree_page(listing: Listing, prefix: str) -> Page:
 
 
 def _implied(files: dict[bytes, Fingerprint]) -> set[bytes]:
-    """The directories above the files of a page; neighbours mostly share theirs."""
+    """Returns the directories above the files of a page."""
     implied: set[bytes] = set()
     for path in files:
         directory = path.rpartition(b"/")[0]

@@ -1,4 +1,4 @@
-"""The options of an `s3://` source: one table, one meaning each, checked before use."""
+"""The options of an `s3://` source, and their validation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cachefs.core.errors import BadConfig
 OPTIONS: Final[dict[str, str]] = {
     "endpoint_url": "URL of the S3 server; default: the environment's or profile's, else AWS",
     "profile": "profile in the AWS configuration files; default: AWS_PROFILE, or the default chain",
-    "region": "region to sign for; default: asked of the bucket, then the profile's, us-east-1",
-    "requester_pays": "true: the requests say that the requester pays for them; default false",
+    "region": "region to sign for; default: the bucket's, else the profile's, else us-east-1",
+    "requester_pays": "true: the requester pays for the requests; default false",
     "anonymous": "true: requests are not signed (public buckets); default false",
     "ca_bundle": "PEM file of certificates; default: AWS_CA_BUNDLE, the profile's, the system's",
     "addressing_style": "path | virtual | auto (virtual on AWS, path elsewhere); default auto",
@@ -27,7 +27,7 @@ _FALSE: Final = frozenset({"", "false", "0", "no", "off"})
 
 
 class S3Options(msgspec.Struct, frozen=True):
-    """The parsed options; "" where none was given."""
+    """The parsed options; "" means not given."""
 
     endpoint_url: str = ""
     profile: str = ""
@@ -39,7 +39,7 @@ class S3Options(msgspec.Struct, frozen=True):
 
 
 def parse_options(options: Mapping[str, str]) -> S3Options:
-    """Checks every name and value. Raises BadConfig naming the option, or the nearest one."""
+    """Checks and returns the options. Raises BadConfig that names the option or a similar one."""
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -69,7 +69,7 @@ def _endpoint(url: str) -> str:
 
 
 def _host(url: str) -> str:
-    """Returns the host of a URL; "": it has none."""
+    """Returns the host of a URL, or ""."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:  # half an IPv6 address
@@ -98,5 +98,5 @@ def _addressing_style(style: str) -> str:
 
 
 def _flag(name: str) -> str:
-    """Returns an option as it is typed."""
+    """Returns the command-line flag of an option."""
     return "--" + name.replace("_", "-")

@@ -1,5 +1,5 @@
-"""Small files that come by the process for them: the same bytes, accounts and errors as by the
-threads, and what does not come that way comes the ordinary one."""
+"""Small files that the loop reads, many at once: the same bytes, accounts and errors as with
+threads, which read a file where the loop fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import contextlib
 import errno
 import os
 import random
-import resource
 import shutil
-import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -33,7 +30,6 @@ from cachefs.core.errors import (
 from cachefs.core.model import Origin
 from connectors.fetch.request import AT_ONCE, Ask
 from tests.services.hanging_disk import hanging_disk
-from tests.services.processes import is_running
 from tests.services.small_origin import FAULTS, SmallOrigin
 from tests.unit.worker import rig as rig_module
 from tests.unit.worker.rig import LIMIT_S, MIB, NAMESPACE, Rig, only, open_reader, until
@@ -44,7 +40,7 @@ from worker.cache.load_requests import Load, Loaded
 from worker.cache.loads import FREE_PLACES
 from worker.cache.tier import Tier
 from worker.fill.source import OriginSource, Purpose, SourceBody
-from worker.fill.transfer import Transfer
+from worker.fill.transfer import DiskFault, Transfer
 from worker.names.late_connector import AGAIN_S, LateConnector
 from worker.store.directory import TierDirectory
 from worker.store.holds import Hold
@@ -52,7 +48,6 @@ from worker.store.holds import Hold
 SMALL = 110 << 10
 SEED = random.SystemRandom().getrandbits(32)
 SHARED_MEMORY = Path("/dev/shm")
-PROCESS = "process"
 
 
 @pytest.fixture
@@ -79,20 +74,20 @@ def place(
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, str]:
-    """By whom each file was written to the tier last."""
+    """How each file got into the tier last: `store`, by the loop, or `run`, by a thread."""
     names: dict[bytes, str] = {}
-    came, run = Transfer.came, Transfer.run
+    store, run = Transfer.store, Transfer.run
 
-    def by_process(self: Transfer, *args: int) -> None:
-        names[self._origin.path] = PROCESS
-        came(self, *args)
+    def stores(self: Transfer, fd: int, body: memoryview) -> None:
+        names[self._origin.path] = "store"
+        store(self, fd, body)
 
-    def by_thread(self: Transfer, source: Any, fd: int, purpose: Purpose) -> None:
-        names[self._origin.path] = threading.current_thread().name
+    def runs(self: Transfer, source: Any, fd: int, purpose: Purpose) -> None:
+        names[self._origin.path] = "run"
         run(self, source, fd, purpose)
 
-    monkeypatch.setattr(Transfer, "came", by_process)
-    monkeypatch.setattr(Transfer, "run", by_thread)
+    monkeypatch.setattr(Transfer, "store", stores)
+    monkeypatch.setattr(Transfer, "run", runs)
     return names
 
 
@@ -104,7 +99,7 @@ def made_rig(directory: Path, origin: SmallOrigin, limit_bytes: int = 64 * MIB) 
 
 
 def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
-    """No descriptor, thread or process of a worker may be left, and no connection to the origin."""
+    """No descriptor or thread of a worker may be left, and no connection to the origin."""
 
     async def whole() -> None:
         await script
@@ -113,16 +108,14 @@ def run(origin: SmallOrigin, script: Awaitable[None]) -> None:
     rig_module.run(whole())
     # The end of a thread is seen a moment after its last call.
     for thread in threading.enumerate():
-        if thread.name.startswith(("fetch-", "ask-", "load-", "reap")):
+        if thread.name.startswith(("fetch-", "ask-", "load-")):
             thread.join(LIMIT_S)
             assert not thread.is_alive(), thread.name
 
 
 async def read(worker: Cache, ino: int) -> bytes:
-    """All of a file; a process that is being started is ready then."""
-    data = await rig_module.read(worker, ino)
-    await launched(only(worker))
-    return data
+    """All of a file."""
+    return await rig_module.read(worker, ino)
 
 
 async def read_in(tier: Tier, rig: Rig, ino: int) -> bytes:
@@ -130,27 +123,14 @@ async def read_in(tier: Tier, rig: Rig, ino: int) -> bytes:
     opened = await tier.opens.open(rig.space.origins[ino], past_tier=False)
     assert opened.fd is not None
     with open(opened.fd, "rb") as file:
-        data = file.read()
-    await launched(tier)
-    return data
-
-
-async def launched(tier: Tier) -> None:
-    small = tier._supply.small
-    await until(lambda: not small._is_launching)
-    await until(lambda: small._engine._run is None or small._engine.is_ready)
+        return file.read()
 
 
 async def learnt(worker: Cache, rig: Rig, ino: int) -> None:
-    """The first small file of the source: read by a thread. And there is a process for others."""
+    """The first small file of the source: an ordinary thread reads it."""
     before = rig.origin.calls["read"]
     assert await read(worker, ino) == rig.data[ino]
     assert rig.origin.calls["read"] == before + 1
-    await learnt_process(worker)
-
-
-async def learnt_process(worker: Cache) -> None:
-    await until(lambda: only(worker)._supply.small._engine.is_ready)
 
 
 @contextlib.asynccontextmanager
@@ -189,7 +169,7 @@ async def published(rig: Rig, names: set[str]) -> None:
 # ---- what goes well ------------------------------------------------------------------------------
 
 
-def test_after_the_first_file_of_a_source_the_process_reads_them(
+def test_after_the_first_file_of_a_source_one_thread_reads_them(
     place: Path, origin: SmallOrigin, stored: dict[bytes, str]
 ) -> None:
     async def script() -> None:
@@ -214,7 +194,7 @@ def test_after_the_first_file_of_a_source_the_process_reads_them(
                 key = rig.content(ino).key
                 sums = only(worker).parts.tier.index.checksums(key, len(rig.data[ino]))[1]
                 assert sums == {0: xxhash.xxh3_64_intdigest(rig.data[ino])}
-        assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {PROCESS}
+        assert {stored[path_of(rig, ino)] for ino in inos[1:]} == {"store"}
         async with rig.worker() as worker:
             for ino in inos:
                 assert await read(worker, ino) == rig.data[ino]
@@ -307,7 +287,7 @@ def test_what_does_not_come_is_read_by_a_thread_and_then_it_goes_on(
             origin.fault(path_of(rig, 3), fault, times=2)  # a kept connection is tried again
             assert await read(worker, 3) == rig.data[3]
             assert rig.origin.calls["read"] == 2
-            assert stored[path_of(rig, 3)] != PROCESS
+            assert stored[path_of(rig, 3)] == "run"
             assert origin.ended[-1][1], "an error was told"
             for ino in (4, 5):
                 assert await read(worker, ino) == rig.data[ino]
@@ -334,8 +314,6 @@ def test_an_origin_that_never_answers_so_is_hardly_asked(
         async with rig.worker() as worker:
             for ino in range(1, files + 1):
                 assert await read(worker, ino) == rig.data[ino]
-                if ino == 1:
-                    await learnt_process(worker)
             assert rig.origin.calls["read"] == files
             asked = [2, 3, 5, 9, 17, 33, 65, 129, 257]
             assert origin.began == [path_of(rig, ino) for ino in asked]
@@ -434,39 +412,6 @@ def test_many_faults_among_many_readers(place: Path, origin: SmallOrigin) -> Non
             await recorded(worker)
             assert worker.status()["origin_bytes"] == sum(len(rig.data[ino]) for ino in inos)
             assert len(origin.served) > len(inos) // 4
-            await published(rig, {rig.name(ino) for ino in inos})
-
-    run(origin, script())
-
-
-def test_the_process_is_killed_among_many_readers(place: Path, origin: SmallOrigin) -> None:
-    """What it was at comes again by threads; later ones by the next process."""
-
-    async def script() -> None:
-        rig = made_rig(place, origin)
-        inos = [rig.put(number, rig.random.randrange(1, 200_000)) for number in range(1, 201)]
-        kills = 3
-
-        async def reader(worker: Cache, order: list[int]) -> None:
-            for ino in order:
-                assert await read(worker, ino) == rig.data[ino]
-
-        async def killer(worker: Cache) -> None:
-            for number in range(1, kills + 1):
-                await until(lambda: len(origin.served) > number * 30)  # noqa: B023
-                os.kill(process_of(worker), signal.SIGKILL)
-                await until(lambda: only(worker)._supply.small._engine._run is None)
-                only(worker)._supply.small._engine._again_s = 0.0
-                origin.connector.turns._failures = 0
-
-        async with rig.worker() as worker:
-            await learnt(worker, rig, 1)
-            orders = [rig.random.sample(inos, len(inos)) for _ in range(8)]
-            await asyncio.gather(killer(worker), *(reader(worker, order) for order in orders))
-            await recorded(worker)
-            most = sum(len(rig.data[ino]) for ino in inos) + kills * AT_ONCE * 200_000
-            assert worker.status()["origin_bytes"] <= most
-            assert len(origin.served) > kills * 30
             await published(rig, {rig.name(ino) for ino in inos})
 
     run(origin, script())
@@ -589,19 +534,18 @@ def test_files_that_another_tier_has_come_from_there(tmp_path: Path, origin: Sma
             one, two = tiers._tiers.running
             for ino in inos[:3]:
                 assert await read_in(two, rig, ino) == rig.data[ino]
-                await until(lambda: two._supply.small._engine.is_ready)
             ledger, index = two.parts.ledger, two.parts.tier.index
             await until(lambda: ledger.cached_bytes == index.totals().allocated_bytes > 0)
             assert origin.began == [path_of(rig, ino) for ino in inos[1:3]]
             assert await read_in(one, rig, inos[3]) == rig.data[inos[3]]
-            await until(lambda: one._supply.small._engine.is_ready)
+            assert len(origin.began) == 3
             for ino in inos[:3]:
                 assert await read_in(one, rig, ino) == rig.data[ino]
             assert one.status()["origin_bytes"] == SMALL
-            assert len(origin.began) == 2, "of files that another tier has nothing is asked"
+            assert len(origin.began) == 3, "of files that another tier has nothing is asked"
             for ino in inos[4:]:
                 assert await read_in(one, rig, ino) == rig.data[ino]
-            assert rig.origin.calls["read"] == 2
+            assert rig.origin.calls["read"] == 1
             assert origin.began[-1] == path_of(rig, inos[5])
 
     run(origin, script())
@@ -629,33 +573,30 @@ def test_a_late_connector_is_not_asked_before_it_is_found_nor_after_a_refusal(
 # ---- disks ---------------------------------------------------------------------------------------
 
 
-def process_of(worker: Cache) -> int:
-    run = only(worker)._supply.small._engine._run
-    assert run is not None
-    assert isinstance(run.child, subprocess.Popen)
-    return run.child.pid
-
-
 @contextlib.contextmanager
-def largest_file(pid: int, size_bytes: int) -> Iterator[None]:
-    """Its file systems take no more of a file."""
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, -1))
-    try:
+def failing_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The tier's disk takes no small files."""
+
+    def fail(self: Transfer, fd: int, body: memoryview) -> None:
+        raise DiskFault(OSError(errno.EIO, "Input/output error"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfer, "store", fail)
         yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_fails_the_write_is_read_past(place: Path, origin: SmallOrigin) -> None:
+def test_a_disk_that_fails_the_write_is_read_past(
+    place: Path, origin: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def script() -> None:
         rig = made_rig(place, origin)
         inos = [rig.put(number, SMALL) for number in range(1, 12)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            with largest_file(process_of(worker), 5000):
+            with failing_writes(monkeypatch):
                 found = await asyncio.gather(*(read(worker, ino) for ino in inos[1:10]))
                 assert found == [rig.data[ino] for ino in inos[1:10]]
-                assert origin.served, "it came by the process"
+                assert origin.served, "the loop read them"
                 assert worker.status()["tiers"][0]["state"] == "degraded"
             await recorded(worker)
             await published(rig, {rig.name(1)})
@@ -692,14 +633,13 @@ def test_a_full_disk_is_read_past(
 
 @pytest.mark.parametrize("when", ["as files are made", "as they are written"])
 def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, when: str) -> None:
-    """And once it answers again, small files come by a process as before."""
+    """Once it answers again, small files are read as before."""
 
     async def script(directory: Path, hang: Callable[[], None], go_on: Callable[[], None]) -> None:
         rig = made_rig(directory, origin, 100 * MIB)
         inos = [rig.put(number, SMALL) for number in range(1, 12)]
         async with rig.worker() as worker:
             await learnt(worker, rig, 1)
-            process = process_of(worker)
             if when == "as they are written":
                 origin.hold()
                 opening = asyncio.gather(*(worker.open(NAMESPACE, ino) for ino in inos[1:9]))
@@ -725,11 +665,8 @@ def test_reads_go_past_a_disk_that_hangs(tmp_path: Path, origin: SmallOrigin, wh
                 go_on()
             await until(lambda: worker.status()["tiers"][0]["state"] == "normal")
             await until(lambda: worker.status()["tiers"][0]["live_files"] == 0)
-            if when == "as they are written":
-                await until(lambda: not is_running(process))
-                only(worker)._supply.small._engine._again_s = 0.0
-                assert await read(worker, 10) == rig.data[10]
-                await learnt_process(worker)
+            origin.connector.turns._failures = 0
+            assert await read(worker, 10) == rig.data[10]
             assert await read(worker, 11) == rig.data[11]
             assert path_of(rig, 11) in origin.served
             await recorded(worker)

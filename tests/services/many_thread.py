@@ -1,78 +1,60 @@
-"""`connectors.fetch.many.Many` in a thread of its own, told what to read by any other."""
+"""`connectors.fetch.many.Many` in a thread of its own."""
 
 from __future__ import annotations
 
 import collections
-import os
 import threading
 
-from connectors.fetch.many import Many, Taken
-from connectors.fetch.request import NOTHING_MADE, Get
+from connectors.fetch.many import LIMIT_S, Many, Taken
+from connectors.fetch.request import Get, Made
 
 
 class ManyThread:
-    """Runs until `close`, or until something that it calls raises."""
+    """Runs until `close`, or until a call-back raises."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None  # that ended it
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self.many = Many()
         self._lock = threading.Lock()
-        self._coming: collections.deque[tuple[Get | None, Taken]] = collections.deque()
-        self._closed = False
-        self.many = Many(self)
+        self._new: collections.deque[tuple[Get, Taken]] = collections.deque()
+        self._is_closed = False
         self.thread = threading.Thread(target=self._run, name="many")
         self.thread.start()
 
     def start(self, request: Get, taken: Taken) -> bool:
-        """False once this has ended, and then nothing is called."""
-        if threading.current_thread() is self.thread:
-            self.many.start(request, taken)
-            return True
-        return self._tell(request, taken)
+        """Returns False, and calls nothing, once this has ended. `taken` may use the body until it
+        returns."""
 
-    def _tell(self, request: Get | None, taken: Taken) -> bool:
+        def took(body: memoryview | None, size: int, code: str, made: Made) -> None:
+            taken(body, size, code, made)
+            if body is not None:
+                self.many.give_back(body)
+
         with self._lock:
-            if self._closed:
-                return False
-            self._coming.append((request, taken))
-            os.eventfd_write(self._bell, 1)
-        return True
+            if not self._is_closed:
+                self._new.append((request, took))
+                self.many._multi.wake()
+            return not self._is_closed
 
     def close(self, wait_s: float) -> None:
-        """Gives back all reads. Idempotent."""
+        """Ends all reads. Idempotent."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.eventfd_write(self._bell, 1)
+            self._is_closed = True
+            self.many._multi.wake()
         self.thread.join(wait_s)
         assert not self.thread.is_alive(), "the thread does not end"
 
     def _run(self) -> None:
         try:
-            self.many.serve()
+            while not self._is_closed:
+                while self._new:
+                    self.many.start(*self._new.popleft())
+                self.many.turn(LIMIT_S)
         except BaseException as err:  # noqa: BLE001 -- for the test to look at
             self.error = err
         finally:
             with self._lock:
-                self._closed = True
-                os.close(self._bell)
-            for _, taken in self._coming:
-                taken(None, 0, "unreachable", NOTHING_MADE)
-
-    # ---- the inbox ----
-
-    def fileno(self) -> int:
-        return self._bell
-
-    def ready(self) -> bool:
-        os.eventfd_read(self._bell)
-        while self._coming and not self._closed:
-            request, taken = self._coming.popleft()
-            if request is None:
-                taken(None, 0, "", NOTHING_MADE)
-            else:
-                self.many.start(request, taken)
-        return not self._closed
-
-    def turned(self) -> None:
-        pass
+                self._is_closed = True
+            while self._new:
+                self.many.start(*self._new.popleft())
+            self.many.close()

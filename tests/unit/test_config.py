@@ -73,7 +73,7 @@ def test_precedence_and_sources() -> None:
         ('uid = "me"', "uid: 'me' is not a user or group number"),
         ("uid = true", "uid: True is not a user"),
         ('read_only = "perhaps"', "read_only: 'perhaps' is neither yes nor no"),
-        ('eviction = "arc"', "eviction: 'arc' is not possible; use sieve or lru"),
+        ('eviction = "arc"', "eviction: 'arc' is not a choice; use sieve or lru"),
         ('cache_dir = "cache"', "cache_dir: 'cache' is not an absolute path; start it with '/'"),
         ('endpoint_url = "host:1"', "endpoint_url: 'host:1' is not a URL; write it as https://"),
         ("region = 7", "region: 7 is not a text"),

@@ -147,7 +147,7 @@ class Tier:
         parts = make_parts(
             config, setting.clocks, directory, disk, wake, setting.metadata, setting.shared
         )
-        supply = make_supply(config, source, wake, None if directory.in_memory else disk)
+        supply = make_supply(config, source, wake, in_memory=directory.in_memory)
         tier = cls(index, number, spec, parts, supply, on_change)
         try:
             await tier._begin()
@@ -393,6 +393,7 @@ class Tier:
         self._closed = True
         parts = self.parts
         self._filler.abort()
+        self._supply.small.close()  # before the threads that it leaves files to
         self._catalog.freeze()
         self._segments.freeze()
         await parts.tasks.close()

@@ -23,8 +23,7 @@ from worker.fill.fetch import Begun, Piece, described, path_of
 from worker.fill.retry import pause_s
 from worker.fill.segment import Segment, make_file
 from worker.fill.segments import Segments
-from worker.fill.small.reads import Small
-from worker.fill.small.wire import Got
+from worker.fill.small.reads import SmallFile
 from worker.fill.source import NotHere, Purpose
 from worker.fill.stalls import SourceStuck, Stalls
 from worker.fill.supply import Supply
@@ -68,7 +67,7 @@ class Filler:
 
     @property
     def serves_small(self) -> bool:
-        """Returns whether whole small files came by the process for them of late."""
+        """Returns whether the loop has read small files recently."""
         return self._supply.small.serves
 
     @property
@@ -134,15 +133,12 @@ class Filler:
     def _starts_small(self, piece: Piece, transfer: Transfer, done: Done) -> bool:
         if not (piece.is_small and piece.purpose is Purpose.SERVE):
             return False
-        entry, make = piece.entry, functools.partial(self._make_file, piece.entry, transfer)
-
-        def came(got: Got) -> None:
-            entry.measured_bytes = got.allocated_bytes
-            transfer.came(got.came_bytes, got.checksum, got.errno)
-
-        check, run = transfer.raise_if_aborted, self._run_into_cache
-        otherwise = lambda *_: self._supply.threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
-        return self._supply.small.start(Small(entry.origin, make, check, came, done, otherwise))
+        store, run = (
+            functools.partial(self._store_small, piece.entry, transfer),
+            self._run_into_cache,
+        )
+        otherwise = lambda: self._supply.threads(piece).submit(run, piece, transfer, done=done)  # noqa: E731
+        return self._supply.small.start(SmallFile(piece.entry.origin, store, done, otherwise))
 
     def _begun(
         self, piece: Piece, transfer: Transfer, _: object, error: BaseException | None
@@ -155,8 +151,6 @@ class Filler:
         else:
             self._finish_cached(piece)
             self._end(piece, None)
-            if piece.is_small and transfer.origin_bytes:
-                self._supply.small.learn(piece.entry.origin)
 
     async def _bring(self, piece: Piece, begun: Begun | None = None) -> None:
         if self._aborted:
@@ -313,13 +307,12 @@ class Filler:
 
         return Transfer(piece.entry.origin, first, piece.end, 0, on_page)
 
-    def _make_file(self, entry: Entry, transfer: Transfer) -> int:
-        """The file that a transfer may write to: its descriptor. Raises also Interrupted."""
+    def _make_file(self, entry: Entry, transfer: Transfer) -> None:
+        """Makes the file that a transfer writes to. Raises also Interrupted."""
         transfer.raise_if_aborted()
         transfer.at_disk += 1
         make_cache_file(entry, self._parts.tier)
         transfer.at_disk += 1
-        return entry.fd
 
     def _run_into_cache(self, piece: Piece, transfer: Transfer) -> None:
         """In a thread."""
@@ -331,9 +324,15 @@ class Filler:
         finally:
             # A call of the loop that releases the GIL waits for a thread to give it back.
             if piece.is_all or not self._parts.tier.reopens_at_once:
-                transfer.at_disk += 1
-                entry.measured_bytes = allocated_bytes(entry.fd)
-                transfer.at_disk += 1
+                _measure(entry, transfer)
+
+    def _store_small(self, entry: Entry, transfer: Transfer, body: memoryview) -> None:
+        """Writes all of a small file, in a thread or, in memory, in the loop."""
+        self._make_file(entry, transfer)
+        try:
+            transfer.store(entry.fd, body)
+        finally:
+            _measure(entry, transfer)
 
     def _cached_page(self, piece: Piece, page: int, checksum: int) -> None:
         self._have_page(piece, page, checksum)  # recorded with the others of its piece
@@ -496,3 +495,9 @@ class Filler:
         self._aborted = True
         for transfer in self._running:
             transfer.abort()
+
+
+def _measure(entry: Entry, transfer: Transfer) -> None:
+    transfer.at_disk += 1
+    entry.measured_bytes = allocated_bytes(entry.fd)
+    transfer.at_disk += 1

@@ -101,14 +101,12 @@ class Stalls:
     def disk_writes(self) -> list[Hashable]:
         """Returns the writes to the disk that are under way, each by a name that no other has."""
         running = [*self.running]
-        mine = [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
-        return [*mine, *self._supply.small.at_disk()]
+        return [(transfer, step) for transfer in running if (step := transfer.at_disk) & 1]
 
     def leave_tier(self) -> None:
         """The disk hangs: ends what is on its way there. Threads that are stuck at it do not
         count."""
         stuck = sum(transfer.at_disk & 1 for transfer in self.running)
-        self._supply.small.leave_tier()
         for transfer, piece in self.running.items():
             if not piece.past:
                 transfer.abort()

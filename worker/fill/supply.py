@@ -1,4 +1,4 @@
-"""Where the pages of one tier come from: the source, the threads and the process that read it."""
+"""Where the pages of one tier come from: the source and the threads that read it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ class Supply:
             threads.count_out(stuck, cause=cause)
 
     def close(self, wait_s: float) -> bool:
-        """Ends the process and the threads, for another thread than the loop's: blocks. Returns
+        """Ends the threads, for another thread than the loop's: blocks. Returns
         False when some of them may still write after `wait_s`."""
         until_s = time.monotonic() + wait_s
-        ended = self.small.close(wait_s)  # before the threads that it leaves things to
+        ended = True
         for threads in self._all():
             ended &= threads.close(until_s - time.monotonic())
         return ended
 
 
-def make_supply(config: WorkerConfig, source: Source, wake: Wake, makers: Threads | None) -> Supply:
-    """Returns the supply of a worker that begins. `makers`: see `SmallReads`."""
+def make_supply(config: WorkerConfig, source: Source, wake: Wake, *, in_memory: bool) -> Supply:
+    """Returns the supply of a worker that begins. `in_memory`: the tier's writes wait for no
+    disk."""
     fetchers = Threads("fetch", config.fetch_threads, wake)
     return Supply(
         source=source,
-        small=SmallReads(source, fetchers, makers),
+        small=SmallReads(source, None if in_memory else fetchers),
         fetchers=fetchers,
         askers=Threads("ask", config.ask_threads, wake),
         loaders=Threads("load", config.load_threads, wake),

@@ -111,14 +111,14 @@ class Transfer:
         if self._at != self._stop:
             raise BadBody(f"the body ended {self._stop - self._at} bytes early", path=self._path)
 
-    def came(self, size_bytes: int, checksum: int, number: int) -> None:
-        """In place of `run`, where somebody else has written all of it, from the origin, one page,
-        or was refused that by the file system (an errno). Raises DiskFault, Interrupted."""
-        self.origin_bytes = size_bytes
+    def store(self, fd: int, body: memoryview) -> None:
+        """Takes the place of `run` where the caller has all of the body, one page, from the origin.
+        Raises DiskFault, Interrupted."""
+        self.origin_bytes = len(body)
         self.raise_if_aborted()
-        if number:
-            raise DiskFault(OSError(number, os.strerror(number)))
-        self._page(size_bytes, checksum)
+        self._fd = fd
+        self._write(body)
+        self._page(len(body), xxhash.xxh3_64_intdigest(body))
 
     def abort(self) -> None:
         """From any thread: nothing more is written, `run` ends as soon as its body lets it. Returns

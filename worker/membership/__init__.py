@@ -1,1 +1,1 @@
-"""This worker as a member of a cluster: its calls to the master."""
+"""This worker's membership of a cluster, and its calls to the master."""

@@ -1,12 +1,12 @@
-"""Calls of one master over HTTP. Owns the connections, what is known of the master's health, and
-the only retry of calls: every call that a worker makes may be repeated.
+"""Calls to one master over HTTP. Owns the connections, the master's health as this worker sees it,
+and the only retry of calls: every call of a worker is idempotent.
 
-A call may wait for an origin, so a late answer does not tell that the master is away. While nothing
-was heard from the master since a call began, the client probes `ALIVE_PATH`, which waits for no
-origin: a master that is stopped is found to be down within `LOOK_S` and two probes.
+A call may wait for an origin, so a late reply does not mean that the master is down. If no reply
+was received since a call began, the client probes `ALIVE_PATH`, which waits for no origin. A
+stopped master is detected within `LOOK_S` and two probes.
 
-A failure that the master answers is its answer and is raised as it came; what the network does
-becomes `MasterUnreachable`.
+A failure in the master's reply is raised unchanged; a failure of the network is raised as
+`MasterUnreachable`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ T = TypeVar("T", bound=Message)
 
 CONNECTIONS: Final = {"names": 32, "listings": 32, "members": 8, "probes": 1}
 CONNECT_S: Final = 3.0
-ANSWER_S: Final = 60.0  # what a master may take for an answer: it waits for origins
-REACH_S: Final = 30.0  # how long a call goes on trying to reach a master
-LOOK_S: Final = 1.0  # between looks whether the master that should answer is down
-LATE_LOOK_S: Final = 0.25  # the same, of a call that waits for no other attempt
-PROBE_S: Final = 1.5  # for the answer to a probe
+ANSWER_S: Final = 60.0  # the timeout of a reply; the master waits for origins
+REACH_S: Final = 30.0  # the retries of a call end after that time
+LOOK_S: Final = 1.0  # between checks for a master that is down, during an attempt
+LATE_LOOK_S: Final = 0.25  # the same, after the last time for a retry
+PROBE_S: Final = 1.5  # the timeout of a probe
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 FAILURES_OF_A_DOWN_MASTER: Final = 2  # the first may be an idle connection that was just closed
-# What keeps this worker a member asks no origin, and must not wait for a connection behind calls
-# that do; nor names of one origin behind listings of another.
+# The calls of the membership wait for no origin, and must not queue for a connection behind calls
+# that do; nor lookups in one origin behind listings of another.
 _MEMBERS: Final = (
     c.Register,
     c.Heartbeat,
@@ -70,12 +70,11 @@ _KEEPALIVE: Final = (  # a partition ends a call within about 10 s
 
 
 class MasterUnreachable(Unreachable):
-    """The master itself gave no answer (an origin that a master cannot reach is plain
-    Unreachable)."""
+    """The master did not reply. (An origin that the master cannot reach is plain Unreachable.)"""
 
 
 class MasterClient:
-    """One master. All methods belong to one event loop."""
+    """The connection to one master. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -87,8 +86,8 @@ class MasterClient:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`url`: as `master_url` takes it. `token`: the headers that present one, as they are at
-        each call. `jitter` is uniform in [0, 1). Raises BadConfig."""
+        """`url`: see `master_url`. `token`: the headers that present the token, read at each call.
+        `jitter` is uniform in [0, 1). Raises BadConfig."""
         self.url = master_url(url, tls=ssl_context is not None)
         self._token = token or {}
         self._ssl: ssl.SSLContext | bool = ssl_context if ssl_context is not None else True
@@ -105,25 +104,25 @@ class MasterClient:
 
     @property
     def down(self) -> bool:
-        """The last calls got no answer."""
+        """True if the last calls or probes got no reply."""
         return self._failures >= FAILURES_OF_A_DOWN_MASTER
 
     async def ask(
         self, body: c.Call, kind: type[T], *, answer_s: float = ANSWER_S, reach_s: float = REACH_S
     ) -> T:
-        """The answer, which is a `kind`. Tries again for `reach_s` seconds while the master is not
-        reached (0: one attempt); an attempt may take `answer_s`, and no more than `reach_s` where
-        other calls find the master down. Raises the master's failure, MasterUnreachable,
-        AccessDenied, ProtocolError. Cancelled: the master may have acted."""
+        """Sends a call and returns the reply, which is a `kind`. Retries for `reach_s` seconds if
+        the master cannot be reached (0: one attempt). The timeout of an attempt is `answer_s`, but
+        only `reach_s` while the master is down. Raises the master's failure, MasterUnreachable,
+        AccessDenied, ProtocolError. After a cancellation the master may have acted."""
         answer = await self._call(body, answer_s, reach_s)
         if isinstance(answer, Failure):
             raise error_of(answer)
         if not isinstance(answer, kind):
-            raise ProtocolError(f"the master answered {type(answer).__name__}")
+            raise ProtocolError(f"the master replied {type(answer).__name__}, not {kind.__name__}")
         return answer
 
     async def close(self) -> None:
-        """Calls under way fail. Idempotent."""
+        """Closes the connections; calls in flight fail. Idempotent."""
         self._closed = True
         if self._probing is not None:
             self._probing.cancel()
@@ -156,14 +155,15 @@ class MasterClient:
             await self._wait(pause_s)
 
     def _pause_s(self, attempt: int) -> float:
-        """None before the second attempt: an idle connection may just have been closed."""
+        """Returns the backoff; 0 before the second attempt, since the server may just have closed
+        an idle connection."""
         if attempt == 0:
             return 0.0
         longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt, 16)))
         return longest * (0.5 + self._jitter() / 2)
 
     async def _wait(self, pause_s: float) -> None:
-        """The pause, or less when another call reached the master."""
+        """Waits for the pause, or until another call reaches the master."""
         if pause_s <= 0:
             return
         self._reached.clear()
@@ -199,8 +199,8 @@ class MasterClient:
 
     @contextlib.contextmanager
     def _watched(self, limit: asyncio.Timeout, until: float) -> Iterator[None]:
-        """Looks after an attempt: probes a master from which nothing was heard since the attempt
-        began, and from `until` on ends the attempt while the master is found to be down."""
+        """Watches an attempt in the block: probes the master if no reply was received since the
+        attempt began, and after `until` ends the attempt if the master is down."""
         loop, began = asyncio.get_running_loop(), self._clock()
 
         def look() -> None:
@@ -223,14 +223,14 @@ class MasterClient:
     # ---- probes ----
 
     def _probe_soon(self) -> None:
-        """Starts a probe, unless one is under way."""
+        """Starts a probe, unless one is in progress."""
         if not self._closed and (self._probing is None or self._probing.done()):
             self._probing = asyncio.get_running_loop().create_task(self._probe())
             self._probing.add_done_callback(_log_failure)
 
     async def _probe(self) -> None:
-        """Asks for a sign of life, as often as makes a master down that gives none. Any answer is
-        one; no answer counts as a failed call."""
+        """Probes the master until it replies, at most `FAILURES_OF_A_DOWN_MASTER` times. Any reply
+        counts as alive; no reply counts as a failed call."""
         for _ in range(FAILURES_OF_A_DOWN_MASTER):
             if await self._is_alive():
                 self._heard_at = self._clock()
@@ -244,7 +244,7 @@ class MasterClient:
             ):
                 return True
         except TimeoutError:
-            self._failed(self._unreachable("no answer to a probe in time"))
+            self._failed(self._unreachable("a probe timed out"))
         except (aiohttp.ClientError, OSError) as err:
             self._failed(self._unreachable(cause_of(err)))
         return False
@@ -269,14 +269,14 @@ class MasterClient:
                 raise self._not_an_answer(reply.status) from err
 
     def _not_an_answer(self, status: int) -> CacheFSError:
-        """What something else than a master, in between or in its place, says."""
+        """Returns the error of a reply that a proxy or another server sent."""
         if status in (401, 403):
             return AccessDenied(
-                f"the master at {self.url} refuses the access", remedy="give a valid --token-file"
+                f"the master at {self.url} denied access", remedy="give a valid --token-file"
             )
         if status >= 500 or status == 429:
             return self._unreachable(f"HTTP status {status}")
-        return ProtocolError(f"what answers at {self.url} is no master: HTTP status {status}")
+        return ProtocolError(f"the server at {self.url} is not a master: HTTP status {status}")
 
     def _open_session(self, connections: str) -> aiohttp.ClientSession:
         if self._closed:
@@ -308,19 +308,19 @@ def _log_failure(probing: asyncio.Task[None]) -> None:
 
 
 def _is_busy(answer: c.Answer) -> bool:
-    """Too many calls are under way: that is over soon."""
+    """Returns whether the master refused the call because of too many calls in flight."""
     return isinstance(answer, Failure) and answer.code == Throttled.code
 
 
 async def _bounded_body(reply: aiohttp.ClientResponse) -> bytes:
-    """Raises ProtocolError for one that is larger than any answer."""
+    """Reads a body. Raises ProtocolError if it exceeds `MAX_ANSWER_BYTES`."""
     if (reply.content_length or 0) > c.MAX_ANSWER_BYTES:
-        raise ProtocolError(f"an answer of {reply.content_length} bytes")
+        raise ProtocolError(f"the master's reply has {reply.content_length} bytes: too large")
     if reply.content_length is not None:
         return await reply.read()
     body = bytearray()
     async for chunk in reply.content.iter_any():
         body += chunk
         if len(body) > c.MAX_ANSWER_BYTES:
-            raise ProtocolError("an answer without an end")
+            raise ProtocolError(f"the master's reply exceeds {c.MAX_ANSWER_BYTES} bytes")
     return bytes(body)

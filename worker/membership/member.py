@@ -1,7 +1,7 @@
-"""A worker as a member of its cluster: registers, beats, follows the view of the members, leaves.
+"""The membership of a worker in its cluster: registration, heartbeats, the view, leaving.
 
-The view that counts is the master's last one. Without a master the worker keeps the view that it
-has, and its beats go on; a master that does not know it any more is registered at again.
+The master's last view counts. While the master is down, the worker keeps its view and continues to
+send heartbeats. If the master no longer knows the worker, the worker registers again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from worker.membership.master_client import REACH_S, MasterClient
 
 log = logging.getLogger(__name__)
 
-BEAT_SPARE_S: Final = 1.0  # a beat may take so much longer than the pause between two
+BEAT_SPARE_S: Final = 1.0  # the timeout of a heartbeat is its interval and this
 LEAVE_S: Final = 2.0
 REFRESH_S: Final = 5.0
-BEAT_SPREAD: Final = 0.1  # of the pause between beats, so that workers do not beat together
+BEAT_SPREAD: Final = 0.1  # jitter of the interval, so that workers do not send together
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What a beat tells of the worker."""
+    """The state of the worker that a heartbeat reports."""
 
     settled: int = 0  # see `Heartbeat`
     capacity_bytes: int = 0
@@ -41,16 +41,17 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def is_newer(offered: View, current: View) -> bool:
-    """Does a view that came by itself replace the one at hand?"""
+    """Returns whether an offered view replaces the current one."""
     return (offered.epoch, offered.version) > (current.epoch, current.version)
 
 
 class Membership:
-    """`start` registers and begins to beat, `stop` leaves. Belongs to one event loop.
+    """The membership: `start` registers and sends heartbeats, `stop` leaves. Belongs to one event
+    loop.
 
-    `on_view(view)` is called for each new view, `on_draining(flag)` when the master changes its
-    mind, `on_namespace(id)` and `on_store_run(namespace, run)` at each registration. `condition` is
-    asked at every beat."""
+    `on_view(view)` is called for each new view, `on_draining(flag)` when the master starts or ends
+    the draining of this worker, `on_namespace(id)` and `on_store_run(namespace, run)` at each
+    registration. `condition` is called for each heartbeat."""
 
     def __init__(
         self,
@@ -78,48 +79,47 @@ class Membership:
         self._jitter = jitter
         self._namespace: NamespaceId | None = None
         self._heartbeat_s = c.HEARTBEAT_S
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._answered_at = clock()
 
     @property
     def member(self) -> Member:
-        """How the others know this worker."""
+        """This worker as a member of the view."""
         return Member(self.me.worker, self.me.url, self.me.weight, self.me.host)
 
     async def start(self, *, reach_s: float = REACH_S) -> View:
-        """Registers, then beats until `stop`. Raises what `MasterClient.ask` does; nothing runs
-        then."""
+        """Registers, then sends heartbeats until `stop`. Raises the errors of `MasterClient.ask`;
+        no task runs then."""
         await self._register(reach_s)
-        self._beating = asyncio.get_running_loop().create_task(self._beat_for_ever())
-        self._beating.add_done_callback(_log_failure)
+        self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+        self._heartbeats.add_done_callback(_log_failure)
         return self.current
 
     async def stop(self, *, leave: bool = True) -> None:
-        """Ends the beats and tells the master, if it can be reached at once. Idempotent."""
-        beating, self._beating = self._beating, None
-        if beating is None:
+        """Ends the heartbeats, and with `leave` sends `Leave` without retries. Idempotent."""
+        heartbeats, self._heartbeats = self._heartbeats, None
+        if heartbeats is None:
             return
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        heartbeats.cancel()
+        await asyncio.gather(heartbeats, return_exceptions=True)
         if leave:
             with contextlib.suppress(CacheFSError):
                 left = c.Leave(self.me.worker)
                 await self._master.ask(left, Done, answer_s=LEAVE_S, reach_s=0)
 
     def beat_soon(self) -> None:
-        """Something changed that the master waits for (a settled epoch): does not wait for the next
-        beat's time."""
+        """Sends the next heartbeat now, since it has news for the master (a settled epoch)."""
         self._soon.set()
 
     async def reweigh(self, weight: float, capacity_bytes: int) -> None:
-        """Registers anew with another weight. Raises what `MasterClient.ask` does."""
+        """Registers again with another weight. Raises the errors of `MasterClient.ask`."""
         self.me = msgspec.structs.replace(self.me, weight=weight, capacity_bytes=capacity_bytes)
         await self._register(REFRESH_S)
 
     async def refresh(self, after: int = -1, wait_s: float = 0.0) -> View:
-        """Asks for the view now, because somebody has a later one. Raises what `MasterClient.ask`
-        does."""
+        """Fetches the view from the master now; called when a peer has a later epoch. Raises the
+        errors of `MasterClient.ask`."""
         answer = await self._master.ask(
             c.GetView(after, wait_s), c.ViewReply, answer_s=wait_s + REFRESH_S, reach_s=0
         )
@@ -139,10 +139,10 @@ class Membership:
         self._answered_at = self._clock()
         self._heartbeat_s = answer.heartbeat_s
         if self._namespace not in (None, answer.namespace):
-            log.error("the master has another namespace now: mounts must be mounted again")
+            log.error("the master has another namespace now: remount all mounts of this node")
         if answer.view.epoch < self.current.epoch:
-            log.warning("the master went back to epoch %d", answer.view.epoch)
-            self.current = View(-1)  # what a master says at a registration counts in any case
+            log.warning("the master has the earlier epoch %d now", answer.view.epoch)
+            self.current = View(-1)  # the view of a registration counts in any case
         self._namespace = answer.namespace
         self.on_namespace(answer.namespace)
         self.on_store_run(answer.namespace, answer.store_run)
@@ -156,12 +156,12 @@ class Membership:
         self.current = view
         self.on_view(view)
 
-    async def _beat_for_ever(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self._pause()
             try:
-                await self._beat()
-            except CacheFSError as err:  # the client says when the master is down
+                await self._send_heartbeat()
+            except CacheFSError as err:  # the client logs it when the master is down
                 log.debug("heartbeat: %s", err.one_line())
 
     async def _pause(self) -> None:
@@ -171,7 +171,7 @@ class Membership:
                 await self._soon.wait()
         self._soon.clear()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         answer = await self._master.ask(
             self._heartbeat(),
             c.Beaten,
@@ -180,7 +180,7 @@ class Membership:
         )
         self._answered_at = self._clock()
         if not answer.known:
-            log.warning("the master does not know this worker: it registers again")
+            log.warning("the master does not know this worker: registering again")
             return await self._register(0)
         if answer.view is not None:
             self._adopt(answer.view)
@@ -201,7 +201,7 @@ class Membership:
         )
 
     def status(self) -> dict[str, Any]:
-        """Plain values, for people."""
+        """Returns plain values for `cachefs status`."""
         return {
             "worker": self.me.worker,
             "url": self.me.url,
@@ -214,7 +214,7 @@ class Membership:
         }
 
 
-def _log_failure(beating: asyncio.Task[None]) -> None:
-    """Without beats this worker is lost soon: that has a line in its log."""
-    if not beating.cancelled() and (error := beating.exception()) is not None:
+def _log_failure(heartbeats: asyncio.Task[None]) -> None:
+    """Logs the end of the heartbeats, without which the master soon declares this worker lost."""
+    if not heartbeats.cancelled() and (error := heartbeats.exception()) is not None:
         log.critical("no more heartbeats: %s", error, exc_info=error)

@@ -1,7 +1,7 @@
-"""When a worker tells its cluster of another capacity. Pure.
+"""The decision when a worker reports a changed capacity to the cluster. Pure.
 
-A tier that is lost for good, or comes back, changes how much a worker should own; one that is away
-for a moment must not move data about. So a new capacity counts once it has stayed for a while.
+A tier that is lost or restored changes the data that a worker should own; a short outage must not
+move data. So a new capacity is reported once it has lasted for `STAYS_S`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ GIB: Final = 1 << 30
 
 
 class Weighing:
-    """`told_bytes` is what the cluster knows."""
+    """The last reported capacity, and the present one with its time."""
 
-    def __init__(self, told_bytes: int, now: float) -> None:
-        self.told_bytes = told_bytes
-        self._seen_bytes = told_bytes
+    def __init__(self, reported_bytes: int, now: float) -> None:
+        self.reported_bytes = reported_bytes
+        self._seen_bytes = reported_bytes
         self._since_s = now
 
     def handle(self, capacity_bytes: int, now: float) -> bool:
-        """The capacity is this now: is the cluster to be told?"""
+        """Records the present capacity. Returns whether to report it now."""
         if capacity_bytes != self._seen_bytes:
             self._seen_bytes, self._since_s = capacity_bytes, now
-        if capacity_bytes == self.told_bytes or now - self._since_s < STAYS_S:
+        if capacity_bytes == self.reported_bytes or now - self._since_s < STAYS_S:
             return False
-        self.told_bytes = capacity_bytes
+        self.reported_bytes = capacity_bytes
         return True
 
 
 def weight_of(capacity_bytes: int) -> float:
-    """The weight `auto`: in GiB."""
+    """Returns the weight `auto`: the capacity in GiB."""
     return round(capacity_bytes / GIB, 3)

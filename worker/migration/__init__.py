@@ -1,1 +1,1 @@
-"""Blocks on their way to new owners after a change of members."""
+"""The migration of blocks to their owners after a membership change or a fill."""

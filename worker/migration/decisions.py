@@ -1,12 +1,12 @@
-"""Blocks find their new places after a change of members, and their further owners after a fill:
-gives what is others' (too), takes what is ours. Pure: `handle(event, now) -> actions`;
-`worker.migration.migration` acts. Views come in the order of `worker.membership.member`, which goes
-back to an earlier epoch only for a master that lost its store.
+"""The decisions of migration, after a membership change and after fills: the blocks to send to
+other owners, and those to receive. Pure: `handle(event, now) -> actions`, which
+`worker.migration.migration` executes. Views arrive in the order of `worker.membership.member`;
+epochs decrease only if the master lost its store.
 
-`settled` is the last epoch for which everything here is where it belongs: all that had to be handed
-over reached its owners (each was asked), and nothing that was offered here waits. It never falls:
-what is offered later is waited for by who offers it, and further owners of what has just come are
-not waited for at all.
+`settled` is the last epoch in which the migration of this worker is complete: each owner has
+confirmed the blocks sent to it, or was given up, and no offer of others is pending. `settled`
+decreases only if the epoch does. A later offer delays the sender's `settled`, not the receiver's;
+the replication of a fill delays none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_BYTES_PER_S: Final = 200 << 20
 
 
 class Migration:
-    """Of one worker, by its id. `bytes_per_s` bounds what it takes, and what it offers."""
+    """The migration of one worker. `bytes_per_s` bounds its received and its offered bytes each."""
 
     def __init__(self, worker: str, *, bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
         self.giver = Giver(worker, TokenBucket(bytes_per_s))
@@ -45,7 +45,7 @@ class Migration:
         self.settled = 0
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """What is to be done now. An offer's first action is its `Answer`."""
+        """Returns the actions for an event; the first action for an offer is its `Answer`."""
         actions = self._handle(event, now_s)
         if self.giver.settled == self.epoch and self.taker.is_idle:
             self.settled = max(self.settled, self.epoch)
@@ -84,7 +84,7 @@ class Migration:
         return self.settled < self.epoch or self.giver.is_busy or not self.taker.is_idle
 
     def status(self) -> dict[str, int]:
-        """Plain values for `cachefs status`."""
+        """Returns plain values for `cachefs status`."""
         return {
             "epoch": self.epoch,
             "settled": self.settled,

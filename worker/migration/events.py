@@ -1,6 +1,7 @@
-"""What migration's decisions hear and ask for: the events and actions of `Giver` and `Taker`. Pure
-values. `peer` is a member of the view; `contents` are `ContentId.key`s; page bitmaps have bit i for
-page i of the content.
+"""The events and actions of migration's decisions (`Giver` and `Taker`). Pure values.
+
+`peer` is a member of the view; `contents` are `ContentId.key`s; a page bitmap has bit i for page i
+of the content.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ Block = tuple[bytes, int]  # ContentId.key, number of the block
 
 
 def ino_of(key: bytes) -> int:
-    """The ino in a `ContentId.key`, which starts with the namespace (16 bytes) and the ino (8)."""
+    """Returns the ino of a `ContentId.key`: namespace (16 bytes), ino (8), and more."""
     return int.from_bytes(key[16:24], "big")
 
 
 def pages_of(bits: int, block: int) -> int:
-    """The bitmap of one block, cut out of its content's."""
+    """Returns the bitmap of one block, from the bitmap of its content."""
     return bits >> block * BLOCK_PAGES & BLOCK_MASK
 
 
@@ -35,7 +36,7 @@ def pages_of(bits: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ViewCame:
-    """The master has a view; the same one may come again."""
+    """A view arrived from the master; it may be the same as before."""
 
     view: View
 
@@ -47,8 +48,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The answer to `Scan`. `after`: where to go on, b"" at the end. `failed`: the index could not
-    be read."""
+    """The result of `Scan`. `after`: the key to continue after, b"" at the end. `failed`: the index
+    could not be read."""
 
     epoch: int
     holdings: tuple[Holding, ...]
@@ -58,19 +59,19 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Something of these came here just now."""
+    """Pages of these contents were filled here."""
 
     holdings: tuple[Holding, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnersChanged:
-    """Policies say of some contents that more own them than before, or it was not known here."""
+    """The replica count of some contents has grown by a policy, or has become known."""
 
 
 @dataclass(frozen=True, slots=True)
 class HaveCame:
-    """The answer to `AskHave`, None where the peer did not answer."""
+    """The result of `AskHave`; `pages` is None if the peer did not reply."""
 
     epoch: int
     peer: str
@@ -79,7 +80,7 @@ class HaveCame:
 
 @dataclass(frozen=True, slots=True)
 class OfferAnswered:
-    """The answer to `SendOffer`; None: it was taken."""
+    """The result of `SendOffer`; `failure` is None if the peer accepted the offer."""
 
     epoch: int
     peer: str
@@ -88,7 +89,7 @@ class OfferAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Contents that no file has any more: nobody needs them."""
+    """Contents of an offer that are stale: no file has them any more."""
 
     epoch: int
     peer: str
@@ -97,14 +98,14 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class OfferCame:
-    """Another worker has what is ours now. Decided at once: the first action is `Answer`."""
+    """An offer from another worker, of blocks that this one owns. The first action is `Answer`."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """The answer to `LookAt`, None where the giver did not answer."""
+    """The result of `LookAt`; `pages` is None if the sender did not reply."""
 
     epoch: int
     giver: str
@@ -113,7 +114,7 @@ class LookedAt:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A `Bring` ended. `size_bytes` came from peers."""
+    """The end of an action `Bring`, which fetched `size_bytes` from peers."""
 
     bring: Bring
     size_bytes: int
@@ -125,7 +126,7 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is cached here, in key order from `after` on, at most `limit` contents."""
+    """Lists up to `limit` contents cached here, in key order, with keys greater than `after`."""
 
     epoch: int
     after: bytes
@@ -134,7 +135,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class AskHave:
-    """Which pages has this peer of these?"""
+    """Requests from a peer the bitmaps of its pages of these contents."""
 
     epoch: int
     peer: Member
@@ -143,8 +144,8 @@ class AskHave:
 
 @dataclass(frozen=True, slots=True)
 class SendOffer:
-    """Tells the owner of these blocks that they are here, but for those that are `Outdated`, of
-    which the giver hears first. `replicas`: how many own each of them, in order."""
+    """Offers blocks to their owner, without the stale ones, which an `Outdated` event reports
+    first. `replicas`: the number of owners of each block."""
 
     epoch: int
     peer: Member
@@ -154,19 +155,19 @@ class SendOffer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To the offer that just came; None: taken."""
+    """The reply to an `OfferCame`; None: accepted."""
 
     failure: CacheFSError | None
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshView:
-    """Somebody knows of a later epoch: ask the master."""
+    """Fetches the view from the master, since a peer has a later epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAt:
-    """Which pages of these has the giver that are not here?"""
+    """Requests from the sender the bitmaps of these contents, and selects pages missing here."""
 
     epoch: int
     giver: str
@@ -176,8 +177,8 @@ class LookAt:
 
 @dataclass(frozen=True, slots=True)
 class Bring:
-    """Pages [first, end) of a content, from the worker that offered them (or another), never from
-    the origin."""
+    """Fetches pages [first, end) of a content from the worker that offered them, or another peer,
+    never from the origin."""
 
     key: bytes
     first: int

@@ -1,6 +1,5 @@
-"""Moves blocks to their new places after a change of members: does what
-`worker.migration.decisions` decides. Owns the tasks of the calls that are under way; bytes come by
-the cache's own fills.
+"""The migration of one node: executes the actions of `worker.migration.decisions`. Owns the tasks
+of the calls in flight; the cache's fills transfer the bytes.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ from worker.store.holdings import Holding
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.25  # while something is to be moved
+TICK_S: Final = 0.25  # while blocks are to be moved
 IDLE_TICK_S: Final = 5.0
-CALL_S: Final = 10.0  # an answer of a peer
+CALL_S: Final = 10.0  # the timeout of a peer's or the master's reply
 SCAN_S: Final = 60.0
 BRING_S: Final = 120.0
-MOST_FRESH: Final = 10_000  # contents that came between two ticks; with more, all are looked at
+MOST_FRESH: Final = 10_000  # contents filled between two ticks; with more, all are scanned
 
 T = TypeVar("T")
 
@@ -69,23 +68,23 @@ AskPeer = Callable[[str, Have | Offer], Awaitable[PeerAnswer]]  # (url, call)
 
 
 class CachedBlocks(Protocol):
-    """What migration needs of the node's cache."""
+    """The node's cache, as migration calls it."""
 
     async def holdings(self, after: bytes, limit: int) -> tuple[Holding, ...]:
-        """What is cached here, in key order, of keys greater than `after`. Raises OSError."""
+        """Returns up to `limit` contents with keys after `after`, in order. Raises OSError."""
 
     async def bits(self, key: bytes) -> int:
-        """The bitmap of the cached pages of a content."""
+        """Returns the bitmap of the cached pages of a content."""
 
     async def bring(
         self, namespace: NamespaceId, ino: int, first: int, end: int, *, peers_only: bool
     ) -> int:
-        """See `worker.cache.serving.CacheServing`."""
+        """Fetches pages; see `worker.cache.serving.CacheServing`."""
 
 
 class Migration:
-    """Of one node. `on_view` and `offered` are called by the member loop and the peers' server;
-    `run` is the one task. All methods belong to one event loop."""
+    """The migration of one node. `Membership` calls `on_view`, `PeerServer` `offered`, the cache
+    `came` and `owners_changed`; `run` is its task. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -101,9 +100,9 @@ class Migration:
         bytes_per_s: float = DEFAULT_BYTES_PER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`worker` is this one's id and `url` where its peers reach it. `refresh_view` asks the
-        master, and what it says comes by `on_view`. `free_bytes`: room that the cache has now.
-        `on_settled` hears of each epoch for which everything here is where it belongs."""
+        """`worker` is this worker's id and `url` its address for peers. `refresh_view` fetches the
+        view from the master and passes it to `on_view`. `free_bytes` returns the free space of the
+        cache. `on_settled` is called with each settled epoch (`worker.migration.decisions`)."""
         self._worker = worker
         self._url = url
         self._cache = cache
@@ -116,23 +115,23 @@ class Migration:
         self._decisions = Decisions(worker, bytes_per_s=bytes_per_s)
         self._tasks = Tasks()
         self._fresh: dict[bytes, tuple[int, int]] = {}  # key -> (size, replicas)
-        self._is_telling = False
+        self._is_reporting = False
         self._wake = asyncio.Event()
         self._refreshing = False
         self._closed = False
 
     @property
     def settled(self) -> int:
-        """For the heartbeat, see `Heartbeat.settled`."""
+        """The last settled epoch, for `Heartbeat.settled`."""
         return self._decisions.settled
 
     def on_view(self, view: View) -> None:
-        """The members changed, or are what they were."""
-        self._tell(ViewCame(view))
+        """Handles a view of the members, new or unchanged."""
+        self._handle(ViewCame(view))
 
     def offered(self, offer: Offer) -> Done:
-        """A peer's `Offer`. Raises Stale for an earlier epoch than this worker's, NoSpace, and
-        Unavailable when the same may be taken later."""
+        """Accepts a peer's `Offer`. Raises Stale if its epoch is earlier than this worker's,
+        NoSpace, and Unavailable if the peer may retry later."""
         answer, *rest = self._decide(OfferCame(offer))
         for action in rest:
             self._act(action)
@@ -141,7 +140,7 @@ class Migration:
         return Done()
 
     def came(self, key: bytes, size_bytes: int, replicas: int) -> None:
-        """Something of a content came here, which several own."""
+        """Records that pages of a content with several owners were filled here."""
         if not self._fresh:
             self._wake.set()
         if len(self._fresh) < MOST_FRESH:
@@ -150,18 +149,18 @@ class Migration:
             self.owners_changed()
 
     def owners_changed(self) -> None:
-        """More own something than before, by what this node hears."""
-        self._tell(OwnersChanged())
+        """Handles a replica count that has grown, or has become known here."""
+        self._handle(OwnersChanged())
 
     async def run(self) -> None:
-        """Until cancelled; then nothing goes on."""
+        """Runs until cancelled, which also cancels all calls in flight."""
         try:
             while True:
                 self._wake.clear()
-                self._tell(Tick())
-                if self._fresh and not self._is_telling:
-                    self._is_telling = True
-                    self._tasks.start(self._tell_what_came())
+                self._handle(Tick())
+                if self._fresh and not self._is_reporting:
+                    self._is_reporting = True
+                    self._tasks.start(self._report_fresh())
                 is_at_work = self._decisions.is_at_work or self._fresh
                 pause_s = TICK_S if is_at_work else IDLE_TICK_S
                 with contextlib.suppress(TimeoutError):
@@ -172,12 +171,12 @@ class Migration:
             await self._tasks.close()
 
     def status(self) -> dict[str, int]:
-        """Plain values for `cachefs status`."""
+        """Returns plain values for `cachefs status`."""
         return self._decisions.status()
 
     # ---- decisions ----
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         for action in self._decide(event):
             self._act(action)
 
@@ -223,27 +222,27 @@ class Migration:
         finally:
             self._refreshing = False
 
-    # ---- what is handed over ----
+    # ---- sending ----
 
-    async def _tell_what_came(self) -> None:
+    async def _report_fresh(self) -> None:
         try:
             fresh, self._fresh = self._fresh, {}
             found = [
                 Holding(key, size_bytes, await self._cache.bits(key), replicas)
                 for key, (size_bytes, replicas) in fresh.items()
             ]
-            self._tell(Filled(tuple(found)))
+            self._handle(Filled(tuple(found)))
         finally:
-            self._is_telling = False
+            self._is_reporting = False
 
     async def _scan(self, scan: Scan) -> None:
         try:
             found = await self._within(SCAN_S, self._cache.holdings(scan.after, scan.limit))
         except (OSError, CacheFSError) as err:
-            log.warning("what is cached could not be listed: %s", err)
-            return self._tell(Scanned(scan.epoch, (), b"", failed=True))
+            log.warning("cannot read the index, migration waits and retries: %s", err)
+            return self._handle(Scanned(scan.epoch, (), b"", failed=True))
         after = found[-1].key if len(found) == scan.limit else b""
-        self._tell(Scanned(scan.epoch, found, after))
+        self._handle(Scanned(scan.epoch, found, after))
 
     async def _ask_have(self, ask: AskHave) -> None:
         pages: dict[bytes, int] | None = None
@@ -251,19 +250,19 @@ class Migration:
             pages = await self._pages_of(ask.peer.url, ask.contents)
         except CacheFSError as err:
             log.debug("worker %s: %s", ask.peer.id[:8], err.one_line())
-        self._tell(HaveCame(ask.epoch, ask.peer.id, pages))
+        self._handle(HaveCame(ask.epoch, ask.peer.id, pages))
 
     async def _pages_of(self, url: str, contents: tuple[bytes, ...]) -> dict[bytes, int]:
-        """Raises what the peer answers, and what the network does."""
+        """Returns the page bitmaps that a peer has. Raises the peer's or the network's failure."""
         answer = await self._call(url, Have([*contents]))
         if not isinstance(answer, Had) or len(answer.pages) != len(contents):
-            raise ProtocolError("not an answer to Have")
+            raise ProtocolError("the peer's reply does not match the Have request")
         bitmaps = (int.from_bytes(data, "little") for data in answer.pages)
         return dict(zip(contents, bitmaps, strict=True))
 
     async def _send_offer(self, send: SendOffer) -> None:
         outdated = await self._outdated([*dict.fromkeys(key for key, _ in send.blocks)])
-        self._tell(Outdated(send.epoch, send.peer.id, outdated))
+        self._handle(Outdated(send.epoch, send.peer.id, outdated))
         both = zip(send.blocks, send.replicas, strict=True)
         kept = {block: count for block, count in both if block[0] not in outdated}
         offer = Offer(self._worker, self._url, send.epoch, [*kept], [*kept.values()])
@@ -273,10 +272,10 @@ class Migration:
                 await self._call(send.peer.url, offer)
         except CacheFSError as err:
             failure = err
-        self._tell(OfferAnswered(send.epoch, send.peer.id, failure))
+        self._handle(OfferAnswered(send.epoch, send.peer.id, failure))
 
     async def _outdated(self, keys: Sequence[bytes]) -> frozenset[bytes]:
-        """Those that are no file's contents any more, as far as the master says so."""
+        """Returns the contents that, according to the master, no file has any more."""
         gone = await asyncio.gather(*(self._is_outdated(key) for key in keys))
         return frozenset(key for key, is_gone in zip(keys, gone, strict=True) if is_gone)
 
@@ -288,7 +287,7 @@ class Migration:
         except (Stale, NotFound, IsADirectory):
             return True
         except CacheFSError:
-            return False  # the master does not answer
+            return False  # the master does not reply
 
     async def _call(self, url: str, call: Have | Offer) -> PeerAnswer:
         answer = await self._within(CALL_S, self._ask_peer(url, call))
@@ -303,7 +302,7 @@ class Migration:
         except TimeoutError as err:
             raise DeadlineExceeded(f"no answer within {limit_s:g} s") from err
 
-    # ---- what is taken over ----
+    # ---- receiving ----
 
     async def _look_at(self, look: LookAt) -> None:
         pages: dict[bytes, int] | None = None
@@ -314,7 +313,7 @@ class Migration:
             }
         except CacheFSError as err:
             log.debug("worker %s: %s", look.giver[:8], err.one_line())
-        self._tell(LookedAt(look.epoch, look.giver, pages))
+        self._handle(LookedAt(look.epoch, look.giver, pages))
 
     async def _bring(self, bring: Bring) -> None:
         size_bytes, failure = 0, None
@@ -322,7 +321,7 @@ class Migration:
             size_bytes = await self._within(BRING_S, self._brought_bytes(bring))
         except CacheFSError as err:
             failure = err
-        self._tell(Brought(bring, size_bytes, failure))
+        self._handle(Brought(bring, size_bytes, failure))
 
     async def _brought_bytes(self, bring: Bring) -> int:
         content = ContentId.of_key(bring.key)
@@ -336,5 +335,5 @@ class Migration:
         if pages < bring.end - bring.first:
             if self._free_bytes() < range_bytes(origin.size, bring.first, bring.end):
                 raise NoSpace("the cache is full")
-            raise NotFound("the pages did not come")
+            raise NotFound("the peers did not send all pages")
         return size_bytes

@@ -1,10 +1,10 @@
-"""What this worker takes over from others after a change of members, and how fast. Pure.
+"""The blocks that this worker receives from others by migration, at a bounded rate. Pure.
 
-Offers are taken from a worker that sees the same epoch, of blocks that are ours in it. The givers
-take turns, so that one with much to give keeps nobody waiting. Of a few blocks at a time the giver
-is asked which pages it has, and what is missing here is brought in pieces, at a bounded rate. What
-fails is forgotten: the giver sees what is missing and offers it again. No room: what is queued is
-dropped, and offers are refused for a while.
+The receiver accepts offers of blocks that it owns, from senders in the same epoch. It serves the
+senders in turn, so that a large sender does not delay the others. For a few blocks at a time it
+requests the sender's page bitmaps, and fetches the pages missing here in pieces. A failed piece is
+dropped: the sender detects the missing pages and offers them again. If the cache is full, the queue
+is dropped, and offers are refused for `FULL_S`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from worker.migration.events import (
 )
 from worker.runtime.rate import TokenBucket
 
-QUEUE_BLOCKS: Final = 16_384  # of all givers
-LOOK_BLOCKS: Final = 64  # about which a giver is asked at a time
-PIECE_PAGES: Final = 16  # brought by one call
-BRINGS: Final = 24  # at a time: small files are brought one by one, and wait for each other
-BRINGING_PAGES: Final = 128  # by them all, and one piece more
+QUEUE_BLOCKS: Final = 16_384  # of all senders
+LOOK_BLOCKS: Final = 64  # per request for page bitmaps
+PIECE_PAGES: Final = 16  # per `Bring`
+BRINGS: Final = 24  # in flight; many, since each small file takes one
+BRINGING_PAGES: Final = 128  # in flight, plus one piece
 FULL_S: Final = 30.0
-MOST_FAILURES: Final = 8  # in a row; then what the giver offered is forgotten
+MOST_FAILURES: Final = 8  # in a row; then the sender's offers are dropped
 
 
 @dataclass(slots=True)
-class _Giver:
+class _Sender:
     url: str
     queue: dict[Block, None] = field(default_factory=dict)  # ordered, each block once
     looking: tuple[Block, ...] = ()
@@ -57,7 +57,7 @@ class _Giver:
 
 
 class Taker:
-    """See the module."""
+    """The queues of all senders, and the pieces in flight; see the module."""
 
     def __init__(self, worker: str, bucket: TokenBucket) -> None:
         self.taken_bytes = 0
@@ -66,56 +66,56 @@ class Taker:
         self._bucket = bucket
         self._epoch = -1
         self._placement = Placement(())
-        self._givers: dict[str, _Giver] = {}  # the one whose turn it is first
+        self._senders: dict[str, _Sender] = {}  # in the order of their turns
         self._bringing: set[Bring] = set()
         self._full_until_s = float("-inf")
 
     @property
     def blocks(self) -> int:
-        """That wait to be taken."""
-        return sum(len(giver.queue) + len(giver.looking) for giver in self._givers.values())
+        """The number of accepted blocks that are not being fetched yet."""
+        return sum(len(sender.queue) + len(sender.looking) for sender in self._senders.values())
 
     @property
     def is_idle(self) -> bool:
-        return not self._bringing and all(giver.is_empty for giver in self._givers.values())
+        return not self._bringing and all(sender.is_empty for sender in self._senders.values())
 
     # ---- events ----
 
     def on_view(self, view: View) -> list[Action]:
-        """What was offered in an earlier epoch is offered again by who still has to."""
+        """Drops the offers of an earlier epoch; their senders offer them again if needed."""
         self._placement = Placement(view.members)
         if view.epoch != self._epoch:
             self._epoch = view.epoch
-            self._givers = {}
+            self._senders = {}
         return []
 
     def on_offer(self, offer: Offer, now_s: float) -> list[Action]:
-        """The first action is the `Answer`."""
+        """Accepts or refuses an offer; the first action is the `Answer`."""
         refusal = self._refusal(offer, now_s)
         if refusal is not None:
             later = offer.epoch > self._epoch
             return [Answer(refusal), *([RefreshView()] if later else [])]
-        giver = self._givers.setdefault(offer.worker, _Giver(offer.url))
-        giver.url = offer.url
-        at_work = {*giver.looking, *map(_block_of, giver.pieces), *map(_block_of, self._bringing)}
+        sender = self._senders.setdefault(offer.worker, _Sender(offer.url))
+        sender.url = offer.url
+        at_work = {*sender.looking, *map(_block_of, sender.pieces), *map(_block_of, self._bringing)}
         counts = offer.replicas or [1] * len(offer.blocks)
         for block, replicas in zip(offer.blocks, counts, strict=False):
             if block not in at_work and self._owns(block, replicas):
-                giver.queue[block] = None
+                sender.queue[block] = None
         return [Answer(None), *self.advance(now_s)]
 
     def on_looked(self, event: LookedAt, now_s: float) -> list[Action]:
-        giver = self._givers.get(event.giver)
-        if giver is None or not giver.looking or event.epoch != self._epoch:
+        sender = self._senders.get(event.giver)
+        if sender is None or not sender.looking or event.epoch != self._epoch:
             return []
-        blocks, giver.looking = giver.looking, ()
+        blocks, sender.looking = sender.looking, ()
         if event.pages is None:
-            giver.queue.clear()
+            sender.queue.clear()
             self.failed += 1
         else:
             for key, block in blocks:
                 bits = pages_of(event.pages.get(key, 0), block)
-                giver.pieces.extend(_pieces(key, block, bits, event.giver, giver.url))
+                sender.pieces.extend(_pieces(key, block, bits, event.giver, sender.url))
         return self.advance(now_s)
 
     def on_brought(self, event: Brought, now_s: float) -> list[Action]:
@@ -126,12 +126,12 @@ class Taker:
         self.taken_bytes += event.size_bytes
         if event.failure is not None:
             self._failed(event.bring, event.failure, now_s)
-        elif (giver := self._givers.get(event.bring.giver)) is not None:
-            giver.failures = 0
+        elif (sender := self._senders.get(event.bring.giver)) is not None:
+            sender.failures = 0
         return self.advance(now_s)
 
     def advance(self, now_s: float) -> list[Action]:
-        """What is due. To be called now and then, too."""
+        """Returns the due actions. Also called periodically."""
         actions: list[Action] = []
         while self._may_bring_more and self._bucket.is_open(now_s):
             piece = self._next_piece()
@@ -139,13 +139,13 @@ class Taker:
                 break
             self._bringing.add(piece)
             actions.append(piece)
-        for id, giver in self._givers.items():
-            if giver.queue and not giver.looking and len(giver.pieces) < BRINGS:
-                giver.looking = tuple(islice(giver.queue, LOOK_BLOCKS))
-                for block in giver.looking:
-                    del giver.queue[block]
-                contents = tuple(dict.fromkeys(key for key, _ in giver.looking))
-                actions.append(LookAt(self._epoch, id, giver.url, contents))
+        for id, sender in self._senders.items():
+            if sender.queue and not sender.looking and len(sender.pieces) < BRINGS:
+                sender.looking = tuple(islice(sender.queue, LOOK_BLOCKS))
+                for block in sender.looking:
+                    del sender.queue[block]
+                contents = tuple(dict.fromkeys(key for key, _ in sender.looking))
+                actions.append(LookAt(self._epoch, id, sender.url, contents))
         self._forget_empty()
         return actions
 
@@ -157,9 +157,9 @@ class Taker:
         if offer.epoch < self._epoch:
             return Stale(f"the epoch is {self._epoch}, not {offer.epoch}")
         if now_s < self._full_until_s:
-            return NoSpace("the cache takes nothing over for now")
+            return NoSpace("the cache was full recently and accepts no offers yet")
         if self.blocks + len(offer.blocks) > QUEUE_BLOCKS:
-            return Unavailable("too many blocks wait to be taken over")
+            return Unavailable("too many offered blocks are queued")
         return None
 
     def _owns(self, block: Block, replicas: int) -> bool:
@@ -173,46 +173,46 @@ class Taker:
         return len(self._bringing) < BRINGS and pages < BRINGING_PAGES
 
     def _next_piece(self) -> Bring | None:
-        """Of the giver whose turn it is, who is then the last."""
-        for id, giver in self._givers.items():
-            if giver.pieces:
-                self._givers[id] = self._givers.pop(id)
-                return giver.pieces.popleft()
+        """Returns a piece of the next sender in turn, which becomes the last."""
+        for id, sender in self._senders.items():
+            if sender.pieces:
+                self._senders[id] = self._senders.pop(id)
+                return sender.pieces.popleft()
         return None
 
     def _failed(self, bring: Bring, failure: CacheFSError, now_s: float) -> None:
         self.failed += 1
         if isinstance(failure, NoSpace):
             self._full_until_s = now_s + FULL_S
-            self._givers = {}
+            self._senders = {}
             return
-        giver = self._givers.get(bring.giver)
-        if giver is None:
+        sender = self._senders.get(bring.giver)
+        if sender is None:
             return
-        giver.failures += 1
-        if giver.failures >= MOST_FAILURES:
-            del self._givers[bring.giver]
-        elif not failure.retryable:  # nor will the rest of that file come
-            giver.pieces = deque(piece for piece in giver.pieces if piece.key != bring.key)
+        sender.failures += 1
+        if sender.failures >= MOST_FAILURES:
+            del self._senders[bring.giver]
+        elif not failure.retryable:  # the rest of that file would fail too
+            sender.pieces = deque(piece for piece in sender.pieces if piece.key != bring.key)
 
     def _forget_empty(self) -> None:
-        for id in [id for id, giver in self._givers.items() if giver.is_empty]:
-            del self._givers[id]
+        for id in [id for id, sender in self._senders.items() if sender.is_empty]:
+            del self._senders[id]
 
     def check_invariants(self) -> None:
         assert len(self._bringing) <= BRINGS
         assert self.blocks <= QUEUE_BLOCKS
-        for giver in self._givers.values():
-            assert not giver.queue.keys() & {*giver.looking}
-            assert len(giver.looking) <= LOOK_BLOCKS
+        for sender in self._senders.values():
+            assert not sender.queue.keys() & {*sender.looking}
+            assert len(sender.looking) <= LOOK_BLOCKS
 
 
 def _block_of(bring: Bring) -> Block:
     return bring.key, bring.first // BLOCK_PAGES
 
 
-def _pieces(key: bytes, block: int, bits: int, giver: str, url: str) -> Iterator[Bring]:
-    """The runs of pages in `bits` (of that block), cut into pieces."""
+def _pieces(key: bytes, block: int, bits: int, sender: str, url: str) -> Iterator[Bring]:
+    """Yields the runs of pages in `bits` (of that block), cut into pieces."""
     page = 0
     while bits >> page:
         rest = bits >> page
@@ -220,5 +220,5 @@ def _pieces(key: bytes, block: int, bits: int, giver: str, url: str) -> Iterator
         absent = ~(bits >> page)
         end = min(page + (absent & -absent).bit_length() - 1, page + PIECE_PAGES)
         first = block * BLOCK_PAGES
-        yield Bring(key, first + page, first + end, giver, url)
+        yield Bring(key, first + page, first + end, sender, url)
         page = end

@@ -1,16 +1,14 @@
-"""Which blocks this worker hands over after a change of members or a fill, to whom, and when that
-is done. Pure.
+"""The blocks that this worker sends to other owners after a membership change or a fill. Pure.
 
-After each new view all that is cached here is looked through, a batch at a time. A block whose
-owners are not those that it had is offered to them, by who has it and does not own it (and, where
-several own it, by the first of those who did before). What comes to the first of several owners
-is offered to the others as it comes; and so is all that is here, when more own it than before.
+After each new view the sender scans all cached contents, a batch at a time. A block whose owners
+have changed is offered to its owners by each worker that has it and does not own it. Among the
+owners, only the first one that owned it before offers it. The primary owner offers each newly
+filled block to the other replicas; when the replica count grows, it offers all cached blocks again.
 
-First an owner is asked what it has:
-what it lacks is offered, in batches and at a bounded rate, and it is asked again until it has it
-all. So nobody needs to remember anything: a taker that starts again, a lost offer and a lost
-answer are all the same. Who makes no progress for long, or has no room, is given up: its blocks
-stay here as copies and are fetched when they are read.
+The sender first requests the receiver's page bitmaps and offers the missing pages, in batches and
+at a bounded rate. It repeats this until the receiver has all. So no state is needed to recover from
+a restarted receiver, a lost offer or a lost reply. A receiver that makes no progress for
+`GIVE_UP_S`, or has no space, is given up: its blocks stay here as copies, and reads fetch them.
 """
 
 from __future__ import annotations
@@ -42,29 +40,29 @@ from worker.migration.events import (
 from worker.runtime.rate import TokenBucket
 from worker.store.holdings import Holding
 
-SCAN_CONTENTS: Final = 256  # of one look into the index
-WINDOW_BLOCKS: Final = 4096  # being handed over at a time; the rest waits in the index
-SCAN_AFTER_S: Final = 1.0  # of a view: fills that began before it are in the index by then
-SCAN_PAUSE_S: Final = 5.0  # after an index that could not be read
-CONFIRM_S: Final = 1.0  # between two questions for the same block
-REOFFER_S: Final = 4.0  # an offer of which nothing came is made again
+SCAN_CONTENTS: Final = 256  # per read of the index
+WINDOW_BLOCKS: Final = 4096  # in progress; the scan waits for the window
+SCAN_AFTER_S: Final = 1.0  # after a view: fills that began before it are in the index by then
+SCAN_PAUSE_S: Final = 5.0  # after a failed read of the index
+CONFIRM_S: Final = 1.0  # between two requests for the bitmap of a block
+REOFFER_S: Final = 4.0  # an offer without effect is repeated
 GIVE_UP_S: Final = 120.0  # without progress
-PATIENT_OFFERS: Final = 45  # of one block: to be taken again is progress, others may be first
-FULL_S: Final = 30.0  # a taker without room is offered nothing for so long
+PATIENT_OFFERS: Final = 45  # accepted offers of a block that count as progress: it may be queued
+FULL_S: Final = 30.0  # a receiver without space gets no offers
 MOST_BACKOFF_S: Final = 10.0
 
-Heirs = Callable[[int, int, int], list[Member]]  # ino, block, replicas
+OwnersOf = Callable[[int, int, int], list[Member]]  # ino, block, replicas
 
 
 @dataclass(slots=True)
 class _Move:
-    """One block on its way to one taker. `bits` are the pages here, `missing` those of them that
-    the taker lacked when it was asked last."""
+    """The transfer of one block to one receiver. `bits` are the pages here, `missing` those that
+    the receiver lacked in its last reply."""
 
     bits: int
     size_bytes: int  # of the content
     replicas: int
-    waited: bool  # for the epoch to be settled
+    waited: bool  # the epoch is not settled before the end of this move
     missing: int = 0
     asked_s: float = 0.0
     offered_s: float = 0.0
@@ -72,9 +70,10 @@ class _Move:
 
 
 @dataclass(slots=True)
-class _Taker:
-    """`fresh`: it was not asked yet; `wanted`: it lacks something; `given`: it was offered, and
-    asked again later. One call to it at a time: `calling` are the blocks that it is about."""
+class _Receiver:
+    """The moves to one receiver. `fresh`: its pages are unknown; `wanted`: it lacks pages; `given`:
+    it accepted an offer, to be confirmed later. `calling`: the blocks of the call in flight, of
+    which there is at most one."""
 
     member: Member
     progress_s: float
@@ -86,7 +85,7 @@ class _Taker:
     next_call_s: float = 0.0
     full_until_s: float = float("-inf")
     given_up: bool = False
-    again_s: float = 0.0  # given up: when it may be tried again with what has come since
+    again_s: float = 0.0  # if given up: the time of the next try, with later fills
 
     def blocks(self) -> list[Block]:
         return [*self.fresh, *self.wanted, *self.given]
@@ -106,27 +105,27 @@ class _Taker:
 
 
 class Giver:
-    """See the module. `settled` is the last epoch in which everything was handed over."""
+    """The scan and the moves; see the module. `settled`: the last epoch whose moves have ended."""
 
     def __init__(self, worker: str, bucket: TokenBucket) -> None:
         self.settled = 0
-        self.handed = 0  # blocks that reached their owners
-        self.given_up = 0  # blocks that did not
-        self.blocks = 0  # on their way now
+        self.handed = 0  # moves that ended with the block at its owner
+        self.given_up = 0  # moves that were given up
+        self.blocks = 0  # moves in progress
         self._worker = worker
         self._bucket = bucket
         self._epoch = -1
         self._members: dict[str, float] = {}
         self._now = Placement(())
-        self._base: Placement | None = None  # of the view that was settled last
-        self._takers: dict[str, _Taker] = {}
-        self._after: bytes | None = None  # where the scan goes on; None: it is done
+        self._base: Placement | None = None  # the former placement, if it was settled
+        self._receivers: dict[str, _Receiver] = {}
+        self._after: bytes | None = None  # the scan continues after this key; None: no scan
         self._scanning = False
         self._next_scan_s = 0.0
-        self._waited = 0  # of `blocks`, those that the epoch waits for
-        self._for_view = False  # is the scan for a change of members?
-        self._for_replicas = False  # is it for further owners of what has several?
-        self._may_lack = False  # these may lack something of which no move is under way
+        self._waited = 0  # the moves of `blocks` that delay `settled`
+        self._for_view = False  # the scan is for a membership change
+        self._for_replicas = False  # the scan is for the other replicas
+        self._may_lack = False  # other replicas may lack blocks without a move
 
     @property
     def is_scanning(self) -> bool:
@@ -142,23 +141,23 @@ class Giver:
         owning = {one.id: one.weight for one in view.members if one.weight > 0}
         if view.epoch == self._epoch and owning == self._members:
             return self._new_addresses(view)
-        if view.epoch <= self._epoch:  # of a master that lost what it knew
+        if view.epoch <= self._epoch:  # the master has lost its store
             self.settled = 0
         unchanged = self.settled == self._epoch and owning == self._members
-        if self._epoch < 0 and not view.before:  # back before anything changed
+        if self._epoch < 0 and not view.before:  # this worker is back before the members changed
             unchanged = True
-        # What came here in an epoch that was not settled may be known to nobody else.
+        # In an unsettled epoch, blocks may have been filled on this worker only.
         self._base = self._now if self.settled == self._epoch else None
         self._epoch, self._members = view.epoch, owning
         self._now = Placement(view.members)
         self._may_lack |= self._for_replicas or self.blocks > self._waited
-        self._takers, self.blocks, self._waited = {}, 0, 0
+        self._receivers, self.blocks, self._waited = {}, 0, 0
         self._for_view = bool(owning) and not unchanged
         self._begin_scan(now_s)
         return self.advance(now_s)
 
     def _begin_scan(self, now_s: float) -> None:
-        """Looks through everything, if there is a reason."""
+        """Starts a scan of all contents, if it has a purpose."""
         self._for_replicas = self._may_lack and bool(self._members)
         self._may_lack &= not self._for_replicas
         self._after = b"" if self._for_view or self._for_replicas else None
@@ -166,13 +165,13 @@ class Giver:
         self._next_scan_s = now_s + SCAN_AFTER_S
 
     def _new_addresses(self, view: View) -> list[Action]:
-        """The same members, some of them perhaps elsewhere."""
+        """Adopts a view with the same members, some of them perhaps at other URLs."""
         self._now = Placement(view.members)
         for member in view.members:
-            taker = self._takers.get(member.id)
-            if taker is not None and taker.member != member:
-                taker.member = member
-                taker.failures, taker.next_call_s = 0, 0.0
+            receiver = self._receivers.get(member.id)
+            if receiver is not None and receiver.member != member:
+                receiver.member = member
+                receiver.failures, receiver.next_call_s = 0, 0.0
         return []
 
     def on_scanned(self, event: Scanned, now_s: float) -> list[Action]:
@@ -200,48 +199,49 @@ class Giver:
         return self.advance(now_s)
 
     def on_have(self, event: HaveCame, now_s: float) -> list[Action]:
-        taker = self._answered(event.epoch, event.peer)
-        if taker is None:
+        receiver = self._answered(event.epoch, event.peer)
+        if receiver is None:
             return []
-        blocks, taker.calling = taker.calling or (), None
+        blocks, receiver.calling = receiver.calling or (), None
         if event.pages is None:
-            self._back_off(taker, now_s)
+            self._back_off(receiver, now_s)
         else:
-            taker.failures = 0
+            receiver.failures = 0
             for block in blocks:
-                self._compare(taker, block, event.pages.get(block[0], 0), now_s)
-        return self._call(taker, now_s) + self._scan(now_s)
+                self._compare(receiver, block, event.pages.get(block[0], 0), now_s)
+        return self._call(receiver, now_s) + self._scan(now_s)
 
     def on_offer_answered(self, event: OfferAnswered, now_s: float) -> list[Action]:
-        taker = self._answered(event.epoch, event.peer)
-        if taker is None:
+        receiver = self._answered(event.epoch, event.peer)
+        if receiver is None:
             return []
-        blocks, taker.calling = taker.calling or (), None
+        blocks, receiver.calling = receiver.calling or (), None
         if event.failure is None:
-            taker.failures = 0
-            self._accepted(taker, blocks, now_s)
+            receiver.failures = 0
+            self._accepted(receiver, blocks, now_s)
         else:
-            self._refused(taker, blocks, event.failure, now_s)
-        return self._call(taker, now_s) + self._scan(now_s)
+            self._refused(receiver, blocks, event.failure, now_s)
+        return self._call(receiver, now_s) + self._scan(now_s)
 
     def on_outdated(self, event: Outdated) -> list[Action]:
-        """Part of an offer under way, of which the answer follows."""
-        taker = self._answered(event.epoch, event.peer)
-        if taker is not None:
-            for block in [block for block in taker.calling or () if block[0] in event.keys]:
-                if (move := taker.wanted.pop(block, None)) is not None:
+        """Ends the moves of stale contents, before the result of their offer."""
+        receiver = self._answered(event.epoch, event.peer)
+        if receiver is not None:
+            for block in [block for block in receiver.calling or () if block[0] in event.keys]:
+                if (move := receiver.wanted.pop(block, None)) is not None:
                     self._ended(move)
         return []
 
     def advance(self, now_s: float) -> list[Action]:
-        """What is due. To be called now and then, too."""
+        """Returns the due actions. Also called periodically."""
         actions: list[Action] = []
-        for taker in self._takers.values():
-            actions += self._call(taker, now_s)
+        for receiver in self._receivers.values():
+            actions += self._call(receiver, now_s)
         return actions + self._scan(now_s)
 
     def _scan(self, now_s: float) -> list[Action]:
-        """Looks on while there is room in the window, or sees that all is done."""
+        """Continues the scan if the window has room; updates `settled`; starts a scan for the other
+        replicas if it is due."""
         if self._after is None:
             self._for_view = self._for_replicas = False
             if not self._waited:
@@ -257,26 +257,26 @@ class Giver:
         self._scanning = True
         return [Scan(self._epoch, self._after, SCAN_CONTENTS)]
 
-    # ---- what is to be handed over ----
+    # ---- moves ----
 
-    def _look_at(self, holding: Holding, now_s: float, heirs: Heirs) -> None:
+    def _look_at(self, holding: Holding, now_s: float, owners_of: OwnersOf) -> None:
         ino, bits, block = ino_of(holding.key), holding.bits, 0
-        waited = heirs == self._heirs and self._for_view
+        waited = owners_of == self._heirs and self._for_view
         while bits:
             here = pages_of(bits, 0)
-            for heir in heirs(ino, block, holding.replicas) if here else ():
+            for owner in owners_of(ino, block, holding.replicas) if here else ():
                 move = _Move(here, holding.size_bytes, holding.replicas, waited)
-                self._begin(heir, (holding.key, block), move, now_s)
+                self._begin(owner, (holding.key, block), move, now_s)
             bits >>= BLOCK_PAGES
             block += 1
 
     def _others(self, ino: int, block: int, replicas: int) -> list[Member]:
-        """Whom the first owner helps to their copies."""
+        """Returns the other replicas if this worker is the primary owner."""
         first, *others = self._now.owners(ino, block, replicas) or (None,)
         return others if first is not None and first.id == self._worker else []
 
     def _heirs(self, ino: int, block: int, replicas: int) -> list[Member]:
-        """To whom this worker is to offer the block."""
+        """Returns the owners to which this worker offers the block, in a scan."""
         owners = self._now.owners(ino, block, replicas)
         before: set[str] = set()
         if self._base is not None:
@@ -289,24 +289,24 @@ class Giver:
                 return []
         return [one for one in owners if one.id != self._worker]
 
-    def _begin(self, heir: Member, block: Block, move: _Move, now_s: float) -> None:
-        taker = self._takers.get(heir.id)
-        if taker is None:
-            taker = self._takers[heir.id] = _Taker(heir, now_s)
-        if taker.given_up and not move.waited and now_s >= taker.again_s:
-            taker.given_up = False
-        if taker.given_up or now_s < taker.full_until_s:
+    def _begin(self, owner: Member, block: Block, move: _Move, now_s: float) -> None:
+        receiver = self._receivers.get(owner.id)
+        if receiver is None:
+            receiver = self._receivers[owner.id] = _Receiver(owner, now_s)
+        if receiver.given_up and not move.waited and now_s >= receiver.again_s:
+            receiver.given_up = False
+        if receiver.given_up or now_s < receiver.full_until_s:
             self.given_up += 1
             return
-        if not len(taker):
-            taker.progress_s = now_s
-        known = taker.move(block)
+        if not len(receiver):
+            receiver.progress_s = now_s
+        known = receiver.move(block)
         if known is not None:
             known.bits |= move.bits
             self._waited += move.waited and not known.waited
             known.waited |= move.waited
             return
-        taker.fresh[block] = move
+        receiver.fresh[block] = move
         self.blocks += 1
         self._waited += move.waited
 
@@ -316,117 +316,118 @@ class Giver:
 
     # ---- calls ----
 
-    def _call(self, taker: _Taker, now_s: float) -> list[Action]:
-        """The next call to a taker, if one is due."""
-        self._give_up_if_stuck(taker, now_s)
-        if taker.calling is not None or now_s < taker.next_call_s:
+    def _call(self, receiver: _Receiver, now_s: float) -> list[Action]:
+        """Returns the next call to a receiver, if it is due."""
+        self._give_up_if_stuck(receiver, now_s)
+        if receiver.calling is not None or now_s < receiver.next_call_s:
             return []
-        return self._offer(taker, now_s) or self._ask(taker, now_s)
+        return self._offer(receiver, now_s) or self._ask(receiver, now_s)
 
-    def _offer(self, taker: _Taker, now_s: float) -> list[Action]:
-        if not taker.wanted:
+    def _offer(self, receiver: _Receiver, now_s: float) -> list[Action]:
+        if not receiver.wanted:
             return []
         blocks: list[Block] = []
-        for block, move in taker.wanted.items():
+        for block, move in receiver.wanted.items():
             if len(blocks) == BATCH_LIMIT or not self._bucket.is_open(now_s):
                 break
             blocks.append(block)
             if not move.offers:
                 self._bucket.charge(_size_bytes(block, move), now_s)
         if not blocks:
-            if not taker.given:
-                taker.progress_s = now_s  # it waits for us, not we for it
+            if not receiver.given:
+                receiver.progress_s = now_s  # the rate limit here delays it
             return []
-        taker.calling = tuple(blocks)
-        counts = tuple(taker.wanted[block].replicas for block in blocks)
-        return [SendOffer(self._epoch, taker.member, taker.calling, counts)]
+        receiver.calling = tuple(blocks)
+        counts = tuple(receiver.wanted[block].replicas for block in blocks)
+        return [SendOffer(self._epoch, receiver.member, receiver.calling, counts)]
 
-    def _ask(self, taker: _Taker, now_s: float) -> list[Action]:
-        blocks = [*islice(taker.fresh, BATCH_LIMIT)]
-        for block, move in islice(taker.given.items(), BATCH_LIMIT - len(blocks)):
+    def _ask(self, receiver: _Receiver, now_s: float) -> list[Action]:
+        blocks = [*islice(receiver.fresh, BATCH_LIMIT)]
+        for block, move in islice(receiver.given.items(), BATCH_LIMIT - len(blocks)):
             if now_s - move.asked_s < CONFIRM_S:
-                break  # the oldest question is first
+                break  # the oldest request is first
             blocks.append(block)
         if not blocks:
             return []
-        taker.calling = tuple(blocks)
+        receiver.calling = tuple(blocks)
         contents = tuple(dict.fromkeys(key for key, _ in blocks))
-        return [AskHave(self._epoch, taker.member, contents)]
+        return [AskHave(self._epoch, receiver.member, contents)]
 
-    def _answered(self, epoch: int, peer: str) -> _Taker | None:
-        taker = self._takers.get(peer) if epoch == self._epoch else None
-        return taker if taker is not None and taker.calling is not None else None
+    def _answered(self, epoch: int, peer: str) -> _Receiver | None:
+        receiver = self._receivers.get(peer) if epoch == self._epoch else None
+        return receiver if receiver is not None and receiver.calling is not None else None
 
-    def _compare(self, taker: _Taker, block: Block, bits: int, now_s: float) -> None:
-        move = taker.fresh.pop(block, None)
+    def _compare(self, receiver: _Receiver, block: Block, bits: int, now_s: float) -> None:
+        move = receiver.fresh.pop(block, None)
         known = move is None
         if move is None:
-            move = taker.given.pop(block, None)
+            move = receiver.given.pop(block, None)
         if move is None:
             return
         missing = move.bits & ~pages_of(bits, block[1])
         if not missing:
             self.handed += 1
             self._ended(move)
-            taker.progress_s = now_s
+            receiver.progress_s = now_s
             return
         if known and missing != move.missing:
-            taker.progress_s = move.offered_s = now_s
+            receiver.progress_s = move.offered_s = now_s
             move.offers = 1
         move.missing, move.asked_s = missing, now_s
         stuck = not known or now_s - move.offered_s >= REOFFER_S
-        (taker.wanted if stuck else taker.given)[block] = move
+        (receiver.wanted if stuck else receiver.given)[block] = move
 
-    def _accepted(self, taker: _Taker, blocks: Iterable[Block], now_s: float) -> None:
+    def _accepted(self, receiver: _Receiver, blocks: Iterable[Block], now_s: float) -> None:
         for block in blocks:
-            move = taker.wanted.pop(block, None)
+            move = receiver.wanted.pop(block, None)
             if move is None:
                 continue
             if move.offers < PATIENT_OFFERS:
-                taker.progress_s = now_s
+                receiver.progress_s = now_s
             move.offers += 1
             move.offered_s = move.asked_s = now_s
-            taker.given[block] = move
+            receiver.given[block] = move
 
     def _refused(
-        self, taker: _Taker, blocks: Iterable[Block], failure: CacheFSError, now_s: float
+        self, receiver: _Receiver, blocks: Iterable[Block], failure: CacheFSError, now_s: float
     ) -> None:
         if isinstance(failure, NoSpace):
-            taker.full_until_s = now_s + FULL_S
-            self._drop(taker)
+            receiver.full_until_s = now_s + FULL_S
+            self._drop(receiver)
             return
         for block in blocks:
-            move = taker.wanted.get(block)
+            move = receiver.wanted.get(block)
             if move is not None and not move.offers:
                 self._bucket.charge(-_size_bytes(block, move), now_s)
-        self._back_off(taker, now_s)
+        self._back_off(receiver, now_s)
 
-    def _back_off(self, taker: _Taker, now_s: float) -> None:
-        taker.failures += 1
-        taker.next_call_s = now_s + min(MOST_BACKOFF_S, 0.25 * 2 ** min(taker.failures, 10))
+    def _back_off(self, receiver: _Receiver, now_s: float) -> None:
+        receiver.failures += 1
+        receiver.next_call_s = now_s + min(MOST_BACKOFF_S, 0.25 * 2 ** min(receiver.failures, 10))
 
-    def _give_up_if_stuck(self, taker: _Taker, now_s: float) -> None:
-        if len(taker) and now_s - taker.progress_s >= GIVE_UP_S:
-            taker.given_up = True
-            taker.again_s = now_s + GIVE_UP_S
-            taker.calling = None
-            self._drop(taker)
+    def _give_up_if_stuck(self, receiver: _Receiver, now_s: float) -> None:
+        if len(receiver) and now_s - receiver.progress_s >= GIVE_UP_S:
+            receiver.given_up = True
+            receiver.again_s = now_s + GIVE_UP_S
+            receiver.calling = None
+            self._drop(receiver)
 
-    def _drop(self, taker: _Taker) -> None:
-        for move in taker.clear():
+    def _drop(self, receiver: _Receiver) -> None:
+        for move in receiver.clear():
             self.given_up += 1
             self._ended(move)
 
     def check_invariants(self) -> None:
-        assert self.blocks == sum(len(taker) for taker in self._takers.values())
-        for id, taker in self._takers.items():
+        assert self.blocks == sum(len(receiver) for receiver in self._receivers.values())
+        for id, receiver in self._receivers.items():
             assert id != self._worker, "nothing is handed to ourselves"
-            queues = (taker.fresh, taker.wanted, taker.given)
-            assert len(set().union(*queues)) == len(taker), "a block is in one state"
-            assert not (taker.given_up and len(taker))
-            assert all(move.missing for move in (*taker.wanted.values(), *taker.given.values()))
+            queues = (receiver.fresh, receiver.wanted, receiver.given)
+            assert len(set().union(*queues)) == len(receiver), "a block is in one state"
+            assert not (receiver.given_up and len(receiver))
+            assert all(move.missing for queue in queues[1:] for move in queue.values())
         assert self.settled <= max(0, self._epoch)
-        moves = [taker.move(block) for taker in self._takers.values() for block in taker.blocks()]
+        receivers = self._receivers.values()
+        moves = [receiver.move(block) for receiver in receivers for block in receiver.blocks()]
         assert self._waited == sum(move.waited for move in moves if move is not None)
         if self.settled == self._epoch:
             assert not self._waited
@@ -434,7 +435,7 @@ class Giver:
 
 
 def _size_bytes(block: Block, move: _Move) -> int:
-    """Bytes of the pages that the taker lacks."""
+    """Returns the bytes of the pages that the receiver lacks."""
     size_bytes = move.missing.bit_count() * PAGE_BYTES
     last = (move.size_bytes - 1) // PAGE_BYTES - block[1] * BLOCK_PAGES
     if 0 <= last < BLOCK_PAGES and move.missing >> last & 1:

@@ -1,4 +1,4 @@
-"""The clocks that a worker reads."""
+"""The clocks of a worker, which tests replace."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What this process may have: how much memory (the limit of its cgroup, version 2 or 1, or the
-machine's; reads small files of the kernel, once at the start), how many descriptors."""
+"""The limits of this process: memory (of its cgroup, version 2 or 1, or of the machine), from the
+kernel's files at the start, and descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes. `root` has `proc` and `sys/fs/cgroup`."""
+    """Returns the memory limit of this process, in bytes. `root` has `proc` and `sys`."""
     limits = [total_memory(root)]
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -20,7 +20,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory of the machine; 1 GiB where it does not say."""
+    """Returns the memory of the machine, in bytes; 1 GiB if it is unknown."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) << 10
@@ -28,8 +28,8 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def _limits(mount: Path, path: str, name: str) -> list[int]:
-    """The limits of a cgroup and of all above it. A path that is not below the mount (a container
-    that sees only its own group) leaves that of the mount itself."""
+    """Returns the limits of a cgroup and of all above it. If the path is not below the mount (a
+    container that sees only its own group), only the limit of the mount itself counts."""
     folder = mount / path.lstrip("/")
     folders = [folder, *folder.parents]
     within = [one for one in folders if one == mount or mount in one.parents]
@@ -45,12 +45,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def allow_many_descriptors() -> None:
-    """A descriptor per partial file and per segment: as many as the process may have."""
+    """Sets the descriptor limit to the hard limit, since each partial file and segment has one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def descriptors() -> int:
-    """How many this process may have."""
+    """Returns the limit of descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,4 +1,4 @@
-"""How often a condition that lasts is logged: when it begins, then at growing intervals. Pure."""
+"""The backoff of log lines about a lasting condition: one at its begin, then ever fewer. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ LONGEST_PAUSE_S: Final = 3600.0
 
 
 class Pace:
-    """`is_due` says whether to log now; `over` that the condition has ended."""
+    """The log times of one condition. The caller logs if `is_due`, and calls `over` at its end."""
 
     def __init__(self) -> None:
         self._due_at_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S
 
     def is_due(self, now_s: float) -> bool:
-        """True the first time, and then after pauses that double."""
+        """Returns True the first time, and then after pauses that double."""
         if now_s < self._due_at_s:
             return False
         self._due_at_s = now_s + self._pause_s
@@ -24,6 +24,6 @@ class Pace:
         return True
 
     def over(self) -> None:
-        """The next time is a first one."""
+        """Resets the pauses, at the end of the condition."""
         self._due_at_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S

@@ -1,4 +1,4 @@
-"""The tasks that a part of the worker owns, and a signal between tasks."""
+"""The tasks of a part of the worker, and a signal between tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tasks:
-    """The tasks of one worker: each is owned here until it ends."""
+    """A set of tasks, each owned here until it ends. The loop's exception handler gets errors."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -27,7 +27,7 @@ class Tasks:
             )
 
     async def close(self) -> None:
-        """Cancels all and waits for their ends."""
+        """Cancels all tasks and waits for their ends."""
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -35,7 +35,7 @@ class Tasks:
 
 
 class Signal:
-    """Wakes everybody who waits for a change. Waits are bounded."""
+    """A signal that wakes all waiting tasks. Waits have a timeout."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -47,7 +47,7 @@ class Signal:
         self._waiters.clear()
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns after a change or the time-out, whichever is first."""
+        """Waits for `notify` or the timeout, whichever is first."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:

@@ -1,8 +1,8 @@
-"""Threads for blocking calls of one event loop, leaner than an executor: results that are ready
-together wake the loop once.
+"""Threads for blocking calls of one event loop. Unlike an executor, several results wake the loop
+once.
 
-`submit` and `run` are bounded by their callers (requests in flight, fills in flight), the threads
-by `count`.
+The callers of `submit` and `run` bound the queue (requests in flight, fills in flight); `count`
+bounds the threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from cachefs.core.errors import Interrupted
 
 T = TypeVar("T")
-BEHIND_SHARE: Final = 0.75  # of the threads, for calls that readers do not wait for
+BEHIND_SHARE: Final = 0.75  # of the threads, for background calls
 
 
 def _keep(result: Any) -> None:
@@ -41,7 +41,7 @@ class _Call:
 
 
 class Wake:
-    """Calls from threads, run in the loop in the order in which they came, several per wake-up."""
+    """The queue of calls from threads to the loop, run in order, several per wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -51,16 +51,16 @@ class Wake:
         self._awake = False  # `_run` is scheduled
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """From any thread. Dropped once the loop is closed."""
-        # No lock: a call is in the queue before the flag is read, and the flag falls before the
-        # queue is emptied. At worst the loop is woken for nothing.
+        """Queues a call, from any thread. Calls are dropped once the loop is closed."""
+        # No lock: a call is queued before the flag is read, and the flag is cleared before the
+        # queue is emptied. At worst the loop wakes up without a call.
         self._calls.append((function, args))
         if self._awake:
             return
         self._awake = True
         try:
             self._loop.call_soon_threadsafe(self._run)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed
             pass
 
     def _run(self) -> None:
@@ -71,14 +71,14 @@ class Wake:
                 function, args = calls.popleft()
                 function(*args)
         finally:
-            if calls and not self._awake:  # one of them failed
+            if calls and not self._awake:  # a call raised
                 self._awake = True
                 self._loop.call_soon(self._run)
 
 
 class Behind:
-    """Calls of which readers are not to wait: they take at most `most` of the threads at once, the
-    others wait here, in order. The loop's alone."""
+    """Background calls, which must not delay readers. They take at most `most` threads at once; the
+    others are queued here. For the loop only."""
 
     def __init__(self, threads: Threads, most: int) -> None:
         self._threads = threads
@@ -87,13 +87,13 @@ class Behind:
         self._later: collections.deque[_Call] = collections.deque()
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """As of `Threads`."""
+        """Runs a call, as `Threads.run` does."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit(function, *args, done=functools.partial(_settle, future, _keep))
         return future
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
-        """As of `Threads`."""
+        """Runs a call, as `Threads.submit` does."""
         if self._running >= self._most:
             return self._later.append(_Call(function, args, done))
         self._running += 1
@@ -108,8 +108,7 @@ class Behind:
 
 
 class Threads:
-    """Up to `count` threads, started when they are needed; more, up to twice as many, while some
-    are stuck (`count_out`)."""
+    """Up to `count` threads, started on demand; up to twice as many while some are stuck."""
 
     def __init__(self, name: str, count: int, wake: Wake) -> None:
         self._name = name
@@ -119,18 +118,16 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # The loop's alone: threads that were not told to end, and calls of which it has not heard
-        # the end.
-        self._kept = 0
-        self._waiting = 0
+        self._live = 0  # threads without a request to end; for the loop only
+        self._waiting = 0  # calls queued or running; for the loop only
         self._running: set[_Call] = set()
-        self._lock = threading.Lock()  # what comes after the end of all is refused
+        self._lock = threading.Lock()  # no call is queued after `close`
         self._closed = False
         self.behind = Behind(self, max(1, int(count * BEHIND_SHARE)))
 
     async def call(self, function: Callable[..., T], *args: Any, discard: Callable[[T], None]) -> T:
-        """As `run`, for results that own something: `discard` (which closes descriptors) gets the
-        result when the caller is cancelled, at whatever moment."""
+        """Runs a call whose result owns resources, and returns the result. If the caller is
+        cancelled, at any moment, `discard` gets the result to release them."""
         future = self.run(function, *args, discard=discard)
         try:
             return await future
@@ -142,20 +139,19 @@ class Threads:
     def run(
         self, function: Callable[..., T], *args: Any, discard: Callable[[T], None] = _keep
     ) -> asyncio.Future[T]:
-        """Runs the call in a thread. Cancelling the future does not stop the call; its result then
-        goes to `discard`."""
+        """Runs a call in a thread. If the future is cancelled, `discard` gets the call's result."""
         future: asyncio.Future[T] = self._loop.create_future()
         self.submit(function, *args, done=functools.partial(_settle, future, discard))
         return future
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Done) -> None:
-        """Runs the call in a thread, and then `done(result, None)` or `done(None, error)` in the
-        loop. Once the threads were told to end, the error is Interrupted and nothing was run."""
+        """Runs a call in a thread, and then `done(result, None)` or `done(None, error)` in the
+        loop. After `close` the call is not run, and the error is Interrupted."""
         self._waiting += 1
         with self._lock:
             if not self._closed:
                 self._calls.put(_Call(function, args, done))
-                if self._waiting > self._kept < self._most:
+                if self._waiting > self._live < self._most:
                     self._start()
                 return
         self._loop.call_soon(self._ended, done, None, Interrupted("the worker is closing"))
@@ -164,33 +160,33 @@ class Threads:
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
-        self._kept += 1
+        self._live += 1
         thread.start()
 
     @property
     def has_room(self) -> bool:
-        """Would a call begin at once? The loop's alone."""
+        """True if a call would start at once. For the loop only."""
         return self._waiting < self._most
 
     def calls(self) -> list[Hashable]:
-        """What is under way now, each call by a name that no other has."""
+        """Returns the running calls, as unique keys."""
         return [*self._running.copy()]
 
     def count_out(self, stuck: int, *, cause: str = "disk") -> None:
-        """So many threads are stuck for this cause and do not count, for all causes together at
-        most as many as there may be; 0: none."""
+        """Sets the number of threads that are stuck for a cause, and starts as many others. The
+        causes together add at most `count` threads."""
         self._stuck[cause] = stuck
         self._most = self._count + min(sum(self._stuck.values()), self._count)
-        while self._kept > self._most:
-            self._kept -= 1
+        while self._live > self._most:
+            self._live -= 1
             self._calls.put(None)
         with self._lock:
-            while self._waiting > self._kept < self._most and not self._closed:
+            while self._waiting > self._live < self._most and not self._closed:
                 self._start()
 
     def close(self, wait_s: float) -> bool:
-        """Runs what is queued, then ends the threads. Blocks; results are still delivered. False
-        when some thread is still in its call after `wait_s`."""
+        """Runs the queued calls, then ends the threads. Blocks; results are still delivered.
+        Returns False if a thread is still in its call after `wait_s`."""
         until = time.monotonic() + wait_s
         with self._lock:
             self._closed = True
@@ -202,14 +198,14 @@ class Threads:
         return not any(thread.is_alive() for thread in threads)
 
     def _work(self) -> None:
-        _take_turns()
+        _set_batch_policy()
         while (call := self._calls.get()) is not None:
             self._running.add(call)
             result: Any = None
             error: BaseException | None = None
             try:
                 result = call.function(*call.args)
-            except BaseException as err:  # noqa: BLE001 -- handed to whoever waits for the result
+            except BaseException as err:  # noqa: BLE001 -- passed to `done`
                 error = err
             self._running.discard(call)
             self._wake.call(self._ended, call.done, result, error)
@@ -221,9 +217,9 @@ class Threads:
         done(result, error)
 
 
-def _take_turns() -> None:
-    """When this thread is woken it waits for its turn instead of taking the CPU from who woke it:
-    that one still has the GIL, for which it would only wait."""
+def _set_batch_policy() -> None:
+    """Sets SCHED_BATCH, so that a woken thread does not preempt the thread that woke it. That
+    thread still holds the GIL, for which this one would only wait."""
     with contextlib.suppress(OSError):  # where a sandbox forbids it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

@@ -1,7 +1,7 @@
-"""When pages of each source came to this node last.
+"""The time of the last page from each source.
 
-Readers wait longer for a source that is slow than for one that is silent: `worker.server.patience`
-asks here which of the two a source is. Shared by the tiers of a node; belongs to the loop.
+Readers wait longer for a slow source than for a silent one; `worker.server.patience` distinguishes
+them by these times. Shared by the tiers of a node; belongs to the loop.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Final
 from cachefs.core.model import NamespaceId, Origin
 
 NEVER_S: Final = float("-inf")
-MOST_SOURCES: Final = 4096  # those that no mount has any more are dropped when there are so many
+MOST_SOURCES: Final = 4096  # at that number all times are dropped, since some sources are unmounted
 
 
 class Arrivals:
-    """Counts whole pages only: a body that drips brings none. Times are of `time.monotonic`."""
+    """The times, of `time.monotonic`. Only whole pages count, so a trickling body does not."""
 
     def __init__(self) -> None:
         self._last_s: dict[tuple[NamespaceId, str], float] = {}
 
     def came(self, origin: Origin) -> None:
-        """Notes a page of the source of this file, from the origin or by way of a peer."""
+        """Records a page of this file's source, from the origin or through a peer."""
         if len(self._last_s) >= MOST_SOURCES:
             self._last_s.clear()
         self._last_s[origin.content.namespace, origin.ufs] = time.monotonic()
 
     def last_s(self, origin: Origin | None) -> float:
-        """Returns when a page of the source of this file came; `NEVER_S` where none did, or the
-        file is not known."""
+        """Returns the time of the last page of this file's source; `NEVER_S` if there was none or
+        the file is unknown."""
         if origin is None:
             return NEVER_S
         return self._last_s.get((origin.content.namespace, origin.ufs), NEVER_S)

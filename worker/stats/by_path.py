@@ -1,10 +1,10 @@
-"""How files are used, by directory: counts of opens and bytes under the top-level directories of
+"""The use of files by directory: counts of opens and bytes under the top-level directories of
 sources. Pure.
 
-What is brought is counted as it is: who brings it knows its path. Opens that clients make by
-themselves are known by content alone; at the end of each period a sample of them is looked up, each
-for as many as it stands for. So nothing is paid at a warm open, and `hits` are an estimate. Opens
-count from the end of their period on; `recent_…` are those of the last one.
+Fetched bytes are counted exactly, since the fetch knows the path. Opens of published files by
+clients are known by content only. At the end of each period the paths of a sample are looked up,
+and each stands for its share of the opens. So a warm open costs nothing, and `hits` are an
+estimate. Opens are counted at the end of their period; `recent_…` are those of the last one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from cachefs.core.model import Origin
 
 MOST_PATHS: Final = 64
-OTHER: Final = "(other)"  # what came when there were so many
+OTHER: Final = "(other)"  # all paths beyond these
 SAMPLE: Final = 64  # of opens, in each period
 
 PERIOD_S: Final = 5.0
@@ -25,7 +25,7 @@ FIELDS: Final = (*OPENS, "origin_bytes", "peer_bytes")
 
 
 def label_of(origin: Origin) -> str:
-    """A source, and the first directory of a file's path in it."""
+    """Returns the source, and the first directory of the file's path in it."""
     first, slash, _ = origin.path.partition(b"/")
     return _label(url_of(origin), first if slash else b"")
 
@@ -40,7 +40,8 @@ def url_of(origin: Origin) -> str:
 
 
 class Period(NamedTuple):
-    """What was opened: a sample of contents' names, how many it stands for, and what is known."""
+    """The opens of a period: a sample of contents' names, the number of opens that it stands for,
+    and the opens with a known path."""
 
     sample: list[str]
     seen: int
@@ -48,15 +49,15 @@ class Period(NamedTuple):
 
 
 class PathTally:
-    """The counts, and the sample. `rng(n)` is uniform among 0 to n - 1."""
+    """The counts, and the sample of this period. `rng(n)` is uniform among 0 to n - 1."""
 
     def __init__(self, rng: Callable[[int], int]) -> None:
         self._rng = rng
         self._counts: dict[str, dict[str, int]] = {}
         self._recent: dict[str, dict[str, int]] = {}
-        self._opens: dict[str, dict[str, int]] = {}  # of this period, as far as they are known
+        self._opens: dict[str, dict[str, int]] = {}  # of this period, with a known path
         self._sample: list[str] = []
-        self._seen = 0  # opens of this period that are not known
+        self._seen = 0  # opens of this period without a known path
 
     def hit(self, origin: Origin) -> None:
         self._open(self._opens, label_of(origin), "hits", 1)
@@ -70,29 +71,28 @@ class PathTally:
         self._count(label, "peer_bytes", peer_bytes)
 
     def used(self, names: Sequence[str]) -> None:
-        """Published contents that were opened. What this costs grows with the sample alone."""
+        """Records opens of published contents. The cost grows with the sample only."""
         room = SAMPLE - len(self._sample)
         self._sample += names[:room] if room else ()
         rest = names[room:] if room else names
         seen, self._seen = self._seen, self._seen + len(names)
         if not rest:
             return
-        # Each of the rest is in the sample with the chance SAMPLE / seen: so many of them, at
-        # places of their own, stand for it.
+        # Reservoir sampling: each place takes one of the rest with probability len(rest) / seen.
         for place in range(SAMPLE):
             drawn = self._rng(seen + len(names))
             if drawn < len(rest):
                 self._sample[place] = rest[drawn]
 
     def take(self) -> Period:
-        """This period is over; the next one begins."""
+        """Ends this period, returns it and begins the next one."""
         period = Period(self._sample, self._seen, self._opens)
         self._sample, self._seen, self._opens = [], 0, {}
         return period
 
     def settle(self, period: Period, origins: Sequence[Origin | None]) -> None:
-        """What became of a period's sample: those that are None are gone. Each stands for its
-        share."""
+        """Counts the opens of a period, by the origins of its sample (None: unknown by now). Each
+        stands for an equal share."""
         seen, opens = period.seen, period.opens
         for n, origin in enumerate(origins):
             share = seen * (n + 1) // len(origins) - seen * n // len(origins)
@@ -105,7 +105,7 @@ class PathTally:
                 self._open(self._recent, kept, name, count)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By path. Copies."""
+        """Returns copies of the counts, by path."""
         nothing = dict.fromkeys(OPENS, 0)
         return {
             label: {
@@ -116,7 +116,7 @@ class PathTally:
         }
 
     def _label(self, label: str) -> str:
-        """As it is counted: there are not more than `MOST_PATHS`, and others."""
+        """Returns the label under which a path is counted; `OTHER` beyond `MOST_PATHS`."""
         return label if label in self._counts or len(self._counts) < MOST_PATHS else OTHER
 
     def _count(self, label: str, field: str, count: int) -> None:

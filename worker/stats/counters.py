@@ -1,4 +1,4 @@
-"""What happened in a worker since its start."""
+"""The counters of a worker since its start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cachefs.core.histogram import Histogram
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start. Figures in bytes where the name says so, else events."""
+    """The counters: bytes if the name ends in `_bytes`, else events."""
 
     hits: int = 0
     hit_bytes: int = 0
@@ -28,5 +28,5 @@ class Counters:
     scrubbed_bytes: int = 0
     fills_in_flight: int = 0
     scratch_fills: int = 0  # that wrote to the scratch area
-    fill_s: Histogram = field(default_factory=Histogram)  # of pieces that came
+    fill_s: Histogram = field(default_factory=Histogram)  # of successful pieces
     errors: collections.Counter[str] = field(default_factory=collections.Counter)

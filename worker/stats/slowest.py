@@ -11,13 +11,13 @@ WINDOW_S: Final = 60.0
 
 
 class Slowest:
-    """At most `KEPT`. Times are monotonic, in s."""
+    """The slowest fills, at most `KEPT`. Times are monotonic, in s."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, float, str, int]] = []  # took, ended at, path, bytes
 
     def note(self, took_s: float, path: Callable[[], str], size_bytes: int, now: float) -> None:
-        """A fill of `size_bytes` of a file has ended. `path` is asked for what is kept only."""
+        """Records the end of a fill. `path` is called only if the fill is among the slowest."""
         if len(self._heap) >= KEPT:
             if took_s <= self._heap[0][0] and self._heap[0][1] > now - WINDOW_S:
                 return
@@ -27,7 +27,7 @@ class Slowest:
             heapq.heappop(self._heap)
 
     def rows(self, now: float) -> dict[str, dict[str, float]]:
-        """By path, the slowest first: seconds that a fill took, its bytes, how long ago it was."""
+        """Returns by path, the slowest first: the fill's seconds, its bytes, the seconds since."""
         self._forget(now)
         found: dict[str, dict[str, float]] = {}
         for took_s, ended_at_s, path, size_bytes in sorted(self._heap, reverse=True):

@@ -1,1 +1,1 @@
-"""The tier on disk: index, cache files, published links, scratch."""
+"""A tier's directory on disk: index, cache files, published links, scratch files."""

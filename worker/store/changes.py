@@ -1,4 +1,4 @@
-"""The changes of the index that the worker makes; see `worker.store.index.Change`."""
+"""The changes that the worker makes to the index; see `worker.store.index.Change`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.store.records import HELD_READ, FileRecord
 
 @dataclass(frozen=True, slots=True)
 class PutFile:
-    """A file's record and pages that it has gained."""
+    """Stores the record of a file, and its new or cleared (None) pages."""
 
     key: bytes
     record: FileRecord
@@ -35,8 +35,8 @@ class DropFile:
 
 @dataclass(frozen=True, slots=True)
 class TouchFile:
-    """A later last use, other allocated bytes, or another time of its last fill (0: as it is), of a
-    file that may be gone by now."""
+    """Updates the last use, the allocated bytes (-1: unchanged) and the time of the last fill (0:
+    unchanged) of a file. Does nothing if the file has no record."""
 
     key: bytes
     last_use_s: int = 0
@@ -62,7 +62,8 @@ class TouchFile:
 
 @dataclass(frozen=True, slots=True)
 class HoldFile:
-    """A file that may be gone by now is held until then (wall clock), or, with 0, no more."""
+    """Protects a file from eviction until `until_s` (wall clock); 0 ends that. Does nothing if the
+    file has no record."""
 
     key: bytes
     until_s: int

@@ -4,13 +4,13 @@
     lock           flock of the server that owns the tier; its pid inside
     index/         LMDB (`worker.store.index`)
     files/xx/NAME  cache files, sparse; xx: the last two digits of the name (of its nonce)
-    pub/NAME       hard link to a complete one: whoever can open it may read every byte
-    scratch/       unlinked files that hold what the cache refused
-    trash/         on its way out
+    pub/NAME       hard link to a complete cache file: a client that opens it may read every byte
+    scratch/       unlinked files for data that the cache refused
+    trash/         folders to be deleted
 
 Everything is opened relative to descriptors that were opened without following links. All methods
-block and belong to threads of the worker, not to an event loop. A link in `pub/` is made after its
-index record was committed and removed before that record goes; after a boot `pub/` starts empty.
+block; threads of the worker call them, never an event loop. A link in `pub/` is made after its
+index record is committed and removed before that record; after a boot `pub/` starts empty.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ANOTHER: Final = "give another --cache-dir"
 
 
 class TierDirectory:
-    """An open tier. `take` opens it; `close` gives it back."""
+    """The open directory of a tier, locked from `take` to `close`."""
 
     def __init__(self, path: str, dir_fd: int, lock_fd: int) -> None:
         self.path = path
@@ -62,15 +62,15 @@ class TierDirectory:
         self._fds: dict[str, int] = {}
         self.kind = ""  # of the file system
         self.cached_at_start_bytes = 0
-        self.has_unsynced = False  # an earlier process recorded what it did not sync
+        self.has_unsynced = False  # an earlier process left records that it did not sync
         self._boot = b""
         self.header: Header
         self.index: Index
 
     @classmethod
     def take(cls, path: str, boot: bytes | None = None) -> TierDirectory:
-        """Opens or makes the tier in the directory `path` and locks it. Raises InUse naming the
-        owner, AccessDenied, BadConfig, NoSpace."""
+        """Opens or creates the tier in the directory `path` and locks it. Raises InUse with the
+        owner's pid, AccessDenied, BadConfig, NoSpace."""
         boot = filesystem.boot_id() if boot is None else boot
         try:
             dir_fd = _open_directory(path)
@@ -85,7 +85,7 @@ class TierDirectory:
                 tier.close()
                 raise
         except OSError as err:
-            raise _typed(err, path) from err
+            raise _typed_error(err, path) from err
         return tier
 
     def _open(self, boot: bytes) -> None:
@@ -104,28 +104,28 @@ class TierDirectory:
         for name in (*_FOLDERS, "index"):
             self._make_folder(name)
         self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
-        self._throw_away("scratch")
+        self._move_to_trash("scratch")
         self.index = self._open_index()
         self.cached_at_start_bytes = self.index.totals().allocated_bytes
         if self.index.fresh or boot != known.boot:
-            self._throw_away("pub")
+            self._move_to_trash("pub")
         for name in ("files", "pub", "scratch"):
             self._fds[name] = os.open(name, _DIR, dir_fd=self._dir_fd)
 
     def _known_header(self) -> Header | None:
-        """None for a tier that starts empty: a new one, or one whose header is damaged."""
+        """Returns the header; None: the tier starts empty, as it is new or its header damaged."""
         data = self._read_header()
         if data is None:
-            self._refuse_strangers()
+            self._check_unused()
             return None
         header = decode_header(data)
         if header is None:
             log.warning("%s: the tier's header is damaged; the cache starts empty", self.path)
-            self._forget_everything()
+            self._discard_all()
         return header
 
-    def _refuse_strangers(self) -> None:
-        """A directory without a header must not have anything where our files would go."""
+    def _check_unused(self) -> None:
+        """Raises BadConfig if a directory without a header has files in the tier's folders."""
         for name in (*_FOLDERS, "index"):
             try:
                 fd = os.open(name, _DIR, dir_fd=self._dir_fd)
@@ -135,7 +135,7 @@ class TierDirectory:
             os.close(fd)
             if names:
                 raise BadConfig(
-                    f"is no cache directory, and has a directory {name!r} of its own",
+                    f"not a cache directory, but it has a non-empty directory {name!r}",
                     remedy=_ANOTHER,
                     path=self.path,
                 )
@@ -146,7 +146,7 @@ class TierDirectory:
         except FileExistsError:
             pass
 
-    def _throw_away(self, name: str) -> None:
+    def _move_to_trash(self, name: str) -> None:
         """Replaces a folder by an empty one; `empty_trash` deletes the old one later."""
         trash = f"{name}-{uuid.uuid4().hex}"
         os.rename(name, trash, src_dir_fd=self._dir_fd, dst_dir_fd=self._fds["trash"])
@@ -158,11 +158,11 @@ class TierDirectory:
             return Index(path, self.header.tier)
         except IndexDamaged as err:
             log.warning("%s: the index is unusable (%s); the cache starts empty", self.path, err)
-        self._throw_away("index")
+        self._move_to_trash("index")
         try:
             return Index(path, self.header.tier)
         except IndexDamaged as err:
-            raise BadConfig(f"no index can be made: {err}", path=self.path) from err
+            raise BadConfig(f"the index cannot be created: {err}", path=self.path) from err
 
     # ---- header ----
 
@@ -174,13 +174,13 @@ class TierDirectory:
         with open(fd, "rb") as file:
             return file.read(1 << 16)
 
-    def _forget_everything(self) -> None:
+    def _discard_all(self) -> None:
         for name in ("trash", "index", "pub"):
             self._make_folder(name)
         self._fds["trash"] = os.open("trash", _DIR, dir_fd=self._dir_fd)
         for name in ("index", "pub", "files"):
             self._make_folder(name)
-            self._throw_away(name)
+            self._move_to_trash(name)
         os.close(self._fds.pop("trash"))
 
     def _write_header(self) -> None:
@@ -193,9 +193,9 @@ class TierDirectory:
         os.rename("TIER.new", "TIER", src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         os.fsync(self._dir_fd)
 
-    def _write_header_somehow(self) -> None:
-        """Writes the header over the old one where the disk has no room for another file. A header
-        that is torn by that makes the next start empty."""
+    def _write_header_or_overwrite(self) -> None:
+        """Writes the header, over the old one if the disk has no room for a second file. If that
+        write is interrupted, the next start is empty."""
         try:
             self._write_header()
         except OSError:
@@ -206,21 +206,21 @@ class TierDirectory:
                 os.fsync(fd)
 
     def sync(self, epoch: int) -> None:
-        """Forces everything recorded up to `epoch` to the disk and says so in the header. The
-        caller has committed those records, and records in later epochs from now on.
+        """Forces everything recorded up to `epoch` to the disk and writes that to the header. The
+        caller has committed those records, and uses later epochs from now on.
 
-        Raises WritesLost, IndexLost where the index is concerned: the caller calls `distrust` or
-        `abandon` then, as the kernel tells a descriptor only once that it lost bytes. The
-        descriptor of the directory is open since the start, so it hears of every loss since then,
-        and of an earlier one of which nobody heard. Raises another OSError where the header alone
-        cannot be written (a full disk): nothing is lost then, and the next sync says it all."""
+        Raises WritesLost, or IndexLost if the index lost writes. The caller must then call
+        `distrust` or `abandon`, since the kernel reports a loss only once per descriptor. The
+        directory's descriptor is open since the start, so it gets every later loss, and an earlier
+        one that was not reported yet. Raises another OSError if only the header cannot be written
+        (a full disk): nothing is lost, and the next sync covers this one."""
         before = self.header
         try:
             self._force()
         except WritesLost:
             self.header = failed(before, epoch)
             with contextlib.suppress(OSError):  # `distrust` writes it again
-                self._write_header_somehow()
+                self._write_header_or_overwrite()
             raise
         try:
             self.header = synced(before, epoch)
@@ -234,14 +234,14 @@ class TierDirectory:
         try:
             filesystem.syncfs(self._dir_fd)
         except OSError as err:
-            self.index.sync()  # was its file concerned?
+            self.index.sync()  # raises IndexLost if its file lost writes
             raise WritesLost(err.errno, err.strerror) from err
         self.index.sync()
 
     def distrust(self) -> None:
-        """Unpublishes what was recorded since the last good sync, after a sync that failed. Raises
-        OSError where the disk does not take that: `abandon` has to follow."""
-        self._write_header_somehow()
+        """Unpublishes the files recorded since the last good sync, after a failed sync. Raises
+        OSError if the disk fails: the caller must then call `abandon`."""
+        self._write_header_or_overwrite()
         after = b""
         while batch := self.index.scan(after, _SCAN_FILES):
             for key, record in batch:
@@ -249,31 +249,31 @@ class TierDirectory:
                     self.unpublish(key.hex())
             after = batch[-1][0]
         self.header = msgspec.structs.replace(self.header, boot=self._boot)
-        self._write_header_somehow()
+        self._write_header_or_overwrite()
 
     def abandon(self) -> None:
-        """Gives up all that is cached, for an index that cannot be relied on: nothing is published
-        any more, and the next start finds no index and begins empty. Raises OSError."""
+        """Drops the whole cache, since its index is unreliable: unpublishes all files and discards
+        the index, so that the next start is empty. Raises OSError."""
         try:
             for name in os.listdir(self._fds["pub"]):
                 self.unpublish(name)
         finally:
-            self._throw_away("index")
+            self._move_to_trash("index")
 
     # ---- cache files ----
 
     @property
     def in_memory(self) -> bool:
-        """Its bytes are memory of this machine."""
+        """True if the files are memory of this machine."""
         return self.kind in filesystem.MEMORY
 
     @property
     def reopens_at_once(self) -> bool:
-        """A file that is open can be opened again, and closed, without waiting for a disk."""
+        """True if an open file can be reopened and closed without waiting for a disk."""
         return self.kind in filesystem.LOCAL
 
     def probe(self) -> bool:
-        """Does the disk answer? Writes and reads a little. Raises OSError."""
+        """Returns whether a small write can be read back. Raises OSError."""
         data = os.urandom(_PROBE_BYTES)
         fd = self.scratch_file(_PROBE_BYTES)
         try:
@@ -299,8 +299,8 @@ class TierDirectory:
         return self._fds["pub"]
 
     def create(self, name: str, size_bytes: int) -> int:
-        """A new sparse cache file, opened for reading and writing; one of a single page is empty.
-        What lay there is nobody's (it has no record) and is replaced."""
+        """Creates a sparse cache file (empty if it has one page only) and opens it for reading and
+        writing. Replaces a leftover file, which has no record."""
         place = _place(name)
         for _ in range(3):
             try:
@@ -309,11 +309,11 @@ class TierDirectory:
             except FileExistsError:
                 self._remove(self._fds["files"], place)
             except FileNotFoundError:
-                self._make_fan(place[:2])
+                self._make_fan_folder(place[:2])
         else:
             raise OSError(errno.EBUSY, f"cannot create {place}")
         if size_bytes <= PAGE_BYTES:
-            return fd  # what is written is all of it, or it is no file
+            return fd  # one write makes it complete; before that its length does not match
         try:
             os.ftruncate(fd, size_bytes)
         except OSError:
@@ -321,14 +321,14 @@ class TierDirectory:
             raise
         return fd
 
-    def _make_fan(self, name: str) -> None:
+    def _make_fan_folder(self, name: str) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=self._fds["files"])
         except FileExistsError:
             pass
 
     def open_file(self, name: str, flags: int = os.O_RDWR) -> int | None:
-        """A descriptor of a cache file, None when there is none."""
+        """Returns a descriptor of a cache file, or None if it does not exist."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             return os.open(_place(name), flags, dir_fd=self._fds["files"])
@@ -336,7 +336,7 @@ class TierDirectory:
             return None
 
     def has_file(self, name: str, size_bytes: int) -> bool:
-        """Is there a cache file of that name and length?"""
+        """Returns whether a cache file of that name and length exists."""
         try:
             info = os.stat(_place(name), dir_fd=self._fds["files"], follow_symlinks=False)
         except FileNotFoundError:
@@ -344,7 +344,7 @@ class TierDirectory:
         return info.st_size == size_bytes
 
     def open_published(self, name: str, size_bytes: int) -> int | None:
-        """A read-only descriptor of a complete file, None when it is not published."""
+        """Returns a read-only descriptor of a complete file, or None if it is not published."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=self._fds["pub"])
@@ -357,18 +357,18 @@ class TierDirectory:
         return None
 
     def publish(self, name: str) -> None:
-        """Its record must be committed. Publishing twice is fine."""
+        """Publishes a file, whose record the caller has committed. Idempotent."""
         try:
             os.link(_place(name), name, src_dir_fd=self._fds["files"], dst_dir_fd=self._fds["pub"])
         except FileExistsError:
             pass
 
     def unpublish(self, name: str) -> bool:
-        """False when it was not published."""
+        """Returns False if the file was not published."""
         return self._remove(self._fds["pub"], name)
 
     def unlink(self, name: str) -> bool:
-        """False when there was no such cache file."""
+        """Returns False if the cache file did not exist."""
         return self._remove(self._fds["files"], _place(name))
 
     @staticmethod
@@ -383,7 +383,7 @@ class TierDirectory:
         return [name for name in os.listdir(self._fds["files"]) if len(name) == 2]
 
     def names(self, fan: str) -> list[str]:
-        """The names of the cache files in one folder of the fan-out; other files are left out."""
+        """Returns the names of the cache files in one folder of the fan-out; skips other files."""
         try:
             fd = os.open(fan, _DIR, dir_fd=self._fds["files"])
         except (FileNotFoundError, NotADirectoryError):
@@ -396,7 +396,7 @@ class TierDirectory:
     # ---- the rest ----
 
     def scratch_file(self, size_bytes: int) -> int:
-        """An unlinked file of that size, opened for reading and writing."""
+        """Creates an unlinked file of that size, opened for reading and writing."""
         try:
             flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
             fd = os.open("scratch", flags, 0o600, dir_fd=self._dir_fd)
@@ -422,7 +422,7 @@ class TierDirectory:
             shutil.rmtree(name, ignore_errors=True, dir_fd=self._fds["trash"])
 
     def overhead_bytes(self) -> int:
-        """What the index and the directories take."""
+        """Returns the disk space of the index and the directories."""
         folders = [self._fds["files"], self._fds["pub"]]
         blocks = sum(os.fstat(fd).st_blocks for fd in folders)
         with os.scandir(self._fds["files"]) as fans:
@@ -430,8 +430,8 @@ class TierDirectory:
         return blocks * 512 + self.index.allocated_bytes()
 
     def close(self, *, in_use: bool = False) -> None:
-        """Idempotent. The lock goes last. `in_use`: a thread may still be in a page of the index,
-        which stays mapped then: without it the process would die."""
+        """Closes the tier and releases its lock last. Idempotent. `in_use`: a thread may still read
+        the index, which then stays mapped; unmapping it would kill the process."""
         if hasattr(self, "index") and not in_use:
             self.index.close()
         for fd in (*self._fds.values(), self._dir_fd, self._lock_fd):
@@ -485,7 +485,7 @@ def _lock(path: str, dir_fd: int) -> int:
     return fd
 
 
-def _typed(err: OSError, path: str) -> CacheFSError:
+def _typed_error(err: OSError, path: str) -> CacheFSError:
     if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDenied(
             f"the cache directory cannot be written: {err.strerror}", remedy=_ANOTHER, path=path

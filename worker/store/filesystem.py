@@ -1,7 +1,7 @@
-"""What the kernel tells of files and file systems: is a file in use, syncfs, the kind of a mount.
+"""Kernel calls on files and file systems: whether a file is in use, syncfs, the type of a mount.
 
-Blocking calls; none is made from an event loop except `is_unused`, `reopen` and `allocated_bytes`,
-which touch memory only (the last two on `LOCAL` file systems).
+The calls block. An event loop may call only `is_unused`, `reopen` and `allocated_bytes`, which
+access memory only (the last two on `LOCAL` file systems).
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ NETWORK: Final = frozenset(
     }
 )
 MEMORY: Final = frozenset({"tmpfs", "ramfs"})
-# Opening a file again that is open already needs nothing but memory there; elsewhere somebody may
-# be asked who does not answer.
+# Reopening an open file accesses memory only on these; on others it may wait for a server.
 LOCAL: Final = frozenset({*MEMORY, "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 _DIRECT_BYTES: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_unused(fd: int) -> bool:
-    """Has nobody but `fd` itself the file open or mapped? Asked of the kernel by a write lease,
-    which it grants to the only user and to nobody else; the lease is given back at once. True too
-    where the file system knows no leases: unlinking is safe there as well, only the accounting
-    forgets bytes early."""
+    """Returns whether the file is open or mapped by `fd` only. The kernel grants a write lease only
+    then; the lease is released at once. Returns True too if the file system has no leases:
+    unlinking is still safe, only the accounting drops the bytes too early."""
     try:
-        # A break of the lease is signalled by SIGURG, which is ignored by default, not by SIGIO.
+        # The kernel signals a lease break by SIGURG, which is ignored by default, not by SIGIO.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as err:
@@ -44,8 +42,8 @@ def is_unused(fd: int) -> bool:
 
 
 def reopen(fd: int) -> int:
-    """A read-only descriptor of the same file with an open file of its own, so that leases count
-    it. The caller closes it."""
+    """Returns a read-only descriptor of the same file with a separate open file description, so
+    that leases count it. The caller closes it."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
 
 
@@ -61,8 +59,7 @@ def syncfs(fd: int) -> None:
 
 
 def read_from_disk(name: str, dir_fd: int) -> None:
-    """Reads the beginning of a file past the page cache, where the file system can. Raises
-    OSError."""
+    """Reads the beginning of a file, past the page cache if supported. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         with mmap.mmap(-1, _DIRECT_BYTES) as aligned:
@@ -70,14 +67,14 @@ def read_from_disk(name: str, dir_fd: int) -> None:
                 fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
                 os.preadv(fd, [aligned], 0)
             except OSError as err:
-                if err.errno != errno.EINVAL:  # it cannot
+                if err.errno != errno.EINVAL:  # O_DIRECT is not supported
                     raise
     finally:
         os.close(fd)
 
 
 def kind_of_mount(fd: int) -> str:
-    """The type of the file system that holds `fd` (`ext4`, `nfs4`), "" when it cannot be told."""
+    """Returns the type of the file system that holds `fd` (`ext4`, `nfs4`); "": unknown."""
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -92,7 +89,7 @@ def kind_of_mount(fd: int) -> str:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change when the machine starts; zeros where it does not say."""
+    """Returns 16 bytes that change at each boot of the machine; zeros if the kernel has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))

@@ -1,4 +1,4 @@
-"""What a tier has, in key order, a batch at a time. Blocking; for threads."""
+"""The contents that a tier has, in key order, in batches. Blocking; for threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.store.index import Index
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A content of which something is cached here. `replicas`: how many own each of its blocks."""
+    """A content that is cached here in whole or part. `replicas`: the owners of each block."""
 
     key: bytes
     size_bytes: int
@@ -22,7 +22,7 @@ class Holding:
 
 
 def read_holdings(index: Index, after: bytes, limit: int) -> tuple[Holding, ...]:
-    """Up to `limit` contents with a key greater than `after`. Raises OSError."""
+    """Returns up to `limit` contents with a key greater than `after`. Raises OSError."""
     return tuple(
         Holding(key, record.size, _all(record.size))
         if record.complete
@@ -32,8 +32,8 @@ def read_holdings(index: Index, after: bytes, limit: int) -> tuple[Holding, ...]
 
 
 def merge_holdings(of_tiers: Iterable[Sequence[Holding]], limit: int) -> tuple[Holding, ...]:
-    """The first `limit` of what several tiers said to the same question; of a content that is in
-    several of them, all its pages."""
+    """Merges the same batch of several tiers, up to `limit` contents. A content that several tiers
+    have gets the pages of all."""
     merged: list[Holding] = []
     for one in heapq.merge(*of_tiers, key=lambda holding: holding.key):
         if merged and merged[-1].key == one.key:

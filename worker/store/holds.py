@@ -1,4 +1,4 @@
-"""How long what was loaded is held: not evicted before it was read, or before a time. Pure."""
+"""The protection of loaded files from eviction, until a time or until they are read. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LEAST_S: Final = 1  # the smallest deadline
 
 
 class Hold(NamedTuple):
-    """`until_s`: wall clock. `though_read`: a read does not end it."""
+    """A hold until `until_s` (wall clock). A read ends it, unless `though_read`."""
 
     until_s: float
     though_read: bool = False
 
     def deadline_s(self, wall_s: float, monotonic_s: float) -> int:
-        """When it ends by the other clock, 0: it has ended. One that a read ends lasts HOLD_S at
-        most, whatever the wall clock says."""
+        """Returns the end by the monotonic clock; 0: it has ended. A hold that a read ends lasts at
+        most HOLD_S, even if the wall clock is changed."""
         left_s = self.until_s - wall_s
         if not self.though_read:
             left_s = min(left_s, HOLD_S)
@@ -26,5 +26,5 @@ class Hold(NamedTuple):
 
     @property
     def recorded_s(self) -> int:
-        """As records say it."""
+        """The end in whole seconds, as in `FileRecord.held_until_s`."""
         return math.ceil(self.until_s)

@@ -1,10 +1,9 @@
-"""The tier's index in LMDB: which cache files there are, which pages they have, with checksums.
+"""The tier's index in LMDB: the cache files, their cached pages, and the checksums of these.
 
-Reads may be made from any thread; writes are `Change`s, which only the writer thread
-(`worker.store.writer`) applies. Commits force the data pages but not the meta page (`metasync`
-off): a crash of the machine can undo the last commits, never damage the index. An undone commit
-costs a refetch and nothing else, as `pub/` is rebuilt after every boot and pages since the last
-sync are verified anyway; half as many waits for the disk are worth that.
+Any thread may read; writes are `Change`s, which only the writer thread (`worker.store.writer`)
+applies. Commits force the data pages but not the meta page (`metasync` off): a crash of the machine
+can undo the last commits, never damage the index. An undone commit costs only a refetch, as `pub/`
+is rebuilt after every boot and pages since the last sync are verified. It halves the disk waits.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ READERS: Final = 128
 
 
 class IndexDamaged(Exception):
-    """The index cannot be read, or is of another tier or format: the cache starts empty."""
+    """The index cannot be read, or belongs to another tier or format: the cache starts empty."""
 
 
 class WritesLost(OSError):
-    """A sync failed: the disk did not take bytes that the kernel had accepted."""
+    """A sync failed: the kernel could not write accepted bytes to the disk."""
 
 
 class IndexLost(WritesLost):
-    """Bytes of the index are among them: what is read of it may be wrong."""
+    """The lost bytes include the index, whose content may be wrong."""
 
 
 class IndexWriter:
-    """One write transaction: records, and the totals that change with them."""
+    """A write transaction: records, and the totals that change with them."""
 
     def __init__(self, txn: Any, index: Index) -> None:
         self._txn = txn
@@ -80,7 +79,7 @@ class IndexWriter:
         self._txn.put(key, encode_file(record), db=self._files)
 
     def put_pages(self, key: bytes, size_bytes: int, pages: Mapping[int, int | None]) -> None:
-        """`pages`: page -> checksum, None to clear it."""
+        """Updates the pages of a file. `pages`: page -> checksum, or None to clear the page."""
         blocks: dict[int, BlockRecord] = {}
         for page, checksum in pages.items():
             number, inside = divmod(page, BLOCK_PAGES)
@@ -119,19 +118,19 @@ class IndexWriter:
 
 
 class Change(Protocol):
-    """Something to be written. Applied once, in the order of submission."""
+    """A change of the index. The writer thread calls `apply` once, in the order of submission."""
 
     def apply(self, writer: IndexWriter) -> None: ...
 
 
 class Index:
-    """An open environment in the directory `path` (made when missing)."""
+    """An open LMDB environment in the directory `path` (created if missing)."""
 
     def __init__(self, path: str, tier: bytes) -> None:
-        """Raises IndexDamaged, and OSError where the directory cannot be used."""
+        """Raises IndexDamaged, and OSError if the directory cannot be used."""
         self.path = path
         self.fresh = False
-        self.file_count = 0  # as of the last commit: what may be asked without the disk
+        self.file_count = 0  # at the last commit; in memory
         try:
             self._env = _open_environment(path)
             try:
@@ -156,7 +155,7 @@ class Index:
                 return
         meta = decode_meta(data)
         if meta.tier != tier or meta.format != FORMAT:
-            raise IndexDamaged(f"of another tier, or of format {meta.format}")
+            raise IndexDamaged(f"it belongs to another tier, or has format {meta.format}")
         self.file_count = meta.files
 
     @contextmanager
@@ -172,17 +171,17 @@ class Index:
             return decode_meta(txn.get(META_KEY, db=self.meta) or b"")
 
     def get(self, key: bytes) -> FileRecord | None:
-        """Raises OSError, as all reads do. A record that cannot be understood is none."""
+        """Returns a record, or None (also if it is damaged). Raises OSError, as all reads do."""
         with self._reading() as txn:
             return _decoded(txn.get(key, db=self.files))
 
     def get_all(self, keys: Sequence[bytes]) -> list[FileRecord | None]:
-        """As `get`, of all at one moment."""
+        """Returns the records of all keys, from one snapshot, like `get`."""
         with self._reading() as txn:
             return [_decoded(txn.get(key, db=self.files)) for key in keys]
 
     def checksums(self, key: bytes, size_bytes: int) -> tuple[int, dict[int, int]]:
-        """The bitmap of present pages and the checksum of each of them."""
+        """Returns the bitmap of present pages and the checksum of each present page."""
         bits, sums = 0, {}
         for number, block in self._blocks(key, size_bytes):
             first = number * BLOCK_PAGES
@@ -194,7 +193,7 @@ class Index:
         return bits, sums
 
     def sums(self, key: bytes, size_bytes: int, first: int, end: int) -> dict[int, int]:
-        """The checksums of those of the pages [first, end) that are present."""
+        """Returns the checksums of the present pages in [first, end)."""
         found: dict[int, int] = {}
         with self._reading() as txn:
             for number in range(first // BLOCK_PAGES, -(-end // BLOCK_PAGES)):
@@ -208,7 +207,7 @@ class Index:
         return found
 
     def _block(self, txn: Any, key: bytes, size_bytes: int, number: int) -> BlockRecord | None:
-        """None where there is none, or one of another size."""
+        """Returns a block's record; None if it does not exist or has another size."""
         data = txn.get(block_key(key, number), db=self.pages)
         try:
             return None if data is None else BlockRecord(block_pages(size_bytes, number), data)
@@ -216,14 +215,14 @@ class Index:
             return None
 
     def bits(self, key: bytes, size_bytes: int) -> int:
-        """The bitmap of present pages."""
+        """Returns the bitmap of present pages."""
         found = 0
         for number, block in self._blocks(key, size_bytes):
             found |= block.bits << number * BLOCK_PAGES
         return found
 
     def recorded_bytes(self, key: bytes) -> int:
-        """How many bytes of a content are recorded as cached."""
+        """Returns the bytes of a content that are recorded as cached."""
         record = self.get(key)
         if record is None or record.complete:
             return record.size if record is not None else 0
@@ -240,11 +239,11 @@ class Index:
                     try:
                         yield number, BlockRecord(block_pages(size_bytes, number), cursor.value())
                     except ValueError:
-                        pass  # of another size: as good as absent
+                        pass  # of another size: counts as absent
                 found = cursor.next()
 
     def scan(self, after: bytes, limit: int) -> list[tuple[bytes, FileRecord]]:
-        """Up to `limit` records in key order whose key is greater than `after`."""
+        """Returns up to `limit` records in key order whose key is greater than `after`."""
         found: list[tuple[bytes, FileRecord]] = []
         with self._reading() as txn, txn.cursor(self.files) as cursor:
             more = cursor.set_range(after + b"\0") if after else cursor.first()
@@ -256,7 +255,7 @@ class Index:
         return found
 
     def write(self, changes: list[Change]) -> None:
-        """One transaction; of the writer thread only. Raises lmdb.Error, OSError."""
+        """Applies changes in one transaction, in the writer thread. Raises lmdb.Error, OSError."""
         with self._env.begin(write=True) as txn:
             writer = IndexWriter(txn, self)
             for change in changes:
@@ -265,14 +264,14 @@ class Index:
         self.file_count = writer.file_count
 
     def sync(self) -> None:
-        """Forces what `metasync` left. Raises IndexLost."""
+        """Forces all commits to the disk, with their meta page. Raises IndexLost."""
         try:
             self._env.sync(True)
         except lmdb.Error as err:
             raise IndexLost(errno.EIO, f"the index cannot be forced to the disk: {err}") from err
 
     def allocated_bytes(self) -> int:
-        """What the index takes on disk."""
+        """Returns the disk space of the index."""
         return sum(
             os.stat(os.path.join(self.path, name)).st_blocks * 512 for name in os.listdir(self.path)
         )

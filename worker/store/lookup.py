@@ -1,8 +1,8 @@
-"""Looking a content up in the tier: what is cached of it, verified first where it is doubtful.
+"""The lookup of a content in the tier: its cached pages, verified first if they are distrusted.
 
-After a crash of the machine, or a sync that failed, records of epochs that were not synced are
-doubtful: every page is read from the disk and compared with its checksum, bad ones are cleared, and
-the rest is recorded anew. Blocking.
+After a crash of the machine or a failed sync, records of unsynced epochs are distrusted. The lookup
+then compares every page on the disk with its checksum, clears the bad pages and records the rest in
+the current epoch. Blocking.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from worker.store.writer import Writer
 
 @dataclass(slots=True)
 class Looked:
-    """What was found. `fd`: the cache file opened for reading and writing, -1 when nothing is
-    cached. `grown_bytes`: by how much the accounted bytes of the tier were wrong for it."""
+    """The result of a lookup. `fd`: the cache file opened for reading and writing; -1: nothing is
+    cached. `grown_bytes`: allocated minus recorded bytes of the file."""
 
     fd: int = -1
     bits: int = 0
     allocated_bytes: int = 0
     grown_bytes: int = 0
     published: bool = False
-    lost: bool = False  # there was a record, but its file is gone
+    lost: bool = False  # the record exists, but its file is missing or has another size
     verified: bool = False
     bad_pages: int = 0
     hold: Hold | None = None
@@ -44,8 +44,8 @@ class Looked:
 
 
 def look(tier: TierDirectory, writer: Writer, origin: Origin, key: bytes, epoch: int) -> Looked:
-    """Raises OSError. A complete file is published when this returns, unless its record came to be
-    distrusted meanwhile. The caller closes `fd`."""
+    """Looks a content up, and publishes it if it is complete, unless its record has become
+    distrusted. The caller closes `fd`. Raises OSError."""
     name = key.hex()
     record = tier.index.get(key)
     if record is None:
@@ -86,7 +86,7 @@ def _fill_in(
 def _verify(
     looked: Looked, tier: TierDirectory, key: bytes, record: FileRecord
 ) -> dict[int, int | None]:
-    """The bad pages, cleared in `looked`."""
+    """Returns the bad pages, which it clears in `looked`."""
     _, checksums = tier.index.checksums(key, record.size)
     bad = on_disk.bad_pages(looked.fd, record.size, checksums)
     for page in bad:
@@ -113,7 +113,7 @@ def _put(
 def _lost(
     tier: TierDirectory, writer: Writer, name: str, record: FileRecord, fd: int | None
 ) -> Looked:
-    """The file is gone, or is no file of ours: nothing is cached."""
+    """Drops a record whose file is missing or has another size: nothing is cached."""
     if fd is not None:
         os.close(fd)
     tier.unpublish(name)

@@ -1,7 +1,7 @@
-"""Pages as the disk has them, past the page cache where the file system can. Blocking.
+"""Reads of pages from the disk, past the page cache if the file system supports it. Blocking.
 
-After a write-back that failed the page cache may have the right bytes and the disk others: the
-kernel takes such pages for written, and reads the disk's bytes once it has dropped them.
+After a failed write-back the page cache may have the right bytes and the disk others: the kernel
+considers such pages written, and reads the disk's bytes after it has dropped them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from worker.store.filesystem import reopen
 
 
 def is_right(fd: int, page: int, length: int, checksum: int) -> bool:
-    """Returns whether a page has the recorded checksum on the disk. `fd` has an open file of its
-    own, which this changes. Raises OSError for a page that cannot be read, or not be written back
-    before that."""
-    with mmap.mmap(-1, PAGE_BYTES) as buffer:  # aligned, as reads past the page cache want it
+    """Returns whether a page on the disk has the recorded checksum. `fd` is from `reopen`, since
+    its flags are changed. Raises OSError if the page cannot be written back or read."""
+    with mmap.mmap(-1, PAGE_BYTES) as buffer:  # aligned, as O_DIRECT requires
         count = read(fd, buffer, page * PAGE_BYTES)
         with memoryview(buffer) as view, view[:length] as data:
             return count >= length and xxhash.xxh3_64_intdigest(data) == checksum
 
 
 def bad_pages(fd: int, size_bytes: int, checksums: dict[int, int]) -> list[int]:
-    """Returns the pages whose bytes on the disk are wrong, or cannot be read."""
+    """Returns the pages whose bytes on the disk are wrong or cannot be read."""
     own = reopen(fd)
     try:
         return [
@@ -49,8 +48,8 @@ def _is_readable_and_right(fd: int, size_bytes: int, page: int, checksum: int) -
 
 
 def read(fd: int, buffer: mmap.mmap, offset: int) -> int:
-    """Reads from the disk where that can be. Elsewhere the kernel is asked to drop the pages first:
-    it keeps those that are mapped, or dirty and not to be written."""
+    """Reads with O_DIRECT. If that is not supported, first writes the file back and makes the
+    kernel drop the pages; it keeps mapped pages and dirty ones that it could not write."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
         return os.preadv(fd, [buffer], offset)

@@ -1,7 +1,7 @@
 """The tier's on-disk records: keys and values of its index, and the header file `TIER`.
 
 docs/FORMAT.md describes them; `FORMAT` changes with them. Golden files in the tests hold records
-of every format that was ever released.
+of every released format.
 
     files   content id (36 bytes)                    -> msgpack array `FileRecord`
     pages   content id (36 bytes), block (4 BE)      -> bitmap, then xxh3_64 (8 BE) of each page
@@ -34,11 +34,11 @@ _SUM_BYTES: Final = 8
 
 
 class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One cache file. Trailing fields may be added, never moved.
+    """A cache file. Trailing fields may be added; fields are never moved.
 
-    `epoch`: in which sync epoch its last page was recorded; `last_use_s`, `filled_s` (when its last
-    page came; 0: an earlier version did not say): wall clock. `held_until_s` (wall clock, 0: not
-    held): so long it is not evicted; with the flag `HELD_READ` also after a read.
+    `epoch`: the sync epoch in which its last page was recorded. `last_use_s` and `filled_s` (the
+    time of its last fill; 0: unknown, from an earlier version) are wall clock. It is not evicted
+    before `held_until_s` (wall clock, 0: not held); a read ends that, unless flag `HELD_READ`.
     """
 
     size: int
@@ -53,10 +53,10 @@ class FileRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class IndexMeta(msgspec.Struct, frozen=True):
-    """What the index knows of itself; the totals change with the records, in one transaction."""
+    """The index's format, tier and totals; these change with the records, in one transaction."""
 
     format: int
-    tier: bytes  # the UUID in the header: an index of another tier is not ours
+    tier: bytes  # the UUID in the header, to detect an index of another tier
     files: int = 0
     allocated_bytes: int = 0
 
@@ -81,7 +81,7 @@ def block_of_key(key: bytes) -> int:
 
 
 def block_pages(size_bytes: int, block: int) -> int:
-    """How many pages that block of a file of that size has."""
+    """Returns the number of pages of a block, in a file of that size."""
     return min(BLOCK_PAGES, page_count(size_bytes) - block * BLOCK_PAGES)
 
 
@@ -91,7 +91,7 @@ class BlockRecord:
     __slots__ = ("_bitmap_bytes", "data", "pages")
 
     def __init__(self, pages: int, data: bytes | None = None) -> None:
-        """Raises ValueError for stored bytes of another length."""
+        """Raises ValueError if the stored bytes have another length."""
         self.pages = pages
         self._bitmap_bytes = -(-pages // 8)
         length = self._bitmap_bytes + pages * _SUM_BYTES
@@ -101,7 +101,7 @@ class BlockRecord:
 
     @property
     def bits(self) -> int:
-        """Bit i: page i of the block is here."""
+        """The bitmap of present pages; bit i: page i of the block."""
         return int.from_bytes(self.data[: self._bitmap_bytes], "little")
 
     def checksum(self, page: int) -> int:
@@ -124,10 +124,10 @@ class BlockRecord:
 class Header(msgspec.Struct, frozen=True):
     """The file `TIER`.
 
-    Epochs count the times at which everything written so far was forced to the disk. Pages recorded
-    in an epoch above `synced_epoch` may be lost by a crash of the machine; `epoch` is the highest
-    that may have been used. `distrusted` are ranges (after, up to) of epochs that a crash of the
-    machine has made doubtful: what was recorded in them is verified before it is used.
+    Epochs count the syncs of the file system. A crash of the machine may lose pages recorded in an
+    epoch above `synced_epoch`; `epoch` is the highest that may have been used. `distrusted` are
+    ranges (after, up to) of epochs whose records are verified before use, after a crash of the
+    machine or a failed sync.
     """
 
     tier: bytes
@@ -140,7 +140,7 @@ class Header(msgspec.Struct, frozen=True):
         return not any(after < epoch <= up_to for after, up_to in self.distrusted)
 
 
-UNSETTLED: Final = b"\xff" * 16  # no boot id: `pub/` may have files that are distrusted
+UNSETTLED: Final = b"\xff" * 16  # no boot id: `pub/` may have distrusted files
 _MAGIC: Final = b"CFSTIER\0"
 _HEADER: Final = struct.Struct(">8sI16s16sQQI")
 _RANGE: Final = struct.Struct(">QQ")
@@ -159,7 +159,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes) -> Header | None:
-    """None for what is no whole header. Raises BadConfig for a newer format."""
+    """Returns the header; None if it is damaged. Raises BadConfig for a newer format."""
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         return None
     _, form, tier, boot, epoch, synced, count = _HEADER.unpack_from(data)
@@ -178,9 +178,9 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def next_start(header: Header, boot: bytes) -> Header:
-    """The header of a process that takes the tier over: a new epoch, and after another boot the
-    unsynced ones distrusted. Epochs up to `epoch + 1` may have been used: a sync begins the next
-    one before it writes the header."""
+    """Returns the header of a process that takes the tier over: with a new epoch, and after another
+    boot with the unsynced epochs distrusted. Epochs up to `epoch + 1` may have been used, since a
+    sync begins the next epoch before it writes the header."""
     used = header.epoch + 1
     distrusted = header.distrusted
     if boot != header.boot:
@@ -189,23 +189,23 @@ def next_start(header: Header, boot: bytes) -> Header:
 
 
 def synced(header: Header, epoch: int) -> Header:
-    """The header after everything recorded up to `epoch` reached the disk."""
+    """Returns the header after everything recorded up to `epoch` was forced to the disk."""
     return Header(header.tier, header.boot, epoch + 1, epoch, header.distrusted)
 
 
 def failed(header: Header, epoch: int) -> Header:
-    """Returns the header after a sync of everything recorded up to `epoch` failed. All that was
-    recorded since the last good sync is distrusted, also in `epoch + 1`, which began before the
-    sync. The boot id is `UNSETTLED` until `pub/` has none of it: a start that finds it there treats
-    the tier as after a crash of the machine."""
+    """Returns the header after a failed sync of everything recorded up to `epoch`. It distrusts all
+    epochs since the last good sync and `epoch + 1`, which began before this sync. The boot id is
+    `UNSETTLED` until their files are unpublished: a start with that id treats the tier as after a
+    crash of the machine."""
     used = epoch + 1
     distrusted = _merged((*header.distrusted, (header.synced_epoch, used)))
     return Header(header.tier, UNSETTLED, used + 1, header.synced_epoch, distrusted)
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """At most `MOST_RANGES`: the two oldest become one that covers both (more is verified then).
-    What the last range covers is left out."""
+    """Limits the ranges to `MOST_RANGES`: drops those that the last range covers, and merges the
+    two oldest into one that covers both (more is verified then)."""
     after, up_to = ranges[-1]
     ranges = (*(one for one in ranges[:-1] if one[0] < after or one[1] > up_to), ranges[-1])
     while len(ranges) > MOST_RANGES:

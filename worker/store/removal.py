@@ -1,9 +1,9 @@
-"""How cache files go: evicted when nobody has them, dropped even when somebody has.
+"""The removal of cache files: `evict` skips files in use, `drop` removes them too.
 
-Order: unpublish, so that nobody new can open it; ask the kernel whether anybody has it; delete the
-record and commit; unlink. A crash in between leaves an unpublished file (published again at its
-next open) or a file without a record (swept at the next start), never a record without its bytes
-and never a published file without a record. Nothing that anybody can read is ever punched or
+Order: unpublish, so that no client can open the file; check with the kernel whether it is in use;
+delete the record and commit; unlink. A crash in between leaves an unpublished file (published again
+at its next open) or a file without a record (removed at the next start). It never leaves a record
+without its bytes or a published file without a record. A readable file is never punched or
 truncated. Blocking.
 """
 
@@ -21,14 +21,14 @@ from worker.store.directory import TierDirectory
 from worker.store.publishing import publish_again
 from worker.store.writer import Writer
 
-LEASE_LOOKS: Final = 200  # whoever asks by a lease whether a file is in use holds it for moments
+LEASE_LOOKS: Final = 200  # `is_unused` in another thread holds a lease for a moment
 LEASE_PAUSE_S: Final = 0.001
 
 
 @dataclass(slots=True)
 class Evicted:
-    """What became of a batch, by name. `gone`: the bytes that the index had for each; what is in
-    neither was not looked at."""
+    """The result of a batch, by name. `gone`: the evicted files and their recorded bytes. `busy`:
+    the files in use. A name in neither was not tried."""
 
     gone: dict[str, int] = field(default_factory=dict)
     busy: list[str] = field(default_factory=list)
@@ -36,9 +36,8 @@ class Evicted:
 
 @dataclass(slots=True)
 class Dropped:
-    """A file that was dropped. `recorded_bytes`: what the index had for it; `allocated_bytes`: what
-    it takes. `fd` is -1 when it is gone, else a read-only descriptor of the unlinked file that
-    somebody still has open: whoever gets it closes it."""
+    """A dropped file, with its bytes by the index and by the file system. `fd`: a read-only
+    descriptor of the unlinked file if it is still in use, which the caller closes; -1: removed."""
 
     recorded_bytes: int
     allocated_bytes: int = 0
@@ -52,9 +51,9 @@ def evict(
     need_bytes: int,
     may_go_on: Callable[[], bool],
 ) -> Evicted:
-    """Evicts of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
-    permission) ends. Raises OSError: what was not yet unlinked is published again, unless its
-    record is distrusted by now."""
+    """Evicts files of `names`, in order, until `need_bytes` are free or `may_go_on` (the master's
+    permission) returns False. Raises OSError if the commit fails; the files are then published
+    again, unless their records are distrusted."""
     result = Evicted()
     victims: dict[str, tuple[int, bool]] = {}
     for name in names:
@@ -84,10 +83,10 @@ def evict(
 
 
 def is_busy(tier: TierDirectory, name: str) -> bool:
-    """Has somebody the file open or mapped?"""
+    """Returns whether the file is open or mapped."""
     try:
         fd = tier.open_file(name, os.O_RDONLY)
-    except BlockingIOError:  # under a lease that somebody else asked for
+    except BlockingIOError:  # another thread or process holds a lease on it
         return True
     if fd is None:
         return False
@@ -98,13 +97,13 @@ def is_busy(tier: TierDirectory, name: str) -> bool:
 
 
 def drop(tier: TierDirectory, writer: Writer, names: Sequence[str]) -> dict[str, Dropped]:
-    """Removes the files from the tier, whoever has them open. Nothing is submitted for them any
-    more. Raises OSError before anything was unlinked."""
-    writer.write([])  # what was on its way is published by now: it is unpublished with the others
-    found: dict[str, _Found] = {}
+    """Removes files from the tier even if they are open. The caller submits no more changes for
+    them. Raises OSError before any file was unlinked."""
+    writer.write([])  # waits until queued changes are published, so that they are unpublished here
+    found: dict[str, _Removal] = {}
     try:
         for name in names:
-            found[name] = _Found(tier, name)
+            found[name] = _Removal(tier, name)
         writer.write([DropFile(bytes.fromhex(name)) for name in names])
     except OSError:
         for one in found.values():
@@ -113,8 +112,8 @@ def drop(tier: TierDirectory, writer: Writer, names: Sequence[str]) -> dict[str,
     return {name: one.unlink(tier, name) for name, one in found.items()}
 
 
-class _Found:
-    """A file on its way out: unpublished, and held by a descriptor."""
+class _Removal:
+    """A file that is being removed: unpublished, and held by a descriptor."""
 
     def __init__(self, tier: TierDirectory, name: str) -> None:
         tier.unpublish(name)
@@ -140,7 +139,7 @@ class _Found:
 
 
 def _open(tier: TierDirectory, name: str) -> int | None:
-    """A descriptor that keeps it; None when it is gone. Raises OSError."""
+    """Opens the file, after a wait for leases; None if it does not exist. Raises OSError."""
     for _ in range(LEASE_LOOKS):
         try:
             return tier.open_file(name, os.O_RDONLY)

@@ -1,13 +1,13 @@
 """The writer thread of the index: queued changes, many in one transaction, one commit.
 
-A job waits up to `GATHER_S` for others to share its commit, unless somebody waits for it (`write`).
-Jobs are applied in the order of submission. After the commit that holds a job its `after` runs in
-the writer thread (publishing), then `done` is called there with None; with the error when the
-commit failed, and `after` did not run. Callers bound what they submit: files in flight, batches of
-evictions. What comes after `close` is refused.
+A job waits up to `GATHER_S` for others to share its commit, unless a thread waits for it (`write`).
+Jobs are applied in the order of submission. After its commit the writer thread calls the job's
+`after` (publishing), then `done` with None. If the commit failed, it calls only `done`, with the
+error. Callers bound the queue: files in flight, batches of evictions. After `close`, jobs are
+refused.
 
-An error that nobody expected ends the thread: the index may be other than it seems. Everything that
-waits, and all that comes, gets `IndexBroken` then, until the tier is taken again.
+An unexpected error ends the thread, since the index may be inconsistent. All waiting and later jobs
+then fail with `IndexBroken`, until the tier is opened again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Done = Callable[[OSError | None], None]
 
 
 class IndexBroken(OSError):
-    """The writer has ended by an error of its own; `__cause__` is that."""
+    """The writer thread has ended by an unexpected error, its `__cause__`."""
 
     def __init__(self) -> None:
-        super().__init__(errno.EIO, "the writer of the index has failed")
+        super().__init__(errno.EIO, "the index writer has failed")
 
 
 def _nothing() -> None:
@@ -53,19 +53,19 @@ class Job:
 
 
 class Writer:
-    """One thread over one index. `close` commits what is queued. `broken`: it writes no more."""
+    """The writer thread of one index. `close` commits the queue. `broken`: why it has ended."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.commits = 0
         self.failed_commits = 0
-        self.at_disk = 0  # odd while a commit is under way, another number each time
+        self.at_disk = 0  # odd during a commit; changes with each commit
         self._submitted = self._finished = 0
         self._urgent = threading.Event()
-        self._batch: collections.deque[Job] = collections.deque()  # whose ends are not told yet
+        self._batch: collections.deque[Job] = collections.deque()  # whose `done` is still due
         self.broken: IndexBroken | None = None
-        self._lock = threading.Lock()  # nothing is queued behind the end
+        self._lock = threading.Lock()  # no job is queued after the end marker
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="index-writer", daemon=True)
         self._thread.start()
@@ -73,8 +73,8 @@ class Writer:
     def submit(
         self, changes: Sequence[Change], done: Done, after: Callable[[], None] = _nothing
     ) -> bool:
-        """Never blocks. False, and nobody hears of it, when the writer was closed before; `done`
-        is called here when it is broken."""
+        """Queues a job; never blocks. Returns False, without calling `done`, after `close`. If the
+        writer is broken, calls `done` in the caller's thread."""
         with self._lock:
             if self._closed:
                 return False
@@ -88,12 +88,12 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Jobs whose commit has not ended: what a SIGKILL now may cost."""
+        """The number of jobs whose commit has not ended; a SIGKILL may lose them."""
         return self._submitted - self._finished
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Submits and waits for the commit; not for the event loop. Raises OSError: the commit's,
-        IndexBroken, or ESHUTDOWN after `close`."""
+        """Submits a job and waits for its commit; not for the event loop. Raises OSError: the
+        commit's, IndexBroken, or ESHUTDOWN after `close`."""
         committed = threading.Event()
         failed: list[OSError] = []
 
@@ -110,8 +110,7 @@ class Writer:
             raise failed[0]
 
     def close(self, wait_s: float | None = None) -> bool:
-        """Commits what is queued and ends the thread; False when it is still at it after
-        `wait_s`."""
+        """Commits the queue and ends the thread. Returns False if that takes more than `wait_s`."""
         with self._lock:
             if not self._closed:
                 self._jobs.put(None)
@@ -123,7 +122,7 @@ class Writer:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as err:  # noqa: BLE001 -- told to all who wait, and to the tier's watch
+        except BaseException as err:  # noqa: BLE001 -- passed to all jobs and to the tier's watch
             self._break(err)
 
     def _work(self) -> None:
@@ -137,7 +136,7 @@ class Writer:
                 return
 
     def _gather(self, most: float) -> bool:
-        """Queued jobs join the batch; True: the last ones have."""
+        """Moves queued jobs to the batch. Returns True after the last one (`close`)."""
         while len(self._batch) < most:
             try:
                 job = self._jobs.get_nowait()
@@ -163,17 +162,17 @@ class Writer:
         while self._batch:
             if error is None:
                 self._publish(self._batch[0])
-            self._tell(error)
+            self._end_first(error)
         self.at_disk += 1
 
     def _publish(self, job: Job) -> None:
         try:
             job.after()
-        except OSError as err:  # the file is recorded: its next open publishes it
+        except OSError as err:  # the file is recorded, so its next open publishes it
             log.warning("a file could not be published: %s", err.strerror)
 
-    def _tell(self, error: OSError | None) -> None:
-        """The end of the first job of the batch."""
+    def _end_first(self, error: OSError | None) -> None:
+        """Ends the first job of the batch."""
         job = self._batch.popleft()
         self._finished += 1
         job.done(error)
@@ -181,15 +180,13 @@ class Writer:
     def _break(self, cause: BaseException) -> None:
         broken = IndexBroken()
         broken.__cause__ = cause
-        log.error(
-            "the writer of the index has failed, it writes no more: %r", cause, exc_info=cause
-        )
+        log.error("the index writer has failed and has stopped: %r", cause, exc_info=cause)
         with self._lock:
             self.broken = broken
             self._gather(math.inf)
         while self._batch:
             try:
-                self._tell(broken)
-            except BaseException:  # the others must hear of it too
-                log.exception("who waited for a commit cannot be told")
+                self._end_first(broken)
+            except BaseException:  # call the others too
+                log.exception("the call-back of a commit failed")
         self.at_disk += self.at_disk & 1

@@ -1,1 +1,1 @@
-"""The commands of `cachefs`, a module each."""
+"""The commands of `cachefs`, one module each."""

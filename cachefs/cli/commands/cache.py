@@ -1,4 +1,4 @@
-"""`cachefs cache`: what mounts and workers left cached on this machine, and removing it."""
+"""`cachefs cache`: data that mounts and workers left cached on this machine, and its removal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAD: Final = ["ID", "SOURCE", "CACHED", "NAMES", "USED", "STATE", "DIRECTORY"]
 @click.group("cache")
 @settings.setting_flags("cache")
 def command(**flags: Any) -> None:
-    """What mounts, and workers of clusters, have cached in this user's state home, also those that
+    """Manage the cached data of mounts and workers in this user's state home, also of those that
     have ended.
 
     \b
@@ -42,8 +42,8 @@ def command(**flags: Any) -> None:
 @output.json_flag
 @output.debug_flag
 def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Each source and worker with what is kept of it: cached bytes, names, when it was used last,
-    and whether a process uses it; the least recently used first.
+    """List sources and workers with their cached bytes, names, last use, and whether a process uses
+    them; the least recently used first.
 
     \b
     cachefs cache ls --json
@@ -63,9 +63,11 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
 @command.command("rm")
 @click.argument("what", nargs=-1, metavar="[ID|SOURCE|DIRECTORY]...")
 @click.option("--unused", is_flag=True, help="Everything that no process uses.")
-@click.option("--older-than", metavar="TIME", help="With --unused: last used before that: 30d.")
-@click.option("--names", is_flag=True, help="Also names, policies, load jobs and logs.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option(
+    "--older-than", metavar="TIME", help="With --unused: not used for this long, e.g. 30d."
+)
+@click.option("--names", is_flag=True, help="Also remove names, policies, load jobs and logs.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @settings.setting_flags("cache")
 @output.json_flag
 @output.debug_flag
@@ -80,9 +82,8 @@ def remove(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Remove the cached bytes of ended mounts and workers, each named as `cachefs cache ls` shows
-    it. What a process uses is never removed. Nothing is deleted at the origin; what is mounted
-    again is read from there.
+    """Remove the cached bytes of ended mounts and workers, named as `cachefs cache ls` shows them.
+    An entry that a process uses is never removed. Nothing is deleted at the origin.
 
     \b
     cachefs cache rm 7264607a34caeacd
@@ -107,8 +108,7 @@ def remove(
 
 
 def _check_own(home: StateHome) -> None:
-    """Raises AccessDenied for the state home of another user, who could lead root out of the home
-    by links in it."""
+    """Raises AccessDenied for another user's state home: links in it could lead root out of it."""
     if home.owner != os.geteuid():
         owner = owners.shown_user(home.owner)
         remedy = f"remove it as that user: sudo -H -u {owner} cachefs cache rm ..."
@@ -116,7 +116,7 @@ def _check_own(home: StateHome) -> None:
 
 
 def document(entry: Entry) -> dict[str, Any]:
-    """An entry for programs."""
+    """Returns an entry as a JSON document."""
     return {**msgspec.to_builtins(entry), "in_use": bool(entry.pid)}
 
 
@@ -131,15 +131,14 @@ def choose(found: Sequence[Entry], what: Sequence[str]) -> list[Entry]:
             if name in (one.id, one.source) or path in (one.directory, *one.cache_dirs)
         ]
         if not matching:
-            remedy = "`cachefs cache ls` lists what is kept"
-            raise NotFound("nothing is kept of this", path=name, remedy=remedy)
+            remedy = "`cachefs cache ls` lists the entries"
+            raise NotFound("no such source, id or directory", path=name, remedy=remedy)
         chosen |= {one.directory: one for one in matching}
     return [*chosen.values()]
 
 
 def check(chosen: Sequence[Entry], found: Sequence[Entry]) -> None:
-    """Raises InUse if a process uses a chosen entry, or if another entry shares a cache directory
-    with it and is not chosen."""
+    """Raises InUse if a process, or an entry that is not chosen, uses a cache of a chosen entry."""
     named = {one.directory for one in chosen}
     for one in chosen:
         if one.pid:
@@ -153,7 +152,7 @@ def check(chosen: Sequence[Entry], found: Sequence[Entry]) -> None:
 
 
 def _unused(found: Sequence[Entry], older_than: str | None) -> list[Entry]:
-    """Returns what no process uses, nor shares with what is used."""
+    """Returns the entries that no process uses, and that share no directory with a kept entry."""
     before_s = time.time() - (parse_duration(older_than) if older_than else 0.0)
     if before_s < 0:
         raise BadConfig(f"bad time {older_than!r}", remedy="write it as 30d or 12h")
@@ -193,7 +192,7 @@ def _row(entry: Entry, now_s: float) -> list[str]:
 
 
 def _counted(entry: Entry, steps: Iterator[int], total_bytes: int) -> int:
-    """Goes through the steps, shows them on a terminal, and returns the sum."""
+    """Runs the steps, shows their progress on a terminal, and returns the sum."""
     done_bytes, due_s = 0, 0.0
     with _progress() as show:
         for step in steps:

@@ -1,4 +1,4 @@
-"""`cachefs config`: every setting, its value and, with --source, where it came from."""
+"""`cachefs config`: every setting, its value and, with --source, where the value is set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cachefs.core.config import Value, mask_password
 
 
 @click.command("config")
-@click.option("--source", "with_source", is_flag=True, help="Show where each value came from.")
+@click.option("--source", "with_source", is_flag=True, help="Show where each value is set.")
 @settings.setting_flags("config")
 @output.json_flag
 @output.debug_flag
 def command(
     with_source: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Every setting and its value ("-": decided when mounting)."""
+    """Show every setting and its value ("-": decided when mounting)."""
     chosen = settings.load_settings(flags, config_file)
     if as_json:
         output.print_json({name: _document(value) for name, value in chosen.values.items()})

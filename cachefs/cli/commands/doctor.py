@@ -1,4 +1,4 @@
-"""`cachefs doctor`: can this machine mount, and what did crashes leave behind."""
+"""`cachefs doctor`: checks whether this machine can mount, and what crashes left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Finding(msgspec.Struct, frozen=True):
 @output.json_flag
 @output.debug_flag
 def command(fix: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """Check this machine and the state home; exit code 1 if something is in the way."""
+    """Check this machine and the state home; exit code 1 if anything needs repair."""
     chosen = settings.load_settings(flags, config_file)
     home = settings.state_home(chosen)
     masters = Masters(chosen)
@@ -85,7 +85,7 @@ def _row(finding: Finding) -> list[str]:
 
 
 def examine_machine(chosen: Config) -> Iterator[Finding]:
-    """Device, helper program, extras, system configuration, kernel, transport."""
+    """Checks the device, the helper program, extras, system configuration, kernel and transport."""
     yield _device()
     yield _fusermount()
     for extra, modules in EXTRAS.items():
@@ -103,8 +103,8 @@ def _device() -> Finding:
     if not os.path.exists(DEV_FUSE):
         return Finding(DEV_FUSE, "problem", "missing", "load it: modprobe fuse")
     if not os.access(DEV_FUSE, os.R_OK | os.W_OK):
-        return Finding(DEV_FUSE, "problem", "may not be opened by you", "chmod 666 /dev/fuse")
-    return Finding(DEV_FUSE, "ok", "there")
+        return Finding(DEV_FUSE, "problem", "you may not open it", "chmod 666 /dev/fuse")
+    return Finding(DEV_FUSE, "ok", "present")
 
 
 def _fusermount() -> Finding:
@@ -119,7 +119,7 @@ def _fusermount() -> Finding:
 def check_extra(
     extra: str, modules: tuple[str, ...], find: Callable[[str], object | None]
 ) -> Finding:
-    """Is an optional part of the installation there?"""
+    """Returns whether an optional part of the installation is present."""
     missing = [name for name in modules if find(name) is None]
     if not missing:
         return Finding(f"extra {extra}", "ok", "installed")
@@ -135,32 +135,32 @@ def _allow_other() -> Finding:
 
 
 def check_kernel(release: str) -> Finding:
-    """Is this kernel young enough for all that a mount can do?"""
+    """Returns whether the kernel supports all features of a mount."""
     if transport.kernel_version(release) >= transport.PASSTHROUGH_KERNEL:
         return Finding("kernel", "ok", release)
-    remedy = "from Linux 6.9 on a mount outlives its client, and the kernel reads warm files"
+    remedy = "from Linux 6.9 on a mount outlives its client, and the kernel reads cached files"
     return Finding("kernel", "note", release, remedy)
 
 
-def check_transport(asked: str, passthrough: str, machine: transport.Machine) -> Finding:
-    """What the next mount would take, and why none better."""
+def check_transport(wanted: str, passthrough: str, machine: transport.Machine) -> Finding:
+    """Returns the transport of the next mount, and the reason against a better one."""
     try:
-        choice = transport.choose(asked, passthrough, machine)
+        choice = transport.choose(wanted, passthrough, machine)
     except CacheFSError as err:
         return Finding("transport", "problem", err.cause, err.remedy)
     state = "note" if choice.why_not_better else "ok"
-    return Finding("transport", state, f"{asked} takes {choice}", choice.why_not_better)
+    return Finding("transport", state, f"{wanted} takes {choice}", choice.why_not_better)
 
 
 def check_stacking(cache_dir: str, file_system: str) -> Iterator[Finding]:
-    """What may keep the kernel from reading a cache directory by itself."""
+    """Yields a note if the file system of a cache directory may prevent passthrough."""
     if file_system == "overlay":
         remedy = "on one overlayfs over another there is no passthrough: use --cache-dir elsewhere"
         yield Finding("cache directory", "note", f"{cache_dir} is on overlayfs", remedy)
 
 
 def file_system_at(path: str) -> str:
-    """The type of the file system that a directory is, or will be, on; "" if it cannot be told."""
+    """Returns the type of the file system that a directory is, or will be, on; "" if unknown."""
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
     try:
@@ -173,11 +173,11 @@ def file_system_at(path: str) -> str:
         os.close(fd)
 
 
-# ---- what is left behind -------------------------------------------------------------------------
+# ---- left by crashes -----------------------------------------------------------------------------
 
 
 def examine_state(masters: Masters, home: StateHome, *, fix: bool) -> Iterator[Finding]:
-    """The state home, dead mounts; records, sockets and pointers of processes that are gone."""
+    """Checks the state home, mounts, and the records, sockets and pointers of ended processes."""
     yield _home(home)
     table = read_mounts()
     for mount in table.ours():
@@ -216,7 +216,7 @@ def _mount(mount: Mount, masters: Masters, home: StateHome, fix: bool) -> Iterat
 
 
 def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterator[Finding]:
-    """What the master of the settings, or of `cachefs up`, says is wrong; nothing without one."""
+    """Yields the problems that the configured master, or that of `cachefs up`, reports."""
     if not clusters.has_cluster(chosen, home):
         return
     name = f"cluster {clusters.master_of(chosen, home)}"
@@ -232,14 +232,14 @@ def examine_cluster(chosen: Config, home: StateHome, masters: Masters) -> Iterat
 
 
 def _dead_mount(name: str, mount: Mount, home: StateHome, fix: bool) -> Finding:
-    detail = "dead: its process is gone"
+    detail = "dead: its process has ended"
     if not cleared_by_us(mount):
-        return Finding(name, "problem", detail, "it is another user's: ask them, or root")
+        return Finding(name, "problem", detail, "unmount it as its owner, or as root")
     return _left(name, "problem", detail, fix, lambda: clear_dead(mount.mountpoint, home))
 
 
 def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
-    """A mount that answers, and how it speaks with the kernel."""
+    """Returns a mount whose server answers, and its transport."""
     kind, passthrough = status.get("transport", ""), str(status.get("passthrough", ""))
     detail = f"{source}, transport {kind}" if kind else source
     if not passthrough:
@@ -249,21 +249,21 @@ def mount_finding(name: str, source: str, status: dict[str, Any]) -> Finding:
 
 
 def health_finding(problem: HealthProblem) -> Finding:
-    """Returns what `cachefs health` says as a row of the doctor."""
+    """Returns a problem of `cachefs health` as a row of the doctor."""
     state = "problem" if problem.severity == Severity.ERROR else "note"
     detail = f"{problem.subject}: {problem.cause}"
     return Finding(problem.code, state, detail, problem.remedy)
 
 
 def _stale_record(record: MountRecord, home: StateHome, fix: bool) -> Finding:
-    name, detail = f"record of {record.mountpoint}", f"its client (pid {record.pid}) is gone"
+    name, detail = f"record of {record.mountpoint}", f"its client (pid {record.pid}) has ended"
     return _left(
         name, "note", detail, fix, lambda: home.remove_mount(record.mountpoint, record.pid)
     )
 
 
 def _stale_socket(path: Path, fix: bool) -> Finding:
-    detail = "its supervisor is gone"
+    detail = "its supervisor has ended"
     return _left(f"socket {path.name}", "note", detail, fix, lambda: _unlink(path))
 
 
@@ -278,7 +278,7 @@ def _home(home: StateHome) -> Finding:
 
 
 def is_stale(record: MountRecord, table: MountTable) -> bool:
-    """Neither mounted nor held by a living process."""
+    """Returns whether a record is neither mounted nor held by a living process."""
     mount = table.at(record.mountpoint)
     return (mount is None or not mount.is_cachefs) and not is_served(record)
 
@@ -286,7 +286,7 @@ def is_stale(record: MountRecord, table: MountTable) -> bool:
 def _pointer(directory: Path, fix: bool) -> Iterator[Finding]:
     pointer = read_pointer(directory)
     if pointer is not None and not is_ours(pointer.pid):
-        name, detail = f"server of {directory.name}", f"pid {pointer.pid} is gone"
+        name, detail = f"server of {directory.name}", f"pid {pointer.pid} has ended"
         yield _left(name, "note", detail, fix, lambda: remove_pointer(directory, pointer.pid))
 
 

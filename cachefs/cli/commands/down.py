@@ -1,4 +1,4 @@
-"""`cachefs down`: ends the cluster that `cachefs up` started, its mounts first."""
+"""`cachefs down`: unmounts and ends the cluster that `cachefs up` started."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cachefs.launcher.state import MountRecord, StateHome
 
 
 @click.command("down")
-@click.option("--dir", "directory", metavar="DIR", help="Where the cluster keeps its data.")
-@click.option("--lazy", is_flag=True, help="Take mounts that are in use out of sight, too.")
+@click.option("--dir", "directory", metavar="DIR", help="The cluster's data directory.")
+@click.option("--lazy", is_flag=True, help="Detach mounts even if they are in use.")
 @settings.setting_flags("down")
 @output.json_flag
 @output.debug_flag
@@ -32,8 +32,7 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """End the cluster on this machine, and unmount what is mounted of it. What it knows and has
-    cached stays for the next `up`."""
+    """Unmount the cluster on this machine, and end it. The next `up` finds its data again."""
     home = settings.state_home(settings.load_settings(flags, config_file))
     cluster = local.read(home, os.path.abspath(directory) if directory else "")
     if cluster is None:
@@ -52,8 +51,8 @@ def command(
 
 
 def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
-    """Unmounts, or waits for the client of a mount that another process has just unmounted. Raises
-    as `umount.unmount` for a mount that is still there."""
+    """Unmounts. If another process has just unmounted it, waits for the mount's client. Raises as
+    `umount.unmount` for a mount that remains."""
     try:
         umount.unmount(record.mountpoint, home, lazy=lazy)
     except CannotMount:
@@ -65,7 +64,7 @@ def unmount(record: MountRecord, home: StateHome, *, lazy: bool) -> None:
 
 
 def mounts_of(cluster: LocalCluster, home: StateHome) -> list[MountRecord]:
-    """What is mounted of a cluster on this machine."""
+    """Returns the mounts of a cluster on this machine."""
     address = address_of(cluster.master) if cluster.master else ""
     return [
         record

@@ -1,4 +1,4 @@
-"""`cachefs du`: how much there is below a path, and how much of it is cached."""
+"""`cachefs du`: the size of a tree, and how much of it is cached."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cachefs.core.units import format_size
 
 
 class Sum(msgspec.Struct):
-    """What is below a path. `cached_bytes`: what can be read without the origin.
-    `unlisted_directories`: how many directories were never listed, so that what is below them is
-    not counted. `silent`: the workers that did not answer, each with the cause."""
+    """The totals below a path. `cached_bytes` are readable without the origin. Contents of the
+    `unlisted_directories`, which were never listed, are not counted. `silent`: the workers that did
+    not answer, each with the cause."""
 
     files: int = 0
     size_bytes: int = 0
@@ -41,9 +41,9 @@ class Sum(msgspec.Struct):
 def command(
     paths: tuple[str, ...], as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """The size of everything at or below each PATH, and how much of it is cached: here, or, of a
-    cluster's path, on any of its workers. Of a cluster only what its master knows is counted. Exit
-    code 3 if a worker did not answer."""
+    """Show the size of everything at or below each PATH, and how much of it is cached: here or, in
+    a cluster, on any worker. In a cluster only names that the master knows are counted. Exit code 3
+    if a worker did not answer."""
     sums = [(path, _sum(path, flags, config_file)) for path in paths]
     if as_json:
         output.print_json([{"path": path, **msgspec.to_builtins(found)} for path, found in sums])
@@ -63,7 +63,7 @@ def _print(sums: list[tuple[str, Sum]]) -> None:
 
 def _unlisted(path: str, count: int) -> str:
     what = "1 directory was" if count == 1 else f"{count} directories were"
-    rest = "what is below is not counted"
+    rest = "their contents are not counted"
     remedy = f"list all: cachefs sync -R {shlex.quote(path)}"
     return f"cachefs: {path}: {what} never listed, {rest}; {remedy}"
 
@@ -83,7 +83,7 @@ def _sum(path: str, flags: dict[str, Any], config_file: str | None) -> Sum:
     shared = in_cluster(place, chosen)
     if shared is not None:
         return _sum_everywhere(shared, chosen)
-    assert isinstance(place, Target), "of no cluster"
+    assert isinstance(place, Target), "not in a cluster"
     return _sum_here(place)
 
 

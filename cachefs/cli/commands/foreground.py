@@ -1,5 +1,4 @@
-"""A mount in the foreground: waits for its end, whoever supervises it by then, and takes it away
-when a signal asks for that."""
+"""A mount in the foreground: waits until it ends, and unmounts it on a signal."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ _PAUSE_S: Final = 0.05
 
 
 class Foreground:
-    """`pid` is the child that was started: the supervisor, or the client where there is none."""
+    """The wait for one mount. `pid` is the child: the supervisor, or else the client."""
 
     def __init__(self, spec: ClientSpec, pid: int) -> None:
         self._spec = spec
         self._pid = pid
         self._is_supervised = spec.transport == "kernel"
-        self._asked = 0
+        self._signals = 0
 
     def stay(self) -> int:
-        """Waits; the exit code. The first signal asks to unmount, a later one does not wait for who
-        is reading; the last resort is SIGKILL."""
+        """Waits for the end of the mount and returns the exit code. The first signal unmounts. With
+        a supervisor the second one no longer waits for readers. Later ones send SIGKILL."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
         code = processes.wait_child(self._pid)
@@ -42,17 +41,17 @@ class Foreground:
         left = read_mounts().at(self._spec.mountpoint)
         if left is not None and left.is_cachefs:
             detach.detach(self._spec.mountpoint, lazy=True)
-        return 0 if self._asked else code
+        return 0 if self._signals else code
 
     def _wait(self, supervisor: int) -> None:
         with Watch(supervisor) as watch:
-            if self._asked:  # while there was nobody to be told
+            if self._signals:  # received while no supervisor ran
                 watch.signal(signal.SIGTERM)
             while not watch.ended(LOOK_S):
                 pass
 
     def _next(self) -> int:
-        """The pid of the supervisor that follows one that was lost; 0 when the mount has ended."""
+        """Returns the pid of the supervisor that follows a lost one; 0 when the mount has ended."""
         deadline = time.monotonic() + FOLLOW_S
         while self._is_supervised and time.monotonic() < deadline:
             record = self._record()
@@ -67,8 +66,8 @@ class Foreground:
         return StateHome(self._spec.home).find_mount(self._spec.mountpoint)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._asked += 1
-        if self._asked <= (2 if self._is_supervised else 1):
+        self._signals += 1
+        if self._signals <= (2 if self._is_supervised else 1):
             return self._signal(self._pid, signal.SIGTERM)
         self._signal(self._pid, signal.SIGKILL)
         record = self._record()

@@ -1,4 +1,4 @@
-"""`cachefs free`: drop cached bytes; names, and the objects at the origin, stay."""
+"""`cachefs free`: frees cached data; names, and the objects at the origin, stay."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cachefs.core.units import format_size
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """Drop what is cached of PATH and everything below it; of a cluster's path, on all its workers.
-    Nothing is deleted at the origin. Exit code 3 if a worker did not answer.
+    """Free the cached data of PATH and everything below it; in a cluster, on all workers. Nothing
+    is deleted at the origin. Exit code 3 if a worker did not answer.
 
     \b
     cachefs free /mnt/data/train
@@ -33,7 +33,7 @@ def command(path: str, as_json: bool, debug: bool, config_file: str | None, **fl
     if shared is not None:
         freed, silent = _free_everywhere(shared, chosen)
     else:
-        assert isinstance(place, Target), "of no cluster"
+        assert isinstance(place, Target), "not in a cluster"
         freed, silent = _free_here(place), []
     if as_json:
         facts = {"files": freed.files, "bytes": freed.bytes, "busy_files": freed.busy_files}
@@ -49,8 +49,8 @@ def _free_here(target: Target) -> m.Freed:
 
 
 def _free_everywhere(place: InCluster, chosen: Config) -> tuple[m.Freed, list[str]]:
-    """Frees on all workers; returns what was freed, and the workers that did not answer. A file
-    that several workers have counts once for each."""
+    """Frees on all workers; returns the freed totals and the workers that did not answer. A file
+    that several workers have cached counts once for each."""
     with clusters.admin_at(place.url, chosen) as master:
         freed = master.free(place.path)
     return m.Freed(freed.files, freed.bytes, freed.busy_files), freed.silent
@@ -60,5 +60,5 @@ def _line(freed: m.Freed) -> str:
     files = "1 file" if freed.files == 1 else f"{freed.files} files"
     line = f"freed {format_size(freed.bytes)} of {files}"
     if freed.busy_files:
-        line += f"; {freed.busy_files} still open, their bytes go with the last close"
+        line += f"; {freed.busy_files} still open, freed at the last close"
     return line

@@ -1,4 +1,4 @@
-"""`cachefs fsck`: is what workers have cached where it belongs, is it there, and is it right?"""
+"""`cachefs fsck`: checks that cached data is undamaged, and on the workers that own it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cachefs.core.errors import CacheFSError, NotFound
 from cachefs.core.units import format_size
 
 FAILED: Final = 1
-MISSING: Final = "missing"  # a worker's index has it, the worker has not
-WRONG: Final = "wrong"  # other bytes than when it came
-MISPLACED: Final = "misplaced"  # cached, but not by its owner
+MISSING: Final = "missing"  # the worker's index lists it, its cache does not have it
+WRONG: Final = "wrong"  # its checksum does not match
+MISPLACED: Final = "misplaced"  # cached, but not by its owners
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Pages [first, end) of a file at a worker."""
+    """Pages [first, end) of a file on a worker."""
 
     state: str
     path: str
@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct):
-    """What was looked at, in bytes of files, and pages."""
+    """The totals of a check: files and their bytes, and pages."""
 
     files: int = 0
     bytes: int = 0
@@ -53,17 +53,16 @@ class Total(msgspec.Struct):
 
 @click.command("fsck")
 @click.argument("path")
-@click.option("--no-verify", is_flag=True, help="Compare places alone: read no cached bytes.")
+@click.option("--no-verify", is_flag=True, help="Check only the places: read no cached bytes.")
 @settings.setting_flags("fsck")
 @output.json_flag
 @output.debug_flag
 def command(
     path: str, no_verify: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """Check what workers have cached of PATH and everything known below it: each worker reads every
-    page that it lists and compares it with the checksum of when it came. Damaged copies are
-    dropped, and come anew with the next read. Exit code 1 if any was damaged or missing, 3 if a
-    worker did not answer.
+    """Check the cached data of PATH and everything known below it: each worker reads every page in
+    its index and verifies the checksum. Damaged copies are dropped, and fetched again by the next
+    read. Exit code 1 if any was damaged or missing, 3 if a worker did not answer.
 
     \b
     cachefs fsck /mnt/imagenet
@@ -79,7 +78,7 @@ def command(
 
 
 class Check:
-    """One run. `total` grows while it goes on."""
+    """One run. `total` grows as it progresses."""
 
     def __init__(self, cluster: Cluster, *, verify: bool) -> None:
         self._cluster = cluster
@@ -88,12 +87,12 @@ class Check:
 
     @property
     def is_incomplete(self) -> bool:
-        """True if a worker did not answer, or pages that it lists could not be read."""
+        """True if a worker did not answer, or pages in its index could not be read."""
         return bool(self._cluster.silent_owning())
 
     def run(self, path: bytes) -> Iterator[Finding]:
-        """Everything that is not as it should be. Raises what asking the master raises; a worker
-        that does not answer is left out (`Cluster.silent`)."""
+        """Yields every finding. Raises what calling the master raises. A worker that does not
+        answer is left out (`Cluster.silent`)."""
         for files in self._cluster.files(path):
             for file, bits in zip(files, self._cluster.have(files), strict=True):
                 yield from self._file(file, bits)
@@ -111,7 +110,8 @@ class Check:
                 yield from self._bytes(file, worker, pages)
 
     def _place(self, file: File, block: Block, counts: dict[str, int]) -> Iterator[Finding]:
-        """An owner has no less than others; while blocks move this is no finding."""
+        """Yields a finding if no owner has as many pages as the fullest copy. While blocks migrate
+        nothing is reported."""
         owners = self._cluster.owners(file, block.number)
         most = max(counts, key=lambda worker: counts[worker], default="")
         if self._cluster.view.before or not owners or not most:
@@ -137,11 +137,11 @@ class Check:
             try:
                 found = client.call(c.Verify(file.content.key, first, end), c.Verified)
             except NotFound:
-                yield self._finding(MISSING, file, worker, first, end, "it is not there")
+                yield self._finding(MISSING, file, worker, first, end, "not in the cache")
                 return
             self.total.verified_pages += found.pages
             for page in found.wrong:
-                yield self._finding(WRONG, file, worker, page, page + 1, "other bytes than it had")
+                yield self._finding(WRONG, file, worker, page, page + 1, "checksum mismatch")
             first += max(1, found.pages)
 
     def _finding(
@@ -153,7 +153,7 @@ class Check:
 
 
 def runs(bits: int) -> Iterator[tuple[int, int]]:
-    """The ranges [first, end) of ones in a bitmap; none crosses a block."""
+    """Yields the ranges [first, end) of ones in a bitmap; no range crosses a block boundary."""
     page = 0
     while bits >> page:
         page += ((bits >> page) & -(bits >> page)).bit_length() - 1
@@ -181,7 +181,7 @@ def _print(check: Check, findings: Iterator[Finding]) -> set[str]:
 
 
 def _summary(check: Check, states: set[str]) -> str:
-    """Returns the last line: what was read, of what is known, and whether all of that is right."""
+    """Returns the last line: how much was read, and the verdict."""
     total = check.total
     files = "1 file" if total.files == 1 else f"{total.files} files"
     cached = f"{total.cached_pages} pages cached in {total.copies} copies"
@@ -195,7 +195,7 @@ def _summary(check: Check, states: set[str]) -> str:
     if states:
         verdict = "see above"
     elif check.is_incomplete and total.verified_pages:
-        verdict = "what was read is right"
+        verdict = "what was read is undamaged"
     return f"{files} of {format_size(total.bytes)}: {cached}, {read}; {verdict}"
 
 

@@ -1,4 +1,4 @@
-"""`cachefs health`: what is wrong with a mount or a cluster, and what to do about it."""
+"""`cachefs health`: the problems of a mount or a cluster, and their remedies."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ WELL: Final = "OK, nothing is wrong"
 def command(
     where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """What is wrong with a mount or a cluster, with a cause and a remedy each; without an argument,
-    with all mounts here and the cluster of the settings. Exit code 0 if nothing is wrong, 1 if only
-    warnings are printed, 2 if reads fail or go past the cache.
+    """List the problems of a mount or a cluster, each with its cause and remedy; without an
+    argument, of all mounts here and of the configured cluster. Exit code 0 if nothing is wrong, 1
+    if only warnings are printed, 2 if reads fail or bypass the cache.
 
     \b
     cachefs health /mnt/data
@@ -58,8 +58,7 @@ def unique(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
 
 
 def of_mount(record: MountRecord, masters: Masters) -> list[HealthProblem]:
-    """Returns what is wrong with a mount; with its cluster as well, where it is of one and the
-    master answers."""
+    """Returns the problems of a mount, and of its cluster if it has one whose master answers."""
     if is_dead(record.mountpoint):
         return of_dead(record.mountpoint)
     try:
@@ -72,9 +71,9 @@ def of_mount(record: MountRecord, masters: Masters) -> list[HealthProblem]:
 def of_mount_tree(
     record: MountRecord, tree: dict[str, Any], masters: Masters
 ) -> list[HealthProblem]:
-    """Returns what is wrong with a mount, by its server's document; for a mount of a cluster also
-    what the master says, or that it does not answer, unless the document says so already. Raises
-    ProtocolError for what is no such document."""
+    """Returns the problems in the status document of a mount's server. For a mount of a cluster it
+    adds the problems of the master, unless the document already reports MASTER_AWAY. Raises
+    ProtocolError for a malformed document."""
     found = masters.from_node(of_tree(tree))
     if is_cluster(record.source.url) and not any(map(is_away, found)):
         found += masters.of_record(record)
@@ -82,18 +81,18 @@ def of_mount_tree(
 
 
 def server_status(record: MountRecord) -> dict[str, Any]:
-    """Returns the status document of a mount's server. Raises what asking the server raises."""
+    """Returns the status document of a mount's server. Raises what calling the server raises."""
     with connected(record) as client:
         return checked(client.call(m.Status(), ASK_S), m.StatusReply).status
 
 
 def of_dead(mountpoint: str) -> list[HealthProblem]:
-    """Returns what is wrong with a mount that no process serves."""
+    """Returns the problems of a mount that no process serves."""
     return of_tree({"mountpoint": mountpoint, "mount_is_dead": True})
 
 
 def of_tree(tree: dict[str, Any]) -> list[HealthProblem]:
-    """Returns what is wrong, by a status document. Raises ProtocolError."""
+    """Returns the problems in a status document. Raises ProtocolError."""
     try:
         return health(facts_of(tree), time.time())
     except ValueError as err:
@@ -126,8 +125,8 @@ def _of_everything(chosen: Config, home: StateHome, masters: Masters) -> Iterabl
 
 
 def no_answer(record: MountRecord, err: CacheFSError) -> HealthProblem:
-    """Returns the problem of a mount whose server gave no answer."""
-    is_said = err.path == record.mountpoint  # by `session.connected`
-    cause = err.cause if is_said else f"its server does not answer ({err.cause})"
+    """Returns the problem of a mount whose server does not answer."""
+    is_complete = err.path == record.mountpoint  # from `session.connected`
+    cause = err.cause if is_complete else f"its server does not answer ({err.cause})"
     remedy = err.remedy or f"cachefs umount {shlex.quote(record.mountpoint)}, and mount it again"
     return problem("MOUNT_DEAD", record.mountpoint, cause, remedy)

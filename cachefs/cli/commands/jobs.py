@@ -1,4 +1,4 @@
-"""`cachefs jobs`: the load jobs, how far they are, and what can be done with them."""
+"""`cachefs jobs`: the load jobs, their progress, and their control."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _WHERE: Final = "[MOUNTPOINT|cachefs://MASTER]"
 @output.json_flag
 @click.pass_context
 def command(context: click.Context, /, as_json: bool, **flags: Any) -> Any:
-    """The load jobs of a mount's source, or of a cluster. Without a command: list them.
+    """Manage the load jobs of a mount's source, or of a cluster. Without a command: list them.
 
     \b
     cachefs jobs ls
     cachefs jobs show 7 --follow
     cachefs jobs show 7 --failures
-    cachefs jobs stop 7            # `resume` goes on with it
-    cachefs jobs retry 7           # what failed, once more
+    cachefs jobs stop 7            # `resume` continues it
+    cachefs jobs retry 7           # the failed files
 
-    Each source that is mounted here, and each cluster, has jobs of its own, with numbers of its
-    own: where several have one of a number, say which is meant (`cachefs jobs show 7 /mnt/data`).
+    Each mounted source, and each cluster, numbers its jobs separately. If a number is ambiguous,
+    name the mount or the cluster (`cachefs jobs show 7 /mnt/data`).
     """
     if context.invoked_subcommand is None:
         return context.invoke(list_, as_json=as_json)
@@ -64,7 +64,7 @@ def _flags(function: _Command) -> _Command:
 
 
 def _one(function: _Command) -> _Command:
-    """Arguments of what is about one job."""
+    """Adds the arguments of a command about one job."""
     function = click.argument("where", metavar=_WHERE, required=False)(_flags(function))
     return click.argument("job", metavar="ID", type=click.IntRange(1))(function)
 
@@ -74,8 +74,8 @@ def _one(function: _Command) -> _Command:
 
 @command.command("ls")
 @click.argument("where", metavar=_WHERE, required=False)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="So many.")
-@click.option("--all", "every", is_flag=True, help="Every job that is kept.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum.")
+@click.option("--all", "every", is_flag=True, help="List every recorded job.")
 @_flags
 def list_(
     where: str | None,
@@ -86,12 +86,12 @@ def list_(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """The jobs, the newest first; of one place, or of all that is mounted here."""
+    """List the jobs, the newest first; of one place, or of everything mounted here."""
     with Finder(flags, config_file) as finder:
         places = [finder.find(where)[0]] if where else finder.everywhere()
         if not places:
             remedy = "name a cluster: cachefs jobs ls cachefs://MASTER"
-            raise NotFound("nothing is mounted here that answers", remedy=remedy)
+            raise NotFound("no mount here answers", remedy=remedy)
         found = [(p, list(itertools.islice(jobs_of(p), None if every else limit))) for p in places]
     if as_json:
         return output.print_json([document(place, job) for place, rows in found for job in rows])
@@ -105,7 +105,7 @@ def list_(
 
 
 def jobs_of(place: Place) -> Iterator[JobShown]:
-    """The newest first, page by page."""
+    """Yields the jobs of a place, the newest first, page by page."""
     before = 0
     while True:
         page = place.call(m.ListJobs(place.namespace, before, PAGE), m.JobTable)
@@ -116,8 +116,7 @@ def jobs_of(place: Place) -> Iterator[JobShown]:
 
 
 def table(place: Place, rows: Sequence[JobShown]) -> list[str]:
-    """Aligned lines below a head, what a job waits for or why it ended below its own; none where
-    there is no job."""
+    """Returns a header and aligned lines, each with the job's message below; empty without jobs."""
     if not rows:
         return []
     head, *lines = output.columns([_HEAD, *(_row(place, job) for job in rows)], right=(0, 4, 5, 6))
@@ -146,8 +145,8 @@ def _paths(place: Place, job: JobShown) -> str:
 
 @command.command("show")
 @_one
-@click.option("--failures", "failed", is_flag=True, help="The files that failed, with the causes.")
-@click.option("--follow", is_flag=True, help="To its end, as `load --wait` does.")
+@click.option("--failures", "failed", is_flag=True, help="List the failed files with their causes.")
+@click.option("--follow", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def show(
     job: int,
     where: str | None,
@@ -158,9 +157,9 @@ def show(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """How far a job is, and what it was asked."""
+    """Show the progress of a job, and its settings."""
     if failed and follow:
-        raise BadConfig("--failures and --follow at once", remedy="give one of them")
+        raise BadConfig("--failures and --follow exclude each other", remedy="give one of them")
     with Finder(flags, config_file) as finder:
         place, shown = find_job(finder, job, where)
         if follow:
@@ -170,13 +169,13 @@ def show(
         elif as_json:
             output.print_json(document(place, shown))
         else:
-            for line in told(place, shown):
+            for line in job_lines(place, shown):
                 click.echo(line)
     return 0
 
 
 def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobShown]:
-    """Raises NotFound; BadConfig where several places have a job of that number."""
+    """Returns a job and its place. Raises NotFound; BadConfig if several places have its number."""
     if where is not None:
         place = finder.find(where)[0]
         return place, look(place, job)
@@ -196,8 +195,8 @@ def find_job(finder: Finder, job: int, where: str | None) -> tuple[Place, JobSho
     return found[0]
 
 
-def told(place: Place, job: JobShown) -> list[str]:
-    """A job for people."""
+def job_lines(place: Place, job: JobShown) -> list[str]:
+    """Returns a job as lines."""
     more = job.path_count - len(job.paths)
     paths = [place.shown(path) for path in job.paths] + ([f"and {more:,} more"] if more else [])
     failed = f", {job.files_failed:,} failed" if job.files_failed else ""
@@ -231,7 +230,7 @@ def _clock(at_s: float) -> str:
 
 
 def _print_failures(place: Place, job: int, as_json: bool) -> None:
-    """One a line, however many there are."""
+    """Prints one failure per line, without a limit."""
     for failure in failures(place, job):
         if as_json:
             output.print_json_line(failure_document(place, failure))
@@ -239,36 +238,36 @@ def _print_failures(place: Place, job: int, as_json: bool) -> None:
             click.echo(failure_line(place, failure))
 
 
-# ---- what can be done with one -------------------------------------------------------------------
+# ---- control -------------------------------------------------------------------------------------
 
 
 @command.command("stop")
 @_one
 def stop(job: int, where: str | None, **options: Any) -> int:
-    """Stop a job; what it loaded stays. `resume` goes on."""
+    """Stop a job; what it loaded stays. `resume` continues it."""
     return _control(job, where, "stop", "is stopped", options)
 
 
 @command.command("resume")
 @_one
-@click.option("--wait", is_flag=True, help="Show it to its end, as `load --wait` does.")
+@click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def resume(job: int, where: str | None, **options: Any) -> int:
-    """Go on with a job that was stopped, or that failed for want of room."""
-    return _control(job, where, "resume", "goes on", options)
+    """Continue a job that was stopped, or that failed for lack of space."""
+    return _control(job, where, "resume", "continues", options)
 
 
 @command.command("retry")
 @_one
-@click.option("--wait", is_flag=True, help="Show it to its end, as `load --wait` does.")
+@click.option("--wait", is_flag=True, help="Show progress until it ends, as `load --wait`.")
 def retry(job: int, where: str | None, **options: Any) -> int:
-    """Try the files that failed once more, of a job that ended."""
-    return _control(job, where, "retry", "tries what failed again", options)
+    """Retry the failed files of a job that has ended."""
+    return _control(job, where, "retry", "retries the failed files", options)
 
 
 @command.command("forget")
 @_one
 def forget(job: int, where: str | None, **options: Any) -> int:
-    """Drop the record of a job that ended. What it loaded stays."""
+    """Delete the record of a job that has ended. What it loaded stays."""
     return _control(job, where, "forget", "is forgotten", options)
 
 

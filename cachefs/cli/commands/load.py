@@ -1,4 +1,4 @@
-"""`cachefs load`: a job that brings files into the cache; with --wait, shows it until its end."""
+"""`cachefs load`: submits a job that loads files into the cache; --wait shows it until its end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PER_SECOND: Final = re.compile(r"\s*(?:/s|ps)\s*$")
 
 @click.command("load")
 @click.argument("paths", nargs=-1, metavar="PATH|GLOB...")
-@click.option("--files-from", metavar="FILE", help="Read paths from FILE, one a line (-: stdin).")
-@click.option("--replicas", type=click.IntRange(1), metavar="N", help="Keep so many copies, too.")
-@click.option("--bandwidth", metavar="RATE", help="Of all workers together: 500MiB/s, 2GiB/s.")
-@click.option("--hold", metavar="TIME", help="Evict nothing of it for so long (0: do not hold).")
-@click.option("--verify", is_flag=True, help="Read it all at the end, against its checksums.")
+@click.option("--files-from", metavar="FILE", help="Read paths from FILE, one per line (-: stdin).")
+@click.option("--replicas", type=click.IntRange(1), metavar="N", help="Also set replicas to N.")
+@click.option("--bandwidth", metavar="RATE", help="Limit for all workers together, e.g. 500MiB/s.")
+@click.option("--hold", metavar="TIME", help="Do not evict loaded files for TIME (0: no hold).")
+@click.option("--verify", is_flag=True, help="Verify all checksums at the end.")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", show_default=True)
-@click.option("--wait", is_flag=True, help="Show it to its end; exit code 1 if anything failed.")
+@click.option("--wait", is_flag=True, help="Wait and show progress; exit code 1 on a failure.")
 @settings.setting_flags("load")
 @output.json_flag
 @output.debug_flag
@@ -51,7 +51,7 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Bring everything at or below each PATH (or what a quoted GLOB matches) into the cache.
+    """Load everything at or below each PATH (or matched by a quoted GLOB) into the cache.
 
     \b
     cachefs load --wait /mnt/data/train
@@ -59,9 +59,9 @@ def command(
     cachefs load --files-from epoch1.txt --hold 24h --priority high
     cachefs load cachefs://master:19998/imagenet --replicas 2 --verify
 
-    The job goes on without this command, and over restarts: `cachefs jobs` shows it. The same paths
-    again change its settings. What is loaded is held until it was read once, 24 h at most, or for
-    the time of --hold. A PATH is below a mount point, or `cachefs://MASTER/path`."""
+    The job runs in the background and survives restarts: `cachefs jobs` shows it. The same paths
+    again change its settings. Loaded files are not evicted before their first read, for at most
+    24 h, or for the time of --hold. A PATH is below a mount point, or `cachefs://MASTER/path`."""
     spec = JobSpec((), _rate(bandwidth), _time(hold), verify, priority)
     with Finder(flags, config_file) as finder:
         chosen = _choose(finder, paths, files_from)
@@ -78,11 +78,11 @@ def command(
         return 0
 
 
-# ---- what is asked -------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------
 
 
 def _rate(text: str | None) -> int:
-    """Bytes a second; 0: no limit. Raises BadConfig."""
+    """Returns bytes per second; 0: no limit. Raises BadConfig."""
     if text is None:
         return 0
     try:
@@ -96,14 +96,14 @@ def _time(text: str | None) -> float | None:
         return None
     hold_s = parse_duration(text)
     if hold_s == FOREVER_S:
-        raise BadConfig("a load holds nothing for ever", remedy="pin it: cachefs pin")
+        raise BadConfig("a load cannot hold files for ever", remedy="pin it: cachefs pin")
     return hold_s
 
 
 def _choose(
     finder: Finder, paths: Sequence[str], files_from: str | None
 ) -> list[tuple[Place, list[bytes]]]:
-    """The paths of each place, in the order given. Those of a list mean themselves."""
+    """Returns the paths of each place. Paths of a list, and of existing files, are not globs."""
     groups: dict[Place, list[bytes]] = {}
     for path in paths:
         place, inside = finder.find(path)
@@ -118,7 +118,7 @@ def _choose(
 
 
 def read_list(name: str) -> Iterator[str]:
-    """The lines of a file, empty ones left out. Raises BadConfig."""
+    """Yields the lines of a file, except empty ones. Raises BadConfig."""
     try:
         if name == "-":
             yield from _lines(sys.stdin)
@@ -136,15 +136,15 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 def set_replicas(
     chosen: Sequence[tuple[Place, Sequence[bytes]]], replicas: int, files_from: str | None
 ) -> None:
-    """Says it of each path, for good. Raises BadConfig where that is no path of a cluster."""
+    """Sets the replica count of each path. Raises BadConfig for globs, lists and single nodes."""
     policy = parse([f"replicas={replicas}"])
     for place, below in chosen:
         if isinstance(place, MountPlace) and not is_cluster(place.record.source.url):
-            raise BadConfig("one node has one copy of everything", remedy="leave --replicas out")
+            raise BadConfig("a single node keeps one copy", remedy="leave --replicas out")
         if files_from or any(is_glob(path) for path in below):
             raise BadConfig(
-                "--replicas is said of paths, not of globs or lists",
-                remedy=f"say it of a directory: cachefs policy set DIR replicas={replicas}",
+                "--replicas applies to paths, not to globs or lists",
+                remedy=f"set it on a directory: cachefs policy set DIR replicas={replicas}",
             )
     for place, below in chosen:
         for path in below:
@@ -155,8 +155,8 @@ def set_replicas(
 
 
 def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitted:
-    """Makes a job of the paths, in as few requests as frames allow; one that is repeated makes no
-    second job. Raises the typed errors."""
+    """Submits a job of the paths, in as few requests as the frame limit allows. A repeated request
+    creates no second job. Raises the typed errors."""
     first, *rest = batches(paths)
     key = secrets.token_hex(16)
     whole = JobSpec((*first,), spec.bandwidth_bytes_s, spec.hold_s, spec.verify, spec.priority)
@@ -168,7 +168,7 @@ def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitte
         more = m.AddJobPaths(place.namespace, submitted.job, count, part, last)
         insist(lambda more=more: place.call(more, m.Done), _say_silent)  # type: ignore[misc]
         count += len(part)
-    if rest:  # only now it is known whether there was such a job
+    if rest:  # only now the server knows whether the job existed
         call = m.GetJob(place.namespace, submitted.job)
         job = insist(lambda: place.call(call, m.JobReply), _say_silent).job.job
         if job != submitted.job:
@@ -177,13 +177,14 @@ def submit(place: Place, spec: JobSpec, paths: Sequence[bytes]) -> m.JobSubmitte
 
 
 def _say_silent(err: CacheFSError) -> None:
-    click.echo(f"cachefs: no answer, asking again: {err.cause}", err=True)
+    click.echo(f"cachefs: no answer, retrying: {err.cause}", err=True)
 
 
 def batches(
     paths: Sequence[bytes], limit_bytes: int = PATHS_BYTES, limit_paths: int = PATHS_PER_CALL
 ) -> Iterator[list[bytes]]:
-    """The paths in parts that fit one request each. Raises BadConfig for one that cannot."""
+    """Yields batches of paths that fit one request. Raises BadConfig for a path that is too
+    long."""
     part: list[bytes] = []
     size_bytes = 0
     for path in paths:
@@ -203,5 +204,5 @@ def say_started(place: Place, submitted: m.JobSubmitted, as_json: bool) -> None:
     if as_json:
         facts = {"job": job, "where": place.where, "updated": submitted.updated}
         return output.print_json_line(facts)
-    what = "was there, with these settings from now on" if submitted.updated else "is started"
+    what = "already exists and takes these settings" if submitted.updated else "is started"
     click.echo(f"OK, job {job} {what}; `cachefs jobs show {job} {place.named}` shows it")

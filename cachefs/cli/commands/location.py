@@ -1,4 +1,4 @@
-"""`cachefs location`: who owns the blocks of a file, and who has how much of them."""
+"""`cachefs location`: the owners of a file's blocks, and the workers that have them cached."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ _HEAD: Final = ["PATH", "BLOCK", "SIZE", "OWNER", "CACHED AT"]
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """For every block (256 MiB) of PATH, or of the files below it that are known: the worker that
-    owns it (or several, by policy), and those that have it cached, with how much of it. Exit code 3
-    if a worker did not answer.
+    """Show the owners of every block (256 MiB) of PATH, or of the known files below it, and the
+    workers that have it cached, with the share. Exit code 3 if a worker did not answer.
 
     \b
     cachefs location /mnt/imagenet/train.tar
@@ -48,7 +47,7 @@ def _pages(master: AdminClient, path: bytes) -> Iterator[a.Locations]:
 
 
 def _addresses(master: AdminClient) -> dict[str, str]:
-    """Returns where each worker is; nothing for a token that is limited to a path."""
+    """Returns the address of each worker; none for a token that is limited to a path."""
     try:
         return {row.id: address_of(row.url) for row in master.workers().rows}
     except AccessDenied:
@@ -56,11 +55,11 @@ def _addresses(master: AdminClient) -> dict[str, str]:
 
 
 class Places:
-    """The blocks of the files that a master lists, page by page. Afterwards `epoch`, `moving` and
-    `silent` are what the master said with the last page."""
+    """The blocks of the files that a master lists, page by page. `epoch`, `moving` and `silent` are
+    those of the last page that was read."""
 
     def __init__(self, master: AdminClient, path: bytes) -> None:
-        """Asks for nothing but the workers yet."""
+        """Fetches only the addresses of the workers."""
         self.epoch = 0
         self.moving = False
         self.silent: list[str] = []
@@ -75,7 +74,7 @@ class Places:
             yield [self._row(file, block) for file in page.items for block in file.blocks]
 
     def _row(self, file: a.FileAt, block: a.BlockAt) -> dict[str, Any]:
-        """Returns one block, for programs."""
+        """Returns one block as a JSON document."""
         having = sorted(block.cached, key=lambda one: (one.worker not in block.owners, one.worker))
         addresses = [self._at.get(owner, "") for owner in block.owners]
         return {
@@ -111,7 +110,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     ]
     owners = [_who(*one) for one in zip(row["owners"], row["addresses"], strict=True)]
     size = format_size(row["size_bytes"])
-    whose = ", ".join(owners) or "nobody"
+    whose = ", ".join(owners) or "none"
     return [row["path"], str(row["block"]), size, whose, ", ".join(cached) or "-"]
 
 

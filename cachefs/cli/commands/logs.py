@@ -1,4 +1,4 @@
-"""`cachefs logs`: the log of a mount's server and of its client."""
+"""`cachefs logs`: the logs of a mount's server and client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @click.command("logs")
 @click.argument("where", metavar="MOUNTPOINT")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
 @click.option("-n", "--lines", default=LINES, show_default=True, help="Lines of each log.")
 @settings.setting_flags("logs")
 @output.json_flag
@@ -41,8 +41,8 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """The last lines of the logs of a mount: its server's and its client's. Each line is headed by
-    the log that it is in.
+    """Print the last lines of the logs of a mount's server and client. Each line is prefixed with
+    the name of its log.
 
     \b
     cachefs logs -f /mnt/data
@@ -71,7 +71,7 @@ def files_of(record: MountRecord) -> dict[str, Path]:
 
 
 def _home_of(record: MountRecord) -> StateHome:
-    """Returns the state home that a mount's server listens in; root may ask for another user's."""
+    """Returns the state home of a mount's server; root may request another user's."""
     depth = 5 if is_cluster(record.source.url) else 3
     socket = Path(record.socket)
     above = [socket, *socket.parents]
@@ -79,8 +79,7 @@ def _home_of(record: MountRecord) -> StateHome:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Returns the last lines of a log, from its last `MOST_BYTES`; none of one that is not there.
-    Raises as `_opened`."""
+    """Returns the last lines of a log, if any, from its last `MOST_BYTES`. Raises as `_opened`."""
     file = _opened(path)
     if file is None:
         return []
@@ -91,7 +90,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _follow(found: dict[str, Path]) -> None:
-    """Prints new lines until the user interrupts; a log that was rotated is opened anew."""
+    """Prints new lines until the user interrupts, and reopens a log that was rotated."""
     tails = {name: new_lines(path) for name, path in found.items()}
     while True:
         for name, tail in tails.items():
@@ -101,8 +100,8 @@ def _follow(found: dict[str, Path]) -> None:
 
 
 def new_lines(path: Path) -> Generator[list[str], None, None]:
-    """Yields, at each step, the whole lines that came since the one before; first none. Closing the
-    generator closes the log."""
+    """Yields at each step the complete lines written since the last step. Closing it closes the
+    log."""
     file = _opened(path)
     if file is not None:
         file.seek(0, os.SEEK_END)
@@ -121,15 +120,15 @@ def new_lines(path: Path) -> Generator[list[str], None, None]:
 
 
 def _opened(path: Path) -> TextIO | None:
-    """Returns the log, or None where there is none. Raises NotFound for what is no file: root reads
-    in directories of other users. Raises OSError."""
+    """Returns the log, or None if it does not exist. Raises NotFound for anything but a regular
+    file: root reads in directories of other users. Raises OSError."""
     try:
         fd = os.open(path, _FLAGS)
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise NotFound("the log is not a file", path=str(path), remedy="remove what is there")
+        raise NotFound("the log is not a file", path=str(path), remedy="remove it")
     return open(fd, encoding="utf-8", errors="replace", newline="")
 
 

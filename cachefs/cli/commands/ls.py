@@ -1,4 +1,4 @@
-"""`cachefs ls`: names, and with -l attributes and how much of each file is cached."""
+"""`cachefs ls`: names; with -l also attributes and the cached share of each file."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def command(
     **flags: Any,
 ) -> int:
     """List PATH: below a mount point, the URL of a mounted source, or a path of a cluster, which
-    needs no mount. Exit code 3 if a worker did not answer what it has cached.
+    needs no mount. Exit code 3 if a worker did not report what it has cached.
 
     \b
     cachefs ls -l /mnt/data/train
     cachefs ls -R cachefs://master:19998/imagenet
     """
-    with names.opened(path, flags, config_file) as (asked, target):
-        pages = _pages(asked, target, asked.resolve(target), recursive)
+    with names.opened(path, flags, config_file) as (server, target):
+        pages = _pages(server, target, server.resolve(target), recursive)
         if long or as_json:
-            pages = (listing.with_cached(asked, page) for page in pages)
+            pages = (listing.with_cached(server, page) for page in pages)
         if as_json:
             _print_json(pages, target)
         else:
             _print(pages, target, long=long, full=long or recursive)
-        return asked.warn_of_silent()
+        return server.warn_of_silent()
 
 
-def _pages(asked: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
+def _pages(server: Names, target: Target, inode: Inode, recursive: bool) -> Iterator[list[Row]]:
     if inode.kind is not Kind.DIRECTORY:
         return iter([[Row(target.path, inode)]])
     walk = listing.tree if recursive else listing.children
-    return walk(asked, inode, target.path)
+    return walk(server, inode, target.path)
 
 
 def shown(target: Target, path: bytes) -> str:
-    """A path of the namespace as it is seen through the mount."""
+    """Returns a path of the namespace as it is seen through the mount."""
     root = os.fsencode(target.record.mountpoint)
     return output.text_of(os.path.join(root, path) if path else root)
 
@@ -80,7 +80,7 @@ def _name(row: Row, target: Target, full: bool) -> str:
 
 
 def _print_json(pages: Iterable[list[Row]], target: Target) -> None:
-    """One array, written page by page: a listing may be longer than memory."""
+    """Prints one array, page by page: a listing may exceed the memory."""
     separator = "["
     for page in pages:
         for row in page:

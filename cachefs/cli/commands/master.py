@@ -25,14 +25,14 @@ _ENGINE: Final = "lmdb:"
 
 
 @click.command("master")
-@click.option("--background", is_flag=True, help="Return when it answers; it logs to a file.")
+@click.option("--background", is_flag=True, help="Return when it is ready; it logs to a file.")
 @settings.setting_flags("master")
 @output.json_flag
 @output.debug_flag
 def command(
     background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """Run the master of a cluster: its namespace, its sources, its members. Ctrl-C ends it.
+    """Run the master of a cluster: its namespace, sources and members. Ctrl-C ends it.
 
     \b
     cachefs master        # for this machine alone
@@ -49,12 +49,12 @@ def command(
     else:
         click.echo(f"OK, the master is ready at {started.url} (pid {started.pid})")
     sys.stdout.flush()
-    _tell_token(spec, started.url)
+    _print_token_hint(spec, started.url)
     return 0 if background else serving.stay(started.pid)
 
 
-def _tell_token(spec: MasterSpec, url: str) -> None:
-    """Says on standard error how workers of other machines get in."""
+def _print_token_hint(spec: MasterSpec, url: str) -> None:
+    """Prints on standard error how workers on other machines authenticate."""
     _, port = parse_address(address_of(url), DEFAULT_PORT)
     if spec.token_home and not is_loopback(parse_address(spec.listen, 0)[0]):
         path = tokens.path_of(StateHome(spec.token_home), port)
@@ -65,7 +65,7 @@ def _tell_token(spec: MasterSpec, url: str) -> None:
 
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> MasterSpec:
-    """Raises BadConfig."""
+    """Returns the spec of the master. Raises BadConfig."""
     clusters.check_authority(chosen)
     directory = home.master_dir()
     makes_token, security = clusters.makes_token(chosen), clusters.server_files(chosen)
@@ -91,5 +91,5 @@ def _store_dir(text: str) -> str:
         return ""
     path = text.removeprefix(_ENGINE)
     if not text.startswith(_ENGINE) or not path:
-        raise BadConfig(f"store: {text!r} is no store", remedy=f"write it as {_ENGINE}DIR")
+        raise BadConfig(f"store: {text!r} is not a store", remedy=f"write it as {_ENGINE}DIR")
     return os.path.abspath(path)

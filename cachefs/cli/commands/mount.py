@@ -1,4 +1,4 @@
-"""`cachefs mount`: check, find or start the server, start the client, say that it is ready."""
+"""`cachefs mount`: checks, starts the server and the client, and reports when it is ready."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from connectors.urls import OPTIONS, check_options, normalise
 STOP_WAIT_S: Final = 15.0
 ASK_S: Final = 5.0
 JOIN_TRIES: Final = 3
-ENDING_S: Final = 3.0  # a server that was just ending has said so by then
+ENDING_S: Final = 3.0  # a server that is ending refuses a mount within this time
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One mount to make, checked: what the client is told, and through it the server."""
+    """A checked request for one mount: the spec of the client, which has that of the server."""
 
     client: ClientSpec
 
     def find_server(self) -> Server:
-        """The server to use, started where there is none."""
+        """Returns the server to use; starts it if none runs."""
         if self.client.node is not None:
             clusters.check_master(self.client.node)
             return ensure_node(self.client.node)
@@ -50,8 +50,8 @@ class Request(msgspec.Struct, frozen=True):
 @click.command("mount")
 @click.argument("source", required=False)
 @click.argument("where", metavar="MOUNTPOINT", required=False)
-@click.option("-f", "--foreground", is_flag=True, help="Stay in front, log here; Ctrl-C unmounts.")
-@click.option("--upgrade", is_flag=True, help="Let this version take over a mount: --upgrade DIR.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground; Ctrl-C unmounts.")
+@click.option("--upgrade", is_flag=True, help="Let this version take over the mount DIR.")
 @click.option("--all", "every", is_flag=True, help="With --upgrade: every mount of this user.")
 @settings.setting_flags("mount")
 @output.json_flag
@@ -73,7 +73,7 @@ def command(
     \b
     cachefs mount s3://bucket/train /mnt/data --cache-dir /ssd/cachefs
     cachefs mount cachefs://master:19998/imagenet /mnt/imagenet
-    cachefs mount --upgrade /mnt/data      # after an upgrade of the package, under running readers
+    cachefs mount --upgrade /mnt/data      # after a package upgrade; readers continue
     cachefs mount --upgrade --all          # every mount of this user; exit code 1 if one failed
     """
     chosen = settings.load_settings(flags, config_file)
@@ -100,8 +100,8 @@ def perform(
     debug: bool = False,
     mount_options: tuple[str, ...] = (),
 ) -> int:
-    """Mount, and in the foreground stay until it ends; the exit code. Raises the typed errors, with
-    nothing left mounted or running that was not there before."""
+    """Mounts, in the foreground until the mount ends, and returns the exit code. Raises the typed
+    errors; then nothing new is left mounted or running."""
     mount_flags.check(mount_options)
     request = plan(source, where, chosen, foreground=foreground, debug=debug)
     client = msgspec.structs.replace(request.client, mount_options=mount_options)
@@ -115,7 +115,7 @@ def perform(
 
 
 def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bool) -> Request:
-    """Check everything that can be checked before a process is started."""
+    """Checks everything that can be checked before a process is started."""
     ufs = source_spec(source, chosen)
     if not chosen.switch("read_only"):
         raise Unsupported(
@@ -161,10 +161,8 @@ def plan(source: str, where: str, chosen: Config, *, foreground: bool, debug: bo
 
 
 def source_spec(source: str, chosen: Config) -> UfsSpec:
-    """The source with its options. Options of other schemes are left out unless a flag gave them.
-
-    Raises BadConfig.
-    """
+    """Returns the source with its options. Options of other schemes are dropped unless a flag sets
+    them. Raises BadConfig."""
     if is_cluster(source):
         return clusters.source_spec(source, chosen)
     url = normalise(source)
@@ -207,8 +205,8 @@ def _start(request: Request, foreground: bool) -> tuple[Server, Started]:
             return server, _start_client(request, server, foreground)
         except Unreachable:
             if server.started or time.monotonic() - began_s > ENDING_S:
-                raise  # its origin or its master was not reached, and will not be the next time
-        # The server that we joined was just ending with its last mount: join or start another.
+                raise  # its origin or master is unreachable: a retry would fail too
+        # The server was ending with its last mount: join or start another one.
     server = request.find_server()
     return server, _start_client(request, server, foreground)
 
@@ -217,13 +215,13 @@ def _start_client(request: Request, server: Server, foreground: bool) -> Started
     spec = msgspec.structs.replace(request.client, socket=server.socket)
     try:
         return processes.start_client(spec, foreground)
-    except BaseException:  # Ctrl-C too: nothing may stay behind
+    except BaseException:  # Ctrl-C too: undo the start
         _undo(spec, server)
         raise
 
 
 def _undo(spec: ClientSpec, server: Server) -> None:
-    """Take away what a failed start left: the mount, its record, a server that nobody uses."""
+    """Removes what a failed start left: the mount, its record, a server without mounts."""
     left = read_mounts().at(spec.mountpoint)
     if left is not None and left.is_cachefs:
         detach.detach(spec.mountpoint, lazy=True)
@@ -232,7 +230,7 @@ def _undo(spec: ClientSpec, server: Server) -> None:
 
 
 def stop_if_unused(socket: str) -> None:
-    """Tell a server without mounts to stop, and wait for its end."""
+    """Stops a server without mounts, and waits for its end."""
     try:
         with BlockingClient.connect(socket) as client:
             reply = client.call(m.Status(), ASK_S)
@@ -241,7 +239,7 @@ def stop_if_unused(socket: str) -> None:
             watches = [Watch(pid) for pid in _server_pids(reply.status)]
             client.call(m.Detach("nothing is mounted"), ASK_S)
     except (CacheFSError, OSError):
-        return  # it has ended, or it ends by itself when no mount comes
+        return  # it has ended, or ends when no mount joins it
     for watch in watches:
         with watch:
             watch.ended(STOP_WAIT_S)

@@ -1,5 +1,5 @@
-"""`mount.cachefs`: what mount(8) calls for `mount -t cachefs SOURCE MOUNTPOINT -o OPTIONS`, and so
-for every fstab line of that type."""
+"""`mount.cachefs`: the helper of mount(8) for `mount -t cachefs SOURCE MOUNTPOINT -o OPTIONS`, and
+for fstab lines of that type."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cachefs.core.settings import BY_NAME, Scalar, Type
 from cachefs.fuse import mount_flags
 
 USAGE: Final = "usage: mount.cachefs SOURCE MOUNTPOINT [-o OPTION[=VALUE][,...]]"
-# Options that mount(8), fstab(5) and systemd use among themselves, or that change nothing here: a
-# mount is always nosuid and nodev.
+# Options of mount(8), fstab(5) and systemd that have no effect here: a mount is always nosuid and
+# nodev.
 _GENERIC_NAMES: Final = (
     "rw auto noauto _netdev nofail defaults nouser nousers owner group suid nosuid dev nodev"
     " default_permissions"
@@ -29,7 +29,7 @@ _GENERIC_VALUED: Final = ("x-", "X-", "comment=", *mount_flags.CONTEXTS)
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """A command line of mount(8)'s."""
+    """The parsed arguments of mount(8)."""
 
     source: str
     mountpoint: str
@@ -37,12 +37,12 @@ class Arguments(msgspec.Struct, frozen=True):
     config_file: str | None = None
     debug: bool = False
     fake: bool = False
-    mount_options: tuple[str, ...] = ()  # that the kernel applies itself
+    mount_options: tuple[str, ...] = ()  # applied by the kernel
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """`SOURCE MOUNTPOINT [-sfnv] [-N ns] [-t type] [-o options]`. Raises click.UsageError and
-    BadConfig."""
+    """Parses `SOURCE MOUNTPOINT [-sfnv] [-N ns] [-t type] [-o options]`. Raises click.UsageError
+    and BadConfig."""
     places: list[str] = []
     options: list[str] = []
     fake = False
@@ -66,8 +66,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
 
 def _split(text: str) -> list[str]:
-    """The options between commas; a comma after a backslash, or between double quotes, is part of
-    a value."""
+    """Returns the options. A comma after a backslash, or in double quotes, is part of a value."""
     parts = re.split(r'(?<!\\),(?=(?:[^"]*"[^"]*")*[^"]*$)', text)
     return [part.replace("\\,", ",") for part in parts if part]
 
@@ -109,7 +108,7 @@ def _flag(name: str, value: str | None) -> dict[str, Scalar]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; the exit code."""
+    """Runs the helper and returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     return edge.run("mount.cachefs", lambda: _mount(args), debug=False)
 

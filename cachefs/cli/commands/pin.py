@@ -1,4 +1,4 @@
-"""`cachefs pin`: never evict what is at or below a path, and load what is missing of it."""
+"""`cachefs pin`: protects a file or a tree from eviction, and loads what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cachefs.core.policies import Policy
 @click.command("pin")
 @click.argument("path")
 @click.option("--wait", is_flag=True, help="Wait until all of it is cached; exit code 1 if not.")
-@click.option("--no-load", is_flag=True, help="Load nothing: what is read stays.")
+@click.option("--no-load", is_flag=True, help="Load nothing; files stay once they are read.")
 @settings.setting_flags("pin")
 @output.json_flag
 @output.debug_flag
@@ -31,15 +31,15 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Never evict what is at or below PATH, and load what is missing of it.
+    """Never evict the files at or below PATH, and load what is missing.
 
     \b
     cachefs pin /mnt/data/val --wait
     cachefs pin cachefs://master:19998/imagenet/val
 
-    Returns when no worker can evict it any more: at once, or within 10 s where some of it was just
-    about to be evicted. A job brings the rest (`cachefs jobs`); where that cannot fit, the job says
-    so with figures, and what does fit stays pinned."""
+    Returns when no worker can evict it any more: at once, or within 10 s if an eviction was in
+    progress. A job loads the rest (`cachefs jobs`). If it does not fit, the job fails with the
+    sizes, and what fits stays pinned."""
     with Finder(flags, config_file) as finder:
         place, inside = finder.find(path)
         inside = inside.strip(b"/")
@@ -67,5 +67,5 @@ def _say_pinned(place: Place, path: bytes, job: int | None, as_json: bool) -> in
         click.echo(f"OK, {shown} is pinned: what is cached of it stays")
     else:
         hint = f"`cachefs jobs show {job} {place.named}` shows it"
-        click.echo(f"OK, {shown} is pinned; job {job} brings in what is missing: {hint}")
+        click.echo(f"OK, {shown} is pinned; job {job} loads what is missing: {hint}")
     return 0

@@ -1,4 +1,4 @@
-"""`cachefs policy`: the policies of a path, and who says them."""
+"""`cachefs policy`: the policies of a path, and the paths that set them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import Asked, asked, said
+from cachefs.cli.policy_calls import PolicyTarget, open_policies, policy_text
 from cachefs.core import messages as m
 from cachefs.core import policies
 from cachefs.core.errors import BadConfig
 from cachefs.core.policies import KEYS, field_of, formatted, parse
 
 _Command = Callable[..., Any]
-_UNSAID = {
+_UNSET = {
     "admission": "as the worker is set",
     "eviction": "as the worker is set",
     "sync_interval": "of the source",
@@ -26,7 +26,7 @@ _UNSAID = {
 @click.group("policy")
 @settings.setting_flags("policy")
 def command(**flags: Any) -> None:
-    """The policies of a path, inherited by all that is below it.
+    """Manage the policies of a path. Everything below it inherits them.
 
     \b
     cachefs policy show /mnt/data/train
@@ -44,22 +44,22 @@ def _flags(function: _Command) -> _Command:
 @click.argument("path")
 @_flags
 def show(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """What holds at PATH, where each value comes from, and what is said below."""
-    with asked(path, flags, config_file) as at:
+    """Show the policies of PATH, where each value is set, and the policies set below it."""
+    with open_policies(path, flags, config_file) as at:
         found = at.get()
     if as_json:
         return output.print_json(document(at, found))
     texts = formatted(found.policy)
-    rows = [[key, texts.get(key, _UNSAID.get(key, "-")), _where(at, found, key)] for key in KEYS]
+    rows = [[key, texts.get(key, _UNSET.get(key, "-")), _where(at, found, key)] for key in KEYS]
     for line in output.columns([["POLICY", "VALUE", "FROM"], *rows]):
         click.echo(line)
     for one in found.below:
-        click.echo(f"below: {at.shown(one.path)}  {said(one.policy)}")
+        click.echo(f"below: {at.shown(one.path)}  {policy_text(one.policy)}")
     if found.below_count > len(found.below):
         click.echo(f"and {found.below_count - len(found.below)} more below")
 
 
-def _where(at: Asked, found: m.PoliciesAt, key: str) -> str:
+def _where(at: PolicyTarget, found: m.PoliciesAt, key: str) -> str:
     where = found.where.get(field_of(key), policies.DEFAULT)
     if not where.startswith("/"):
         return where
@@ -67,8 +67,8 @@ def _where(at: Asked, found: m.PoliciesAt, key: str) -> str:
     return at.shown(path.encode()) + profile + rest
 
 
-def document(at: Asked, found: m.PoliciesAt) -> dict[str, Any]:
-    """For programs: numbers in bytes and seconds, null where nobody says anything."""
+def document(at: PolicyTarget, found: m.PoliciesAt) -> dict[str, Any]:
+    """Returns the policies as a JSON document: numbers in bytes and seconds, null if unset."""
     fields = [(key, field_of(key)) for key in KEYS]
     return {
         "path": at.shown(),
@@ -91,16 +91,16 @@ def set_(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Say something at PATH; the rest of what is said there stays."""
+    """Set policies at PATH; the other policies set there stay."""
     policy = parse(values)
-    with asked(path, flags, config_file) as at:
-        _print_said(at, at.set(policy), as_json)
+    with open_policies(path, flags, config_file) as at:
+        _print_policy(at, at.set(policy), as_json)
 
 
 @command.command("unset")
 @click.argument("path")
 @click.argument("keys", nargs=-1, metavar="KEY...")
-@click.option("--all", "every", is_flag=True, help="Everything that is said there.")
+@click.option("--all", "every", is_flag=True, help="Remove all policies set there.")
 @_flags
 def unset(
     path: str,
@@ -111,16 +111,16 @@ def unset(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Say nothing of these at PATH any more: what is said above it holds again."""
+    """Remove policies from PATH: the inherited values apply again."""
     if every == bool(keys):
         raise BadConfig("give keys, or --all", remedy=f"keys are {', '.join(KEYS)}")
     fields = [field_of(key) for key in (KEYS if every else keys)]
-    with asked(path, flags, config_file) as at:
-        _print_said(at, at.set(policies.Policy(), fields), as_json)
+    with open_policies(path, flags, config_file) as at:
+        _print_policy(at, at.set(policies.Policy(), fields), as_json)
 
 
-def _print_said(at: Asked, policy: policies.Policy, as_json: bool) -> None:
+def _print_policy(at: PolicyTarget, policy: policies.Policy, as_json: bool) -> None:
     if as_json:
         output.print_json({"path": at.shown(), **formatted(policy)})
     else:
-        click.echo(f"OK, {at.shown()}: {said(policy)}")
+        click.echo(f"OK, {at.shown()}: {policy_text(policy)}")

@@ -1,4 +1,4 @@
-"""`cachefs quota`: how many bytes below a path may be cached, and how many are."""
+"""`cachefs quota`: the limit of cached bytes below a path, and their current number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import clusters, output, settings
-from cachefs.cli.policy_calls import Asked, asked
+from cachefs.cli.policy_calls import PolicyTarget, open_policies
 from cachefs.client.admin import AdminClient
 from cachefs.core import messages as m
 from cachefs.core import policies
@@ -31,9 +31,9 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Let no more than SIZE bytes of what is at or below PATH be cached; what is more is read past
-    the cache. `none` takes it back. Without a size: show what counts against which quota below."""
-    with asked(path, flags, config_file) as at:
+    """Limit the cached bytes at or below PATH to SIZE; reads beyond it bypass the cache. `none`
+    removes the limit. Without a size: show the quotas of PATH and below it, and their use."""
+    with open_policies(path, flags, config_file) as at:
         if size is not None:
             at.set(
                 parse([f"quota={size}"]) if size != "none" else policies.Policy(), ["quota_bytes"]
@@ -56,17 +56,18 @@ def command(
         click.echo(f"{at.shown()}: no quota")
 
 
-def _quotas(at: Asked, found: m.PoliciesAt) -> list[tuple[bytes, int]]:
-    """(path, bytes) of the quotas that hold for a path, and of those below it."""
+def _quotas(at: PolicyTarget, found: m.PoliciesAt) -> list[tuple[bytes, int]]:
+    """Returns (path, bytes) of the quotas that apply to a path, and of those below it."""
     below = [(one.path, one.policy.quota_bytes or 0) for one in found.below]
     return [one for one in (*found.quotas, *below) if one[1]]
 
 
-def _used(at: Asked, chosen: Config) -> dict[bytes, int]:
-    """By path of the namespace: on all workers of a cluster, as of their last heartbeats."""
+def _used(at: PolicyTarget, chosen: Config) -> dict[bytes, int]:
+    """Returns the used bytes by path of the namespace; in a cluster, of all workers as of their
+    last heartbeats."""
     if at.session is None:
-        assert isinstance(at.asker, AdminClient), "else it is a session"
-        return {where: used for where, _, used in at.asker.quotas(at.path)}
+        assert isinstance(at.server, AdminClient), "else it is a session"
+        return {where: used for where, _, used in at.server.quotas(at.path)}
     url = at.session.record.source.url
     if is_cluster(url):
         master, _ = clusters.admin_of(url, chosen)

@@ -1,4 +1,4 @@
-"""A server in the foreground: waits for its end and passes on the signals that ask for it."""
+"""A server in the foreground: waits for its end, and forwards the signals that stop it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cachefs.launcher.processes import STOP_SIGNALS
 
 
 def stay(pid: int) -> int:
-    """Waits for a child of ours; the exit code. The first signal asks it to end, the second one
-    ends it."""
-    asked: list[int] = []
+    """Waits for a child; returns its exit code. The first signal sends it SIGTERM, others
+    SIGKILL."""
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        os.kill(pid, signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
+        received.append(number)
+        os.kill(pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)

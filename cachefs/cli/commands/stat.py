@@ -1,4 +1,4 @@
-"""`cachefs stat`: everything known about one path."""
+"""`cachefs stat`: the attributes, version and cached bytes of one path."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cachefs.launcher.state import MountRecord
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> int:
-    """Everything known about PATH: attributes, version, what is cached of it: here, or, of a
-    cluster's path, by any of its workers. A path of a cluster needs no mount. Exit code 3 if a
-    worker did not answer.
+    """Show everything known about PATH: attributes, version, and the cached bytes: here or, in a
+    cluster, on any worker. A path of a cluster needs no mount. Exit code 3 if a worker did not
+    answer.
 
     \b
     cachefs stat /mnt/data/train/0001.jpg
     cachefs stat cachefs://master:19998/imagenet/train.tar
     """
-    with names.opened(path, flags, config_file) as (asked, target):
-        inode = asked.resolve(target)
-        row = listing.with_cached(asked, [listing.Row(target.path, inode)])[0]
+    with names.opened(path, flags, config_file) as (server, target):
+        inode = server.resolve(target)
+        row = listing.with_cached(server, [listing.Row(target.path, inode)])[0]
         facts = listing.document(row, target.record, shown(target, target.path))
-        facts |= _more(target, asked.namespace, inode)
-        code = asked.warn_of_silent()
+        facts |= _more(target, server.namespace, inode)
+        code = server.warn_of_silent()
     if as_json:
         output.print_json(facts)
         return code

@@ -1,4 +1,4 @@
-"""`cachefs status`: what servers say of themselves, for one mount, for all, or for a cluster."""
+"""`cachefs status`: the status documents of servers, for one mount, for all, or for a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cachefs.core.errors import CacheFSError
 from cachefs.core.health import HealthProblem, problem_lines
 from cachefs.launcher.state import MountRecord, StateHome
 
-# What a document of another user's process may raise: its fields are of any type.
+# Reading a document of another user's process may raise these: its fields are of any type.
 _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
@@ -35,9 +35,8 @@ _ODD: Final = (AttributeError, LookupError, OverflowError, TypeError, ValueError
 def command(
     where: str | None, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """What is wrong, cache use, hit and origin bytes, processes, logs; of all mounts, or of one. Of
-    a cluster (with --master, or the one of `cachefs up`): its sources and its workers. --json has
-    every figure.
+    """Show the problems, cache use, hits, origin bytes, processes and logs of mounts, and the
+    sources and workers of a cluster (--master, or that of `cachefs up`). --json has all figures.
 
     \b
     cachefs status /mnt/data
@@ -63,7 +62,7 @@ def command(
 
 
 def _of_cluster(where: str, chosen: Config, masters: Masters) -> dict[str, Any]:
-    """What a master says of its cluster. Raises what asking it raises."""
+    """Returns the status that a master reports of its cluster. Raises what calling it raises."""
     url = master_url(where, tls=clusters.speaks_tls(chosen))
     with AdminClient(url, clusters.security(chosen, url)) as master:
         tree, rows, problems = master.status(), master.workers().rows, masters.problems(master)
@@ -73,7 +72,8 @@ def _of_cluster(where: str, chosen: Config, masters: Masters) -> dict[str, Any]:
 
 
 def _try_cluster(url: str, chosen: Config, masters: Masters) -> dict[str, Any]:
-    """As `_of_cluster`, for a master that may give no answer; it is not asked a second time."""
+    """Returns the status as `_of_cluster`, or the problem of a master that does not answer. A
+    master that has failed to answer gets no second request."""
     if known := masters.away(url):
         return _no_answer(url, known[0].cause, known)
     try:
@@ -122,7 +122,7 @@ def view(tree: dict[str, Any]) -> list[str]:
 def _with_problems(
     tree: dict[str, Any], record: MountRecord | None, masters: Masters
 ) -> dict[str, Any]:
-    """Adds what is wrong with a mount to its document."""
+    """Returns the document of a mount with its problems."""
     if tree["state"] == "dead":
         found = health.of_dead(tree["mountpoint"])
     elif tree["state"] == "ok" and record is not None:
@@ -133,7 +133,7 @@ def _with_problems(
 
 
 def ask(record: MountRecord) -> dict[str, Any]:
-    """The status tree of a mount's server, headed by the mount. Raises Unreachable."""
+    """Returns the status document of a mount's server, headed by the mount. Raises Unreachable."""
     tree = health.server_status(record)
     state = "dead" if is_dead(record.mountpoint) else "ok"
     head = _head(record.mountpoint, record.source.url, state)
@@ -145,7 +145,7 @@ def _logs(record: MountRecord) -> dict[str, str]:
 
 
 def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
-    """How this mount speaks with the kernel; nothing while no client serves it."""
+    """Returns the transport of this mount; empty while no client serves it."""
     mounts = tree.get("mounts", [])
     for mount in mounts if isinstance(mounts, list) else []:
         if isinstance(mount, dict) and mount.get("mountpoint") == mountpoint:
@@ -154,7 +154,7 @@ def _transport(tree: dict[str, Any], mountpoint: str) -> dict[str, Any]:
 
 
 def _try(mount: Mount, home: StateHome, masters: Masters) -> dict[str, Any]:
-    """As `ask`, with what is wrong, for a mount that may be dead or another user's."""
+    """Returns the document and problems of a mount that may be dead or another user's."""
     record = find_record(mount, home)
     if record is not None:
         try:
@@ -166,10 +166,10 @@ def _try(mount: Mount, home: StateHome, masters: Masters) -> dict[str, Any]:
 
 
 def _of_silent(record: MountRecord, err: CacheFSError) -> dict[str, Any]:
-    """Returns the document of a mount whose server gave no answer."""
-    is_gone = is_dead(record.mountpoint)
-    found = health.of_dead(record.mountpoint) if is_gone else [health.no_answer(record, err)]
-    head = _head(record.mountpoint, record.source.url, "dead" if is_gone else "no answer")
+    """Returns the document of a mount whose server does not answer."""
+    is_unserved = is_dead(record.mountpoint)
+    found = health.of_dead(record.mountpoint) if is_unserved else [health.no_answer(record, err)]
+    head = _head(record.mountpoint, record.source.url, "dead" if is_unserved else "no answer")
     return {**head, "cause": err.cause, "problems": [msgspec.to_builtins(one) for one in found]}
 
 

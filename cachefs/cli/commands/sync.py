@@ -1,4 +1,4 @@
-"""`cachefs sync`: compares names with their origin now, and says what changed."""
+"""`cachefs sync`: compares names with their origin now, and lists the changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNS: Final = {ChangeKind.ADDED: "+", ChangeKind.REPLACED: "~", ChangeKind.GON
 @click.command("sync")
 @click.argument("path")
 @click.option("-R", "--recursive", is_flag=True, help="PATH and everything below it.")
-@click.option("--dry-run", is_flag=True, help="Say what changed, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the changes without applying them.")
 @settings.setting_flags("sync")
 @output.json_flag
 @output.debug_flag
@@ -42,16 +42,16 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> int:
-    """Compare PATH (a directory: the names in it) with its origin now, however fresh it is, and
-    take over what changed there: a line for each name that was added (+), replaced (~) or is gone
-    (-). Reads nothing but listings; bytes of what changed are dropped, and come when they are read.
+    """Compare PATH (a directory: the names in it) with its origin now, whatever its age, and apply
+    the changes. Prints a line for each name that was added (+), replaced (~) or is gone (-). Reads
+    only listings. The cached data of a changed file is dropped; the next read fetches it.
 
     \b
     cachefs sync /mnt/data/train
     cachefs sync -R --dry-run cachefs://master:19998/imagenet
 
-    Exit code 1 when something could not be listed; what could be is in step all the same. An
-    interrupt ends the sync; what was compared stays."""
+    Exit code 1 if a directory could not be listed; changes of the others are applied. An interrupt
+    stops the sync; changes found before it stay applied."""
     with Finder(flags, config_file) as finder:
         place, inside = finder.find(path)
         call = m.StartSync(place.namespace, inside.strip(b"/"), recursive, dry_run)
@@ -65,12 +65,12 @@ def command(
 
 
 def _say_silent(err: CacheFSError) -> None:
-    click.echo(f"cachefs: no answer, asking again: {err.cause}", err=True)
+    click.echo(f"cachefs: no answer, retrying: {err.cause}", err=True)
 
 
 def follow(place: Place, started: m.SyncReply, view: View) -> SyncShown:
-    """Shows a sync to its end; as it is then. Interrupted: it is ended. Raises NotFound when who
-    ran it was started again."""
+    """Shows a sync until it ends, and returns its last state. An interrupt stops the sync. Raises
+    NotFound if its server was restarted."""
     sync, seen, reply, pause_s = started.sync.sync, 0, started, FIRST_LOOK_S
     try:
         while True:
@@ -92,14 +92,16 @@ def _next(place: Place, sync: int, seen: int) -> m.SyncReply:
     try:
         return insist(lambda: place.call(call, m.SyncReply), _say_silent)
     except NotFound as err:
-        raise NotFound("the sync ended with who ran it", remedy="start it again") from err
+        raise NotFound(
+            "the server that ran the sync has restarted", remedy="start it again"
+        ) from err
 
 
-# ---- as it is shown ------------------------------------------------------------------------------
+# ---- display -------------------------------------------------------------------------------------
 
 
 def counts(sync: SyncShown) -> str:
-    """`12 directories, 3,400 names: 2 added, 1 replaced, 0 gone`."""
+    """Returns `12 directories, 3,400 names: 2 added, 1 replaced, 0 gone`."""
     compared = f"{_many(sync.directories, 'director', 'y', 'ies')}, {_many(sync.names, 'name')}"
     return f"{compared}: {sync.added:,} added, {sync.replaced:,} replaced, {sync.gone:,} gone"
 
@@ -127,7 +129,7 @@ def document(sync: SyncShown) -> dict[str, Any]:
 
 
 def report(sync: SyncShown, as_json: bool) -> int:
-    """The closing line; the exit code."""
+    """Prints the closing line and returns the exit code."""
     if as_json:
         output.print_json_line(document(sync))
     elif sync.state == FAILED_STATE and not sync.names:
@@ -138,7 +140,7 @@ def report(sync: SyncShown, as_json: bool) -> int:
 
 
 class View:
-    """Prints the changes; progress on standard error now and then, none where it is over soon."""
+    """Prints the changes, and progress on standard error every 10 s."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -151,7 +153,7 @@ class View:
             print(counts(reply.sync), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Gives the terminal back; idempotent."""
+        """Restores the terminal; idempotent."""
 
     def _print(self, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -163,7 +165,7 @@ class View:
 
 
 class JsonView(View):
-    """A JSON line for each change, and one of progress every second."""
+    """Prints a JSON line for each change, and one of progress every second."""
 
     def show(self, reply: m.SyncReply) -> None:
         for one in reply.changes:
@@ -179,7 +181,7 @@ class JsonView(View):
 
 
 class Terminal(View):
-    """The changes, and below them how far it is."""
+    """Prints the changes, and a live line of progress below them."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -190,7 +192,7 @@ class Terminal(View):
         from rich.text import Text
 
         for change in reply.changes:
-            if sys.stdout.isatty():  # where the live line is, too
+            if sys.stdout.isatty():  # the terminal of the live line
                 self._live.console.print(Text(self._line(change)), soft_wrap=True)
             else:
                 click.echo(self._line(change))

@@ -1,5 +1,5 @@
-"""`cachefs mount --upgrade`: the installed version takes over mounts under running readers: their
-clients, their supervisors, and then the servers that mounts started."""
+"""`cachefs mount --upgrade`: the installed version takes over mounts under running readers: the
+clients, the supervisors, and then the servers that mounts started."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _PAUSE_S: Final = 0.1
 
 
 class Upgraded(msgspec.Struct):
-    """How the upgrade of one mount went. `pid`: of the client. `note`: what is not of this version
-    yet. `error`: why nothing was changed."""
+    """The result of upgrading one mount. `pid`: of the client. `note`: a part that still runs
+    another version. `error`: why nothing changed."""
 
     mountpoint: str
     pid: int = 0
@@ -52,8 +52,8 @@ class Upgraded(msgspec.Struct):
 
 
 def perform(where: str, home: StateHome, *, as_json: bool) -> int:
-    """Upgrades one mount and says who serves it. Raises CannotMount for what is no mount,
-    Unsupported for one without a supervisor, Unreachable, or what kept it."""
+    """Upgrades one mount and prints its new client. Raises CannotMount if nothing is mounted there,
+    Unsupported for a mount without a supervisor, Unreachable, or why the upgrade failed."""
     mount = find_mount(where, read_mounts())
     _check_owner(mount.mountpoint, mount.owner_uid)
     record = _record(mount.mountpoint, home)
@@ -67,8 +67,8 @@ def perform(where: str, home: StateHome, *, as_json: bool) -> int:
 
 
 def perform_all(home: StateHome, *, as_json: bool) -> int:
-    """Upgrades every mount of a state home, first all clients, then their servers. Prints a line
-    for each; returns 1 if any could not be upgraded."""
+    """Upgrades every mount of a state home: first all clients, then their servers. Prints a line
+    for each; returns 1 if any upgrade failed."""
     mounted = {mount.mountpoint for mount in read_mounts().ours()}
     records = [record for record in home.mount_records() if record.mountpoint in mounted]
     done = [(record, _try(record, home)) for record in records]
@@ -93,8 +93,8 @@ def _record(mountpoint: str, home: StateHome) -> MountRecord:
 
 
 def _check_owner(mountpoint: str, uid: int) -> None:
-    """Raises AccessDenied for a mount of another user, root's included: an upgrade starts processes
-    as the user who asks."""
+    """Raises AccessDenied for another user's mount, also for root: an upgrade runs as the
+    caller."""
     if uid in (-1, os.geteuid()):
         return
     owner = shown_user(uid)
@@ -130,7 +130,7 @@ def _say(done: Sequence[Upgraded], as_json: bool) -> None:
 
 
 def _renew(record: MountRecord, done: Upgraded) -> None:
-    """Renews the server of a mount that was taken over, where it is of another version."""
+    """Replaces the server of an upgraded mount if it runs another version."""
     try:
         done.server_version = _version_of(record)
         if done.server_version != cachefs.__version__:
@@ -140,8 +140,8 @@ def _renew(record: MountRecord, done: Upgraded) -> None:
         done.note = f"its server is of version {done.server_version or '?'}: {err.one_line()}"
         return
     if done.server_version != cachefs.__version__:
-        done.note = f"its server is of version {done.server_version}, as is the client of another"
-        done.note += " mount that started it: cachefs mount --upgrade --all"
+        done.note = f"its server is of version {done.server_version}: the client of another mount"
+        done.note += " started it; upgrade all of them: cachefs mount --upgrade --all"
 
 
 def _version_of(record: MountRecord) -> str:
@@ -150,9 +150,8 @@ def _version_of(record: MountRecord) -> str:
 
 
 def renew_server(record: MountRecord) -> None:
-    """Ends the server of a mount, so that a client of the mount starts the next one; readers wait
-    meanwhile. Raises Unsupported for a worker that a service manager watches, DeadlineExceeded when
-    no other server answers."""
+    """Ends the server of a mount, so that a client starts the next one; readers wait. Raises
+    Unsupported for a worker of a service manager, DeadlineExceeded without a new server."""
     with connected(record) as client:
         pid = client.welcome.pid
         found = _server_of(record, client)
@@ -167,9 +166,9 @@ def renew_server(record: MountRecord) -> None:
 
 
 def _server_of(record: MountRecord, client: BlockingClient) -> Watch | None:
-    """Returns the process that a client is connected to, where mounts may end it. Its number is the
-    kernel's, as a process of another pid namespace has another one here; the answer to a question
-    proves that the process lived after the watch began, so the number was not reused."""
+    """Returns the server process of a client if mounts may end it. Its pid comes from the kernel:
+    the server may run in another pid namespace. A reply proves that it lived after the watch began,
+    so the pid was not reused."""
     found = hanging.find_server(record.socket, client.listener)
     if found is not None:
         try:

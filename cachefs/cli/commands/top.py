@@ -32,17 +32,19 @@ from cachefs.core.jobs import JobShown
 from cachefs.core.units import format_duration, parse_duration
 from cachefs.launcher.state import MountRecord, StateHome
 
-JOBS: Final = 50  # the newest, of which those that have not ended are shown
+JOBS: Final = 50  # the newest; those that have not ended are shown
 LEAST_S: Final = 0.2
 _HTTP: Final = ("http://", "https://")
-# Looks once. True: also at what is wrong and at jobs, which may wait for a master.
+# Takes one look. True: also at problems and jobs, which may wait for a master.
 Looker = Callable[[bool], Look]
 
 
 @click.command("top")
 @click.argument("where", metavar="[MOUNTPOINT|cachefs://MASTER|http://WORKER]", required=False)
-@click.option("--interval", default="2s", show_default=True, help="Between two looks.")
-@click.option("-n", "--count", type=click.IntRange(min=1), help="End after so many.")
+@click.option("--interval", default="2s", show_default=True, help="Time between two updates.")
+@click.option(
+    "-n", "--count", metavar="N", type=click.IntRange(min=1), help="Exit after N updates."
+)
 @settings.setting_flags("top")
 @output.json_flag
 @output.debug_flag
@@ -55,9 +57,9 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """How a mount, a node or a cluster is used just now: opens and how many of them were hits, what
-    comes from the origin and from other workers, by path; load jobs; evictions; the slowest fills
-    of the last minute. Opens by path are of a sample, looked up every 5 s (`~`).
+    """Show the current use of a mount, a node or a cluster: opens and hits, bytes from the origin
+    and from other workers, by path; load jobs; evictions; the slowest fills of the last minute.
+    Opens by path are sampled every 5 s (`~`).
 
     \b
     cachefs top /mnt/data
@@ -81,7 +83,7 @@ def command(
 
 
 def _frames(look: Looker, pause_s: float, count: int | None) -> Iterator[top_view.Frame]:
-    """One for each pause; `count` None: for ever. The first look is for its counters only."""
+    """Yields a frame after each pause; `count` None: without end. The first look is not shown."""
     old = look(False)
     while count is None or count > 0:
         time.sleep(pause_s)
@@ -97,7 +99,7 @@ def _print(frame: top_view.Frame) -> None:
 
 @contextlib.contextmanager
 def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
-    """Shows frames: in place on a terminal, one after the other elsewhere."""
+    """Yields the function that shows a frame: in place on a terminal, else as further lines."""
     if not is_live:
         yield _print
         return
@@ -105,7 +107,7 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
     from rich.text import Text
 
     with Live(screen=True, auto_refresh=False) as live:
-        live.update(Text("looking…"), refresh=True)
+        live.update(Text("connecting…"), refresh=True)
 
         def show(frame: top_view.Frame) -> None:
             clock = time.strftime("%H:%M:%S")
@@ -120,12 +122,12 @@ def _screen(is_live: bool) -> Iterator[Callable[[top_view.Frame], None]]:
         yield show
 
 
-# ---- who is asked --------------------------------------------------------------------------------
+# ---- servers -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _looker(where: str | None, chosen: Config, home: StateHome) -> Iterator[Looker]:
-    """Raises NotFound, BadConfig and what connecting raises."""
+    """Yields the function that takes a look. Raises NotFound, BadConfig, and as connecting."""
     if where is not None and where.startswith(_HTTP):
         is_here = is_loopback(parse_address(address_of(where), 0)[0])
         url = clusters.master_of(chosen, home) if is_here else where
@@ -150,7 +152,7 @@ def _admin(where: str | None, chosen: Config, home: StateHome) -> AdminClient:
 
 
 def _mounted(home: StateHome) -> list[MountRecord]:
-    """Of each server here one mount. Raises NotFound."""
+    """Returns one mount of each server here. Raises NotFound."""
     found: dict[str, MountRecord] = {}
     for record in all_records(read_mounts().ours(), home):
         found.setdefault(record.socket, record)
@@ -179,7 +181,7 @@ def _look_at_mounts(records: list[MountRecord], chosen: Config, more: bool) -> L
 
 
 def _jobs_of(record: MountRecord) -> list[JobShown]:
-    """Returns the newest load jobs of a mount's namespace. Raises what asking its server raises."""
+    """Returns the newest load jobs of a mount's namespace. Raises as calling its server."""
     with attached(record) as session:
         return session.call(m.ListJobs(session.namespace, limit=JOBS), m.JobTable).jobs
 
@@ -195,7 +197,7 @@ def _look(
     jobs: list[JobShown],
     problems: list[HealthProblem],
 ) -> Look:
-    """Of servers, by the trees of their caches."""
+    """Returns a look at servers, from the status trees of their caches."""
     nodes = [
         node_look(name, state, tree, used_bytes=tree["used_bytes"], limit_bytes=tree["limit_bytes"])
         for name, state, tree in trees
@@ -227,8 +229,8 @@ def _look_at_cluster(master: AdminClient, chosen: Config, more: bool) -> Look:
 
 
 def _running(ask: Callable[[], list[JobShown]]) -> list[JobShown]:
-    """Returns the jobs that have not ended; none where there are none to be asked for, or the
-    master is away, which is among the problems."""
+    """Returns the jobs that have not ended. Returns none if the server has no jobs, or the master
+    does not answer: the problems then include it."""
     try:
         return [job for job in ask() if not job.state.has_ended]
     except (Unsupported, ProtocolError, Unreachable):

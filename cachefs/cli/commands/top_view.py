@@ -1,4 +1,4 @@
-"""What `cachefs top` shows: from two looks at counters to rates, lines and documents. Pure."""
+"""The display of `cachefs top`: from two looks at counters to rates, lines and documents. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cachefs.core.units import format_duration, format_size
 MOST_PROBLEMS: Final = 6
 PATHS_SHOWN: Final = 12
 SLOW_SHOWN: Final = 8
-SLOW_S: Final = 0.1  # what took less is not shown to people
+SLOW_S: Final = 0.1  # faster fills are not shown as lines
 OPENS_S: Final = 5.0  # the period of `worker.stats.by_path`
 _COUNTED: Final = ("hits", "misses", "origin_bytes", "peer_bytes", "evicted_bytes")
 
 
 class NodeLook(msgspec.Struct, frozen=True):
-    """A server or a worker at one moment. Counters are since its start."""
+    """A server or a worker at one moment. The counters are since its start."""
 
     name: str
     state: str = "ok"
@@ -36,8 +36,8 @@ class NodeLook(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """Everything at one moment (`at_s`, monotonic). `paths`: counters by path; `slow`: by path, see
-    `worker.stats.slowest`."""
+    """All servers at one moment (`at_s`, monotonic). `paths`: counters by path. `slow`: by path,
+    see `worker.stats.slowest`."""
 
     at_s: float
     title: str
@@ -49,13 +49,13 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def node_look(name: str, state: str, facts: Mapping[str, Any], **sizes: int) -> NodeLook:
-    """From a worker's facts, or a server's status of its cache."""
+    """Returns a look from a worker's facts, or from a server's status of its cache."""
     counted = {field: int(facts.get(field, 0)) for field in _COUNTED}
     return NodeLook(name, state, fills=int(facts.get("fills_in_flight", 0)), **sizes, **counted)
 
 
 def summed(trees: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Counters by path of several workers."""
+    """Returns the counters by path, summed over several workers."""
     total: dict[str, dict[str, Any]] = {}
     for tree in trees:
         for path, counts in tree.items():
@@ -69,7 +69,7 @@ def summed(trees: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[s
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Per second. `hit_share`: of opens, None where there were none."""
+    """Rates per second. `hit_share`: of opens; None without opens."""
 
     opens: float = 0.0
     hit_share: float | None = None
@@ -84,8 +84,8 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class PathRow(msgspec.Struct, frozen=True):
-    """`rates`: opens are those of the workers' last period (`OPENS_S`), which are counted of a
-    sample. `total_share`: of all opens since the start."""
+    """The rates of one path. The opens are those of the workers' last period (`OPENS_S`), counted
+    in a sample. `total_share`: of all opens since the start."""
 
     path: str
     rates: Rates
@@ -93,7 +93,7 @@ class PathRow(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What is shown of two looks."""
+    """The difference of two looks, as it is shown."""
 
     title: str
     over_s: float
@@ -106,7 +106,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def frame(old: Look, new: Look) -> Frame:
-    """What happened between two looks."""
+    """Returns the changes between two looks."""
     over_s = max(1e-3, new.at_s - old.at_s)
     before = {node.name: node for node in old.nodes}
     nodes = [
@@ -127,14 +127,14 @@ def _fields(node: NodeLook | None) -> dict[str, int]:
 
 
 def _rates(old: Mapping[str, int], new: Mapping[str, int], over_s: float) -> Rates:
-    """A counter that fell is of a process that was started again: it counts from 0."""
+    """Returns the rates. A counter that fell belongs to a restarted process and counts from 0."""
 
     def grown(name: str) -> int:
         now, before = new.get(name, 0), old.get(name, 0)
         return now - before if now >= before else now
 
     if not old:
-        return Rates()  # it was not there to be compared with
+        return Rates()  # nothing to compare with
     hits, misses = grown("hits"), grown("misses")
     return Rates(
         (hits + misses) / over_s,
@@ -158,7 +158,7 @@ def _share(counts: Mapping[str, int]) -> float | None:
 
 
 def _whole(rows: Sequence[NodeRow]) -> NodeRow:
-    """The sum of all."""
+    """Returns the sum of all rows."""
     opens = sum(row.rates.opens for row in rows)
     hits = sum(row.rates.opens * (row.rates.hit_share or 0.0) for row in rows)
     sums = {
@@ -177,7 +177,7 @@ def _whole(rows: Sequence[NodeRow]) -> NodeRow:
 
 
 def lines(shown: Frame, now: float) -> list[str]:
-    """For people; a share with `~` is of a sample. `now`: wall time, s."""
+    """Returns a frame as lines; a share with `~` is of a sample. `now`: wall time, s."""
     look, rates = shown.all.look, shown.all.rates
     found = [
         shown.title,
@@ -293,7 +293,7 @@ def _rate(bytes_s: float) -> str:
 
 
 def document(shown: Frame) -> dict[str, Any]:
-    """For programs; shares are numbers from 0 to 1, null where nothing was opened."""
+    """Returns a frame as a JSON document; shares are from 0 to 1, null without opens."""
     return {
         "title": shown.title,
         "problems": [msgspec.to_builtins(one) for one in shown.problems],

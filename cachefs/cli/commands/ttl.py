@@ -1,4 +1,4 @@
-"""`cachefs ttl`: how long what is brought into the cache stays there."""
+"""`cachefs ttl`: how long cached data of a path is kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import asked
+from cachefs.cli.policy_calls import open_policies
 from cachefs.core.policies import FREE, formatted, parse
 
 
 @click.command("ttl")
 @click.argument("path")
 @click.argument("time", required=False)
-@click.option("--action", type=click.Choice([FREE]), help="What happens then: free (the default).")
+@click.option("--action", type=click.Choice([FREE]), help="Action after TIME: free (the default).")
 @settings.setting_flags("ttl")
 @output.json_flag
 @output.debug_flag
@@ -27,13 +27,13 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Free the cached bytes of what is at or below PATH so long after they were brought in; `none`
-    says nothing there any more, `never` says that they stay. Nothing is deleted at the origin.
-    Without a time: show it."""
+    """Free the cached data at or below PATH when TIME has passed since it was fetched. `none`
+    unsets the TTL, `never` keeps the data. Nothing is deleted at the origin. Without TIME: show
+    it."""
     policy = parse([f"ttl={time}"] if time not in (None, "none") else [])
     if action is not None and time is not None:
         policy = parse([f"ttl={time}", f"ttl_action={action}"])
-    with asked(path, flags, config_file) as at:
+    with open_policies(path, flags, config_file) as at:
         if time is not None:
             at.set(policy, ["ttl_s", "ttl_action"] if time == "none" else [])
         found = at.get()

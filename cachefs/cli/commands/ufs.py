@@ -1,4 +1,4 @@
-"""`cachefs ufs`: the sources of a cluster's namespace, and the directories where they are seen."""
+"""`cachefs ufs`: the sources of a cluster, and their directories in its namespace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Command = Callable[..., Any]
 @click.group("ufs")
 @settings.setting_flags("ufs")
 def command(**flags: Any) -> None:
-    """The sources of a cluster, and where in its namespace they are seen.
+    """Manage the sources of a cluster, and their directories in its namespace.
 
     \b
     cachefs ufs add s3://bucket/imagenet /imagenet
@@ -44,7 +44,7 @@ def add(
     source: str, path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
     """Show SOURCE (s3://bucket/prefix, file:///path) at the directory PATH of the namespace. The
-    master and every worker read it by themselves, with credentials of their own."""
+    master and every worker read it with their own credentials."""
     chosen = settings.load_settings(flags, config_file)
     where, spec = namespace_path(path), _source(source, chosen)
     call = c.AddUfs(where, spec, chosen.seconds("sync_interval"))
@@ -65,7 +65,7 @@ def add(
 @output.json_flag
 @output.debug_flag
 def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """The sources: where each is seen, how old names may be, whether it answers."""
+    """List the sources with their directory, sync interval and state."""
     with _master(settings.load_settings(flags, config_file)) as master:
         rows = master.call(c.ListUfs(), c.UfsTable).rows
     if as_json:
@@ -84,7 +84,7 @@ def list_(as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> 
 @output.json_flag
 @output.debug_flag
 def remove(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Take the source at PATH out of the namespace. Nothing is deleted at the origin."""
+    """Remove the source at PATH from the namespace. Nothing is deleted at the origin."""
     where = namespace_path(path)
     with _master(settings.load_settings(flags, config_file)) as master:
         master.call(c.RemoveUfs(where), m.Done)
@@ -100,9 +100,7 @@ def _master(chosen: Config) -> AdminClient:
 
 
 def _source(source: str, chosen: Config) -> UfsSpec:
-    from cachefs.cli.commands.mount import (
-        source_spec,  # what checks sources is not needed by the others
-    )
+    from cachefs.cli.commands.mount import source_spec  # only `add` needs its imports
 
     if "://" not in source:
         raise BadConfig(f"not a source: {source!r}", remedy="write it as s3:// or file:///path")

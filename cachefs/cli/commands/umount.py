@@ -1,4 +1,4 @@
-"""`cachefs umount`: take a mount away, and wait until the processes behind it have ended."""
+"""`cachefs umount`: unmounts, and waits until the processes behind the mount have ended."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from cachefs.launcher.state import MountRecord, StateHome, read_pointer
 CLIENT_END_S: Final = 20.0
 SUPERVISOR_END_S: Final = 5.0
 SERVER_END_S: Final = 30.0
-LAZY_END_S: Final = 2.0  # files may stay open for as long as they like
+LAZY_END_S: Final = 2.0  # files may stay open indefinitely
 BUSY_RETRY_S: Final = 1.0  # a user that is just ending
 _RETRY_PAUSE_S: Final = 0.1
 
 
 @click.command("umount")
 @click.argument("where", metavar="MOUNTPOINT")
-@click.option("--lazy", is_flag=True, help="Take it out of sight now; open files finish.")
+@click.option("--lazy", is_flag=True, help="Detach it now; open files stay readable.")
 @settings.setting_flags("umount")
 @output.json_flag
 @output.debug_flag
 def command(
     where: str, lazy: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """Unmount MOUNTPOINT; returns when its client (and with the last mount its server) ended."""
+    """Unmount MOUNTPOINT, and wait until its client (and a server without mounts) has ended."""
     home = settings.state_home(settings.load_settings(flags, config_file))
     mountpoint, note = unmount(where, home, lazy=lazy)
     shown = output.text_of(os.fsencode(mountpoint))
@@ -53,12 +53,11 @@ def command(
 
 
 def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
-    """Unmount; the mount point, and a note on what has not ended yet.
+    """Unmounts; returns the mount point, and a note on a process that has not ended yet.
 
-    Raises CannotMount when it is no mount of ours, AccessDenied when it is another user's and the
-    caller is not root, InUse naming the users of a busy one. A process
-    of another mount namespace that still has the mount is in the note: here it is unmounted, and
-    another `umount` could do nothing more.
+    Raises CannotMount if it is no CacheFS mount, AccessDenied if it is another user's and the
+    caller is not root, InUse naming the users of a busy one. The note names a process of another
+    mount namespace that still has the mount: another `umount` here cannot end that.
     """
     table = read_mounts()
     mount = find_mount(where, table)
@@ -68,9 +67,9 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
     if record is not None:
         server = read_pointer(Path(record.socket).parent, home.owner)
     if server is not None and server.stays:
-        server = None  # of this node, not of its mounts
+        server = None  # it belongs to the node, not to its mounts
     with contextlib.ExitStack() as stack:
-        # Watched from before the unmount, so that a reused number is never waited for.
+        # Watched from before the unmount, so that a reused pid is never waited for.
         client_watch = stack.enter_context(Watch(record.pid)) if record is not None else None
         supervisor = record.supervisor if record is not None else 0
         supervisor_watch = stack.enter_context(Watch(supervisor)) if supervisor else None
@@ -96,7 +95,7 @@ def unmount(where: str, home: StateHome, *, lazy: bool) -> tuple[str, str]:
 
 
 def find_mount(where: str, table: MountTable) -> Mount:
-    """The CacheFS mount at exactly this path. Raises CannotMount."""
+    """Returns the CacheFS mount at exactly this path. Raises CannotMount."""
     place = locate(where, table)
     if place.mount is None or place.inside != place.mount.root.strip("/"):
         raise CannotMount(
@@ -135,7 +134,7 @@ def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> st
         first = holders[0]
         return (
             f"another mount namespace still has the mount: {where}; its client (pid {record.pid}) "
-            f"goes on; end that process, or: nsenter -t {first.pid} -m umount "
+            f"keeps running; end that process, or: nsenter -t {first.pid} -m umount "
             f"{shlex.quote(first.mountpoint)}"
         )
     if lazy:
@@ -148,7 +147,7 @@ def _not_ended(record: MountRecord, lazy: bool, holders: Sequence[Holder]) -> st
 
 
 def _others(record: MountRecord, home: StateHome) -> bool:
-    """Do other mounts use the same server?"""
+    """Returns whether other mounts use the same server."""
     return any(
         other.socket == record.socket and other.mountpoint != record.mountpoint
         for other in home.mount_records()

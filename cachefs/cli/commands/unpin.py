@@ -1,4 +1,4 @@
-"""`cachefs unpin`: let what was pinned be evicted again."""
+"""`cachefs unpin`: removes the pin of a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cachefs.cli import output, settings
-from cachefs.cli.policy_calls import asked
+from cachefs.cli.policy_calls import open_policies
 from cachefs.core.policies import Policy
 
 
@@ -17,8 +17,8 @@ from cachefs.core.policies import Policy
 @output.json_flag
 @output.debug_flag
 def command(path: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Take the pin of PATH back. What is cached stays until its room is needed."""
-    with asked(path, flags, config_file) as at:
+    """Remove the pin of PATH. Cached data stays until its space is needed."""
+    with open_policies(path, flags, config_file) as at:
         was_pinned = bool(at.get().said.pin)
         at.set(Policy(), ["pin"])
         now = at.get()

@@ -1,4 +1,4 @@
-"""`cachefs up`: a whole cluster on this machine."""
+"""`cachefs up`: starts a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from cachefs.launcher.local import MOST_WORKERS, LocalCluster, Up
 
 
 @click.command("up")
-@click.option("--workers", type=click.IntRange(1, MOST_WORKERS), help="How many. [default: 3]")
-@click.option("--dir", "directory", metavar="DIR", help="Where it keeps its data.")
+@click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), help="Number of workers. [default: 3]"
+)
+@click.option("--dir", "directory", metavar="DIR", help="The data directory.")
 @settings.setting_flags("up")
 @output.json_flag
 @output.debug_flag
@@ -27,8 +29,8 @@ def command(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Start a cluster on this machine: a master and workers in the background, on loopback alone.
-    What it knows and has cached is there again at the next `up`.
+    """Start a cluster on this machine: a master and workers in the background, on loopback only.
+    The next `up` finds its namespace and its cached data again.
 
     \b
     cachefs up --workers 3
@@ -59,7 +61,7 @@ def command(
 
 
 def document(cluster: LocalCluster) -> dict[str, Any]:
-    """For programs."""
+    """Returns the cluster as a JSON document."""
     rows = [{"name": p.name, "url": p.url, "pid": p.pid} for p in cluster.processes]
     mount = f"{SCHEME}{address_of(cluster.master)}/"
     return {"directory": cluster.directory, "mount": mount, "processes": rows}

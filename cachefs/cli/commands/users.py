@@ -1,4 +1,4 @@
-"""Which processes use a mount: open files, working directory, root, executable and mappings."""
+"""The processes that use a mount: open files, working directory, root, executable and mappings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class User(msgspec.Struct, frozen=True):
 
 
 def find_users(mountpoint: str, proc: str = "/proc") -> list[User]:
-    """The processes that use what is at or below `mountpoint`, by pid. Those of other users are
-    seen by root only. Links are read, never followed, so a dead mount cannot block the search."""
+    """Returns the processes that use files at or below `mountpoint`, by pid. Only root sees those
+    of other users. Links are read, never followed, so a dead mount cannot block the search."""
     found = []
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
         with contextlib.suppress(OSError):
@@ -31,14 +31,14 @@ def find_users(mountpoint: str, proc: str = "/proc") -> list[User]:
 
 
 def leave(mountpoint: str) -> None:
-    """Changes to `/` if the working directory of this process is below a mount point, so that this
-    process does not keep the mount busy. The mount is not touched."""
+    """Changes to `/` if the working directory is below a mount point, so that this process does not
+    keep the mount busy. Does not touch the mount."""
     if _below(_target(Path("/proc/self/cwd")), mountpoint):
         os.chdir("/")
 
 
 def describe(users: list[User]) -> str:
-    """`python (pid 12), bash (pid 7) and 3 more`."""
+    """Returns `python (pid 12), bash (pid 7) and 3 more`."""
     text = ", ".join(f"{user.name} (pid {user.pid})" for user in users[:SHOWN])
     return f"{text} and {len(users) - SHOWN} more" if len(users) > SHOWN else text
 

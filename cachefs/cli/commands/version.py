@@ -14,7 +14,7 @@ from cachefs.core.messages import PROTOCOL
 @click.command("version")
 @output.json_flag
 def command(as_json: bool) -> None:
-    """The version of cachefs."""
+    """Show the version of cachefs."""
     if as_json:
         facts = {"version": cachefs.__version__, "protocol": PROTOCOL}
         facts |= {"python": platform.python_version(), "kernel": platform.release()}

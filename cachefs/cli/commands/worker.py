@@ -29,8 +29,8 @@ from cachefs.launcher.state import CACHE_NAME, StateHome, node_name
 def command(
     background: bool, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> int:
-    """Run this node's worker: a member of the cluster that caches a share of its data, and that the
-    mounts of this machine use. Ctrl-C ends it.
+    """Run this node's worker. It caches a share of the cluster's data, and serves the mounts of
+    this machine. Ctrl-C ends it.
 
     \b
     cachefs worker --master node1:19998 --tier mem:/dev/shm/c:16GiB --tier ssd:/var/cache/c:1TiB
@@ -51,7 +51,7 @@ def command(
 
 
 def plan(chosen: Config, home: StateHome, *, background: bool) -> WorkerSpec:
-    """Raises BadConfig, and what a default tier's directory raises."""
+    """Returns the worker's spec. Raises BadConfig, and as making a default tier's directory."""
     master = clusters.master_of(chosen, home)
     tiers = chosen.items("tier") or (_default_tier(master, home, clusters.trusts(chosen)),)
     first, *_ = parse_tiers(tiers)
@@ -78,8 +78,8 @@ def _default_tier(master: str, home: StateHome, trust: bool) -> str:
 
 
 def check_reach(master: str, listen: str, advertise: str) -> None:
-    """Raises BadConfig for a worker that owns data and tells the machines of a master that is
-    elsewhere an address of loopback: each would look for it in itself."""
+    """Raises BadConfig for a worker that owns data and advertises a loopback address, where no
+    other machine can reach it, to a master on another machine."""
     host, _ = parse_address(address_of(advertise or f"http://{listen}"), 0)
     if is_loopback(host) and not is_loopback(parse_address(address_of(master), DEFAULT_PORT)[0]):
         raise BadConfig(
@@ -89,16 +89,16 @@ def check_reach(master: str, listen: str, advertise: str) -> None:
 
 
 def weight_of(text: str) -> float:
-    """-1 for "auto". Raises BadConfig."""
+    """Returns the weight; -1 for "auto". Raises BadConfig."""
     if text == clusters.AUTO:
         return -1.0
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        raise BadConfig(f"weight: {text!r} is no weight", remedy="write a number, or auto")
+        raise BadConfig(f"weight: {text!r} is not a weight", remedy="write a number, or auto")
     return float(text)
 
 
 def _advertised(chosen: Config) -> str:
-    """The URL that others are told; "" where it is that of the listening socket."""
+    """Returns the URL that the worker advertises; "" if it is that of the listening socket."""
     given = chosen.text("advertise")
     if not given:
         return ""

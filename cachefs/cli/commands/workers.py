@@ -1,4 +1,4 @@
-"""`cachefs workers`: the members of a cluster; draining and forgetting them."""
+"""`cachefs workers`: the members of a cluster; drains and removes them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _HEAD: Final = ["WORKER", "ADDRESS", "HOST", "STATE", "WEIGHT", "USED", "CAPACIT
 def command(
     ctx: click.Context, /, as_json: bool, debug: bool, config_file: str | None, **flags: Any
 ) -> None:
-    """The workers of a cluster, what each has and how it is.
+    """List the workers of a cluster: state, weight, used and total space.
 
     \b
     cachefs workers
-    cachefs workers drain node3 --wait     # hand its data over, before it is taken away
-    cachefs workers remove 3f2a            # forget one whose process has ended
+    cachefs workers drain node3 --wait     # hand its data over before you stop it
+    cachefs workers remove 3f2a            # a worker whose process has ended
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -48,7 +48,7 @@ def command(
 
 
 def lines(table: c.WorkerTable) -> list[str]:
-    """The table, and in words whether data is moving."""
+    """Returns the table, and whether data is moving."""
     if not table.rows:
         return ["no worker yet: cachefs worker --master URL --tier KIND:DIR:SIZE"]
     view = table.view
@@ -61,7 +61,7 @@ def lines(table: c.WorkerTable) -> list[str]:
 
 
 def document(table: c.WorkerTable) -> dict[str, Any]:
-    """The same for programs."""
+    """Returns the table as a JSON document."""
     rows = [msgspec.to_builtins(row) for row in table.rows]
     return {"epoch": table.view.epoch, "moving": bool(table.view.before), "workers": rows}
 
@@ -82,7 +82,7 @@ def _row(row: c.WorkerRow) -> list[str]:
 @command.command("drain")
 @click.argument("worker")
 @click.option("--undo", is_flag=True, help="Let it own data again.")
-@click.option("--wait", is_flag=True, help="Return when it has handed everything over.")
+@click.option("--wait", is_flag=True, help="Return when it has handed over all data.")
 @settings.setting_flags("workers")
 @output.json_flag
 @output.debug_flag
@@ -95,8 +95,8 @@ def drain(
     config_file: str | None,
     **flags: Any,
 ) -> None:
-    """Let WORKER (its id or how it starts, HOST:PORT, or HOST) hand its data to the others; nothing
-    is read from the origins anew. It can be ended once it is drained."""
+    """Let WORKER (its id or a prefix of it, HOST:PORT, or HOST) hand its data over to the others;
+    the origins are not read. Stop it once it is drained."""
     with _master(settings.load_settings(flags, config_file)) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.Drain(row.id, undo), m.Done)
@@ -112,17 +112,17 @@ def drain(
 @output.json_flag
 @output.debug_flag
 def remove(worker: str, as_json: bool, debug: bool, config_file: str | None, **flags: Any) -> None:
-    """Forget WORKER, which is lost: its process has ended. Drain it before you stop it."""
+    """Remove WORKER, which is lost: its process has ended. Drain a worker before you stop it."""
     with _master(settings.load_settings(flags, config_file)) as master:
         row = find(master.call(c.ListWorkers(), c.WorkerTable).rows, worker)
         master.call(c.RemoveWorker(row.id), m.Done)
     if as_json:
         return output.print_json({"worker": row.id, "removed": True})
-    click.echo(f"OK, worker {row.id[:SHOWN_ID]} is forgotten")
+    click.echo(f"OK, worker {row.id[:SHOWN_ID]} is removed")
 
 
 def find(rows: list[c.WorkerRow], name: str) -> c.WorkerRow:
-    """The one worker that is meant by its id, a start of it, HOST:PORT or HOST. Raises NotFound."""
+    """Returns the worker with this id, prefix of an id, HOST:PORT or HOST. Raises NotFound."""
     exact = [row for row in rows if name in (row.id, row.url, address_of(row.url))]
     found = exact or [row for row in rows if row.id.startswith(name) or row.host == name]
     if len(found) == 1:
@@ -132,12 +132,13 @@ def find(rows: list[c.WorkerRow], name: str) -> c.WorkerRow:
 
 
 def _drained(master: AdminClient, worker: str) -> str:
-    """Waits until it has handed everything over; its state. Raises NotFound for one that went."""
+    """Waits until the worker has handed over all data, and returns its state. Raises CacheFSError
+    if it is lost or removed first."""
     while True:
         rows = master.call(c.ListWorkers(), c.WorkerTable).rows
         row = next((row for row in rows if row.id == worker), None)
         if row is None or row.state == "lost":
-            raise CacheFSError(f"worker {worker[:SHOWN_ID]} went before it had handed all over")
+            raise CacheFSError(f"worker {worker[:SHOWN_ID]} was lost before it was drained")
         if row.state != "draining":
             return row.state
         time.sleep(POLL_S)

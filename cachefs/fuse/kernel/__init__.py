@@ -1,1 +1,1 @@
-"""The transport `kernel`: our own session on /dev/fuse, with passthrough and takeover."""
+"""The transport `kernel`: a session on /dev/fuse with passthrough and takeover."""

@@ -1,7 +1,7 @@
-"""Inodes as the kernel takes them: entries, attributes, directory entries. Pure.
+"""Inodes in the kernel's format: entries, attributes, directory entries. Pure.
 
-The nonce of a content is its generation: the kernel (which compares the low 32 bits) takes a nodeid
-of another generation for another inode and keeps nothing of the old one.
+The nonce of a content is its generation. The kernel compares the low 32 bits: a nodeid of another
+generation is another inode to it, and it drops all state of the old one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _SECONDS_MASK: Final = (1 << 64) - 1  # times before 1970 are two's complement
 _TYPE_SHIFT: Final = 12  # of st_mode, in a directory entry
 _NO_ATTRIBUTES: Final[tuple[int, ...]] = (0,) * 16
 _DOTS: Final = frozenset((b".", b".."))
-_NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel takes the name only
+_NO_ENTRY: Final = bytes(codec.ENTRY_OUT.size)  # nodeid 0: the kernel uses only the name
 
 
 def time_out(valid_for_s: float) -> tuple[int, int]:
-    """(seconds, nanoseconds)."""
+    """Returns (seconds, nanoseconds)."""
     seconds = int(valid_for_s)
     return seconds, int((valid_for_s - seconds) * _NS)
 
 
 class Attributes:
-    """How one mount shows inodes. `current` gives the nodeid that an ino's name leads to.
-    `generations`: the kernel is told them, as it was when the file system was mounted."""
+    """The attributes of one mount's inodes. `current` returns the nodeid to which an ino's name
+    leads. `generations`: send them to the kernel. It must not change while the mount lives."""
 
     def __init__(
         self, defaults: Defaults, current: Callable[[int], int], *, generations: bool = True
@@ -42,8 +42,7 @@ class Attributes:
         self._generation_bits = (1 << 64) - 1 if generations else 0
 
     def entry_reply(self, unique: int, found: m.Found) -> bytes:
-        """The answer to LOOKUP; a name that is known not to be there is an entry without a
-        nodeid."""
+        """Returns the reply to LOOKUP. A nodeid of 0 makes the kernel cache a missing name."""
         inode, valid_for_s = found.inode, found.valid_for_s
         if inode is None and valid_for_s <= 0:
             return codec.error_reply(unique, errno.ENOENT)
@@ -59,20 +58,17 @@ class Attributes:
         )  # fmt: skip
 
     def attr_reply(self, unique: int, found: m.Found) -> bytes:
-        """The answer to GETATTR."""
         assert found.inode is not None
         seconds, ns = time_out(found.valid_for_s)
         attributes = self._attr(found.inode)
         return codec.ATTR_REPLY.pack(codec.ATTR_REPLY.size, 0, unique, seconds, ns, 0, *attributes)
 
     def dirent(self, entry: Entry) -> bytes:
-        """An entry of READDIR."""
         inode = entry.inode
         kind = self._defaults.mode(inode) >> _TYPE_SHIFT
         return codec.dirent(inode.ino, entry.cookie, kind, entry.name)
 
     def direntplus(self, entry: Entry) -> bytes:
-        """An entry of READDIRPLUS."""
         name, inode, valid_for_s, _ = entry
         if name in _DOTS:
             return _NO_ENTRY + self.dirent(entry)
@@ -84,7 +80,7 @@ class Attributes:
         return head + self.dirent(entry)
 
     def _identity(self, inode: Inode) -> tuple[int, int]:
-        """(nodeid, generation). Only files have incarnations."""
+        """Returns (nodeid, generation). Only files have incarnations."""
         nodeid = self._current(inode.ino) if inode.kind is Kind.FILE else inode.ino
         return nodeid, inode.nonce & self._generation_bits
 

@@ -1,8 +1,8 @@
 """The FUSE protocol's structs as bytes: parsing requests, building replies and notifications. Pure.
 
 Layouts and numbers are those of the kernel's `include/uapi/linux/fuse.h`, version 7.40 and up, on a
-little-endian 64-bit machine; every struct is naturally aligned, so `<` adds no padding. Names as
-there, without the `fuse_` prefix.
+little-endian 64-bit machine; every struct is naturally aligned, so `<` adds no padding. Names are
+those of the header without the `fuse_` prefix.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from cachefs.core.errors import ProtocolError
 
 MAJOR: Final = 7
 MIN_BUFFER_BYTES: Final = 8192  # FUSE_MIN_READ_BUFFER
-RESENT: Final = 1 << 63  # of `unique`: the request was read before; the reply repeats the bit
+RESENT: Final = 1 << 63  # of `unique`: the request was delivered before; the reply repeats the bit
 UNIQUE_MASK: Final = RESENT - 1
 NAME_ALIGNMENT: Final = 8  # of a directory entry
 
 
 class Op(enum.IntEnum):
-    """Opcodes."""
-
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
@@ -87,7 +85,7 @@ class Init(enum.IntFlag):
 
 
 class OpenFlag(enum.IntFlag):
-    """Flags in the answer to OPEN."""
+    """Flags in the reply to OPEN."""
 
     DIRECT_IO = 1
     KEEP_CACHE = 2
@@ -130,7 +128,7 @@ HEADER_BYTES: Final = IN_HEADER.size
 OUT_HEADER_BYTES: Final = OUT_HEADER.size
 assert (HEADER_BYTES, OUT_HEADER_BYTES, ENTRY_OUT.size, INIT_OUT.size) == (40, 16, 128, 64)
 
-_BODY_BYTES: Final[dict[int, int]] = {  # at least so many after the header; names: one byte and NUL
+_BODY_BYTES: Final[dict[int, int]] = {  # minimum after the header; names: one byte and NUL
     Op.LOOKUP: 2,
     Op.FORGET: 8,
     Op.GETATTR: 16,
@@ -171,8 +169,8 @@ class InitIn(NamedTuple):
 
 
 def parse(buffer: bytes | bytearray, received: int) -> Request:
-    """The header of the request in the first `received` bytes. Raises ProtocolError when they are
-    no whole request, or its body is too short for its opcode."""
+    """Returns the header of the request in the first `received` bytes. Raises ProtocolError when
+    they are not a whole request, or when its body is too short for its opcode."""
     if received < HEADER_BYTES:
         raise ProtocolError(f"a request of {received} bytes")
     length, opcode, unique, nodeid, uid, gid, pid, _, _ = IN_HEADER.unpack_from(buffer)
@@ -182,15 +180,14 @@ def parse(buffer: bytes | bytearray, received: int) -> Request:
 
 
 def name_in(buffer: bytes | bytearray, length: int) -> bytes:
-    """The name that ends a request of `length` bytes (LOOKUP). Raises ProtocolError when it does
-    not end there, or is empty."""
+    """Returns the name at the end of a request of `length` bytes (LOOKUP). Raises ProtocolError
+    when it does not end there, or is empty."""
     if buffer.find(b"\0", HEADER_BYTES, length) != length - 1 or length < HEADER_BYTES + 2:
         raise ProtocolError("a name without an end")
     return bytes(buffer[HEADER_BYTES : length - 1])
 
 
 def parse_init(buffer: bytes | bytearray, request: Request) -> InitIn:
-    """The body of INIT."""
     padded = bytes(buffer[HEADER_BYTES : request.length]).ljust(INIT_IN.size, b"\0")
     major, minor, max_readahead, flags, flags2 = INIT_IN.unpack_from(padded)
     upper = flags2 if flags & Init.INIT_EXT else 0
@@ -198,12 +195,12 @@ def parse_init(buffer: bytes | bytearray, request: Request) -> InitIn:
 
 
 def error_reply(unique: int, errno: int) -> bytes:
-    """A failed request (errno > 0), or the empty answer (0)."""
+    """Returns the reply of a failed request (errno > 0), or an empty reply (0)."""
     return OUT_HEADER.pack(OUT_HEADER_BYTES, -errno, unique)
 
 
 def data_header(unique: int, size: int) -> bytes:
-    """What stands before `size` bytes of data."""
+    """Returns the header of a reply with `size` bytes of data."""
     return OUT_HEADER.pack(OUT_HEADER_BYTES + size, 0, unique)
 
 
@@ -212,7 +209,7 @@ def open_reply(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
 
 
 def statfs_reply(unique: int, blocks: int, files: int, block_bytes: int, name_bytes: int) -> bytes:
-    """A file system of which nothing is used."""
+    """Returns the reply to STATFS of an empty file system."""
     return STATFS_REPLY.pack(
         STATFS_REPLY.size, 0, unique,
         blocks, blocks, blocks, files, files, block_bytes, name_bytes, block_bytes, 0,
@@ -220,18 +217,18 @@ def statfs_reply(unique: int, blocks: int, files: int, block_bytes: int, name_by
 
 
 def dirent(ino: int, cookie: int, kind: int, name: bytes) -> bytes:
-    """A directory entry, padded; `kind` is st_mode >> 12, `cookie` continues after it."""
+    """Returns a padded directory entry; `kind` is st_mode >> 12, `cookie` continues after it."""
     padding = b"\0" * (-len(name) % NAME_ALIGNMENT)
     return DIRENT.pack(ino, cookie, len(name), kind) + name + padding
 
 
 def inval_entry(parent: int, name: bytes) -> bytes:
-    """The notification that forgets a name."""
+    """Returns the notification that invalidates a name."""
     length = _INVAL_ENTRY.size + len(name) + 1
     header = _INVAL_ENTRY.pack(length, Notify.INVAL_ENTRY, 0, parent, len(name), 0)
     return header + name + b"\0"
 
 
 def notification(code: Notify) -> bytes:
-    """A notification without a body (RESEND, INC_EPOCH)."""
+    """Returns a notification without a body (RESEND, INC_EPOCH)."""
     return OUT_HEADER.pack(OUT_HEADER_BYTES, code, 0)

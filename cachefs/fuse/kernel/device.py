@@ -1,7 +1,7 @@
 """The descriptor of /dev/fuse: requests in, replies and notifications out, backing files.
 
-The descriptor is shared with whoever keeps the mount alive, so it is never closed here. Each call
-is one system call; only `notify` may block (see `cachefs.fuse.kernel_cache`).
+The supervisor shares the descriptor and keeps the mount alive, so this module never closes it. Each
+call is one system call; only `notify` may block (see `cachefs.fuse.kernel_cache`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GONE: Final = frozenset((errno.ENODEV, errno.ECONNABORTED, errno.EPERM))  # unm
 _NOT_REGISTERED: Final = frozenset(
     (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTTY)  # or no passthrough
 )
-_NOT_NOW: Final = frozenset((errno.ENOENT, errno.EINTR))  # the request was taken back meanwhile
+_NOT_NOW: Final = frozenset((errno.ENOENT, errno.EINTR))  # the kernel withdrew the request
 
 
 class Unmounted(Exception):
@@ -29,7 +29,7 @@ class Unmounted(Exception):
 
 
 class Device:
-    """See the module. `buffer` holds the request that was read last."""
+    """The operations on /dev/fuse. `buffer` holds the last request read."""
 
     def __init__(self, fd: int, buffer_bytes: int) -> None:
         self.fd = fd
@@ -37,8 +37,7 @@ class Device:
         self._iov = [self.buffer]
 
     def read(self) -> int:
-        """The size of the next request, which is in `buffer`; 0 when there is none now. Raises
-        Unmounted."""
+        """Reads a request into `buffer`. Returns its size, 0 if there is none. Raises Unmounted."""
         while True:
             try:
                 return os.readv(self.fd, self._iov)
@@ -51,7 +50,7 @@ class Device:
                     raise
 
     def write(self, reply: bytes) -> bool:
-        """Sends a reply; False when nobody waits for it any more."""
+        """Sends a reply. Returns False when the caller no longer waits for it."""
         try:
             os.write(self.fd, reply)
         except OSError as err:
@@ -67,7 +66,7 @@ class Device:
         return True
 
     def notify(self, notification: bytes) -> bool:
-        """Sends a notification. False when the kernel does not know this one."""
+        """Sends a notification. Returns False when the kernel does not support it."""
         try:
             os.write(self.fd, notification)
         except OSError as err:
@@ -77,14 +76,14 @@ class Device:
         return True
 
     def open_backing(self, fd: int) -> int:
-        """The id (> 0) by which the kernel reads the file of `fd`, which may be closed then. Raises
-        OSError: EPERM (no CAP_SYS_ADMIN), ELOOP (stacked too deep), EINVAL, EOPNOTSUPP."""
+        """Registers the file of `fd` and returns its backing id (> 0). The caller may close `fd`.
+        Raises OSError: EPERM (no CAP_SYS_ADMIN), ELOOP (stacked too deep), EINVAL, EOPNOTSUPP."""
         argument = bytearray(codec.BACKING_MAP.pack(fd, 0, 0))
         backing_id: int = fcntl.ioctl(self.fd, _BACKING_OPEN, argument)
         return backing_id
 
     def close_backing(self, backing_id: int) -> None:
-        """Gives an id back; one that is not registered is no error."""
+        """Releases a backing id. Ignores one that is not registered."""
         try:
             fcntl.ioctl(self.fd, _BACKING_CLOSE, _ID.pack(backing_id))
         except OSError as err:

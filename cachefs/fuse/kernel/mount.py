@@ -1,4 +1,4 @@
-"""Mounting without libfuse: mount(2) as root, else `fusermount3`; and answering INIT."""
+"""Mounts without libfuse: mount(2) as root, else `fusermount3`. Answers INIT."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cachefs.fuse.kernel.negotiation import Negotiated, negotiate
 DEVICE: Final = "/dev/fuse"
 INIT_DEADLINE_S: Final = 10.0
 _INIT_BUFFER_BYTES: Final = 1 << 16
-_DEFAULT_PAGES: Final = 256  # of kernels that have no sysctl for it
+_DEFAULT_PAGES: Final = 256  # of kernels without the sysctl
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 _CAP_SYS_ADMIN: Final = 21
-_ALL_UIDS: Final = ["0", "0", "4294967295"]  # mapped to themselves
+_ALL_UIDS: Final = ["0", "0", "4294967295"]  # the identity map
 
 
 def mount(spec: ClientSpec) -> int:
-    """Mounts; the descriptor of /dev/fuse (close-on-exec, non-blocking). Raises CannotMount."""
+    """Mounts. Returns /dev/fuse's descriptor (close-on-exec, non-blocking). Raises CannotMount."""
     if not os.path.exists(DEVICE):
         remedy = "load the kernel module: modprobe fuse"
         raise CannotMount("there is no /dev/fuse", remedy=remedy, path=spec.mountpoint)
@@ -71,7 +71,7 @@ def _mount2(spec: ClientSpec, fd: int) -> None:
 
 
 def _mount_by_tool(spec: ClientSpec) -> int:
-    """`fusermount3` opens the device, mounts and sends the descriptor over a socket."""
+    """Mounts with `fusermount3`, which opens the device and sends its descriptor over a socket."""
     tool = shutil.which("fusermount3")
     if tool is None:
         raise CannotMount("fusermount3 is not installed", remedy="install the package fuse3")
@@ -110,8 +110,7 @@ def _refused(spec: ClientSpec, said: str) -> CannotMount:
 
 
 def answer_init(fd: int, spec: ClientSpec) -> Negotiated:
-    """Answers the request that starts the session. Raises CannotMount when none comes,
-    Unsupported."""
+    """Answers INIT. Raises CannotMount if the kernel sends no INIT in time, Unsupported."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if not poll.poll(INIT_DEADLINE_S * 1000):
@@ -125,8 +124,7 @@ def answer_init(fd: int, spec: ClientSpec) -> Negotiated:
 
 
 def why_no_passthrough(spec: ClientSpec) -> str:
-    """One line why files may not be handed to the kernel, as far as that is known before it is
-    asked; "" when they may."""
+    """Returns why passthrough is impossible, as far as known before INIT: one line, or ""."""
     if spec.passthrough == "off":
         return "it is switched off (--passthrough)"
     if not has_sys_admin():
@@ -135,7 +133,7 @@ def why_no_passthrough(spec: ClientSpec) -> str:
 
 
 def has_sys_admin() -> bool:
-    """Does this process have CAP_SYS_ADMIN, in its own user namespace?"""
+    """Returns whether this process has CAP_SYS_ADMIN in its user namespace."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
@@ -144,7 +142,7 @@ def has_sys_admin() -> bool:
 
 
 def in_user_namespace() -> bool:
-    """Is this another user namespace than the machine's first?"""
+    """Returns whether this user namespace is not the machine's initial one."""
     with contextlib.suppress(OSError):
         return Path("/proc/self/uid_map").read_text().split() != _ALL_UIDS
     return False

@@ -1,7 +1,6 @@
-"""What this file system and the kernel agree on at INIT, which comes once per mount. Pure.
+"""The negotiation at INIT, which the kernel sends once per mount. Pure.
 
-The values are kept for as long as the mount lives: a successor of the process that answered never
-sees an INIT.
+The values are kept as long as the mount lives: a successor receives no INIT.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from cachefs.fuse.mounting import CONGESTED, MAX_BACKGROUND
 OUR_MINOR: Final = 41
 MIN_MINOR: Final = 31  # Linux 5.4: MAX_PAGES, CACHE_SYMLINKS
 PAGE_BYTES: Final = 4096
-MAX_PAGES: Final = 128  # of one request: what fits into a pipe (`splice`); more is slower
-STACK_DEPTH: Final = 2  # the backing file may lie on overlayfs
+MAX_PAGES: Final = 128  # of one request: fits into a pipe (`splice`); more is slower
+STACK_DEPTH: Final = 2  # the backing file may be on overlayfs
 TIME_GRANULARITY_NS: Final = 1
 _WANTED: Final = (
     Init.ASYNC_READ
     | Init.BIG_WRITES
-    # Without READDIRPLUS_AUTO, with which `find -size` asks for 9 names of 10 one by one: it takes
-    # 8 times as long, while names alone (`ls -f`) take 3 us each longer without.
+    # Without READDIRPLUS_AUTO: with it `find -size` looks up 9 names of 10 one by one and takes 8
+    # times as long. Without it, names alone (`ls -f`) take 3 us each longer.
     | Init.DO_READDIRPLUS
     | Init.PARALLEL_DIROPS
     | Init.MAX_PAGES
@@ -38,8 +37,8 @@ _WANTED: Final = (
 
 
 class Negotiated(msgspec.Struct, frozen=True):
-    """`why_not`: one line why there is no passthrough, "" when there is. `resend`: a successor can
-    have requests sent again, so the mount can outlive who serves it."""
+    """The values of one mount. `why_not`: one line why there is no passthrough, "" when there is.
+    `resend`: a successor can have requests sent again, so the mount can outlive its client."""
 
     minor: int
     flags: int
@@ -57,10 +56,10 @@ class Negotiated(msgspec.Struct, frozen=True):
 def negotiate(
     request: bytes | bytearray, *, may_passthrough: str, pages_limit: int
 ) -> tuple[Negotiated, bytes]:
-    """The values, and the reply to write. `may_passthrough` is "" when passthrough may be used,
-    else why not; `pages_limit` is fs.fuse.max_pages_limit.
+    """Returns the values and the reply to INIT. `may_passthrough` is "" when passthrough may be
+    used, else why not; `pages_limit` is fs.fuse.max_pages_limit.
 
-    Raises ProtocolError for what is no INIT, Unsupported for a kernel that is too old.
+    Raises ProtocolError for a malformed request, Unsupported for a kernel that is too old.
     """
     header = codec.parse(request, len(request))
     asked = codec.parse_init(request, header)

@@ -1,13 +1,13 @@
-"""Which nodeids the kernel has open, in which mode, on which backing file; and which nodeid names a
-file now. Pure.
+"""The nodeids that the kernel has open, with mode and backing file, and the current nodeid of each
+file. Pure.
 
-While a nodeid is open it has one mode and one backing id, so the kernel's rules on combining opens
-(docs/architecture.md) cannot be broken. A file that could be read in a better way than the open
-nodeid allows *moves on*: its next incarnation is what names lead to from then on, once the opener
-was sent back to look the name up again (ESTALE, which the kernel retries by itself, exactly once).
-A nodeid that nothing has open may take any mode again: an ino's bytes never change. Where an ino
-comes back with another nonce (the server's store is an earlier one), it names another file from
-then on, under its next incarnation; the nodeids before that are of the *former* file for good.
+While a nodeid is open it has one mode and one backing id, so opens cannot break the kernel's rules
+on combining them (docs/architecture.md). If a file can be read in a better way than its open nodeid
+allows, it *moves on*: its name leads to the next incarnation from then on. The opener gets ESTALE,
+and the kernel then looks the name up again, exactly once. A closed nodeid may take any mode: an
+ino's bytes never change. If the metadata store was rolled back, an ino may return with another
+nonce: it then belongs to another file, under its next incarnation. Its earlier nodeids belong to
+the *former* file for good.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cachefs.core.generations import Generations
 from cachefs.core.model import INO_BITS, MAX_INCARNATION, MAX_INO
 from cachefs.fuse.kernel.table import Mode
 
-MAX_MOVED: Final = 65536  # inos whose incarnation is remembered; others start at 0 again
+MAX_MOVED: Final = 65536  # inos with a recorded incarnation; others start at 0 again
 
 
 class Node:
-    """A nodeid with open handles. `backing_id` is 0 in cached mode. `tier`: where its backing file
-    is, -1 where that is not known. `doubtful`: the bytes that it shows may be wrong."""
+    """A nodeid with open handles. `backing_id` is 0 in cached mode. `tier` has its backing file; -1
+    if unknown. `doubtful`: its bytes may be wrong."""
 
     __slots__ = ("backing_id", "doubtful", "handles", "mode", "moved", "tier")
 
@@ -42,26 +42,26 @@ class Nodes:
 
     def __init__(self) -> None:
         self._open: dict[int, Node] = {}
-        self._open_moved: dict[int, int] = {}  # ino -> nodeids of it that are open, but its first
-        self.get: Callable[[int], Node | None] = self._open.get  # the node, when it is open
+        self._open_moved: dict[int, int] = {}  # ino -> count of its open nodeids except the ino
+        self.get: Callable[[int], Node | None] = self._open.get  # the node if it is open
         self._current: Generations[int, int] = Generations(MAX_MOVED)  # ino -> nodeid
-        # ino -> nodeid: the first one of the file that has the ino now, where another had it
+        # ino -> first nodeid of its file, for inos that belonged to another file before
         self._first: Generations[int, int] = Generations(MAX_MOVED)
 
     def __len__(self) -> int:
-        """Open nodeids."""
+        """Returns the number of open nodeids."""
         return len(self._open)
 
     def current(self, ino: int) -> int:
-        """The nodeid that names lead to."""
+        """Returns the nodeid to which names of the ino lead."""
         return self._current.get(ino) or ino
 
     def is_open(self, ino: int) -> bool:
-        """Is any incarnation open?"""
+        """Returns whether any incarnation of the ino is open."""
         return ino in self._open or ino in self._open_moved
 
     def open(self, nodeid: int, fh: int, mode: Mode, backing_id: int, tier: int = -1) -> None:
-        """Another handle on a nodeid. Mode and backing id must be those of the others."""
+        """Adds a handle to a nodeid. Its mode and backing id must equal those of the others."""
         node = self._open.get(nodeid)
         if node is None:
             self._open[nodeid] = Node(fh, mode, backing_id, tier)
@@ -74,8 +74,8 @@ class Nodes:
         node.handles.add(fh)
 
     def release(self, nodeid: int, fh: int) -> Node | None:
-        """One handle less. The node when that was the last one: its backing id is no longer needed.
-        A handle that is not there changes nothing: its release came twice."""
+        """Removes a handle. Returns the node after the last one: its backing id is then unused.
+        Ignores an unknown handle: its release was sent twice."""
         node = self._open.get(nodeid)
         if node is None or fh not in node.handles:
             return None
@@ -91,14 +91,14 @@ class Nodes:
         return node
 
     def doubt(self, tier: int) -> None:
-        """What is open of a tier may be wrong: it is not to be joined any more."""
+        """Marks the open nodes of a tier as doubtful: further opens must not join them."""
         for node in self._open.values():
             node.doubtful |= node.tier in (tier, -1)
 
     def move_on(self, nodeid: int) -> bool:
-        """The file of an open nodeid should be opened under its next incarnation. False when an
-        opener was sent back from this nodeid before: one that comes without a name (through
-        /proc/PID/fd) would be sent back again and again, and must be served here."""
+        """Moves the file of an open nodeid to its next incarnation. Returns False when an opener
+        has already received ESTALE for this nodeid: one without a name (through /proc/PID/fd)
+        would get ESTALE every time, so this nodeid must serve it."""
         node = self._open[nodeid]
         if node.moved:
             return False
@@ -109,27 +109,27 @@ class Nodes:
         return True
 
     def given_again(self, ino: int) -> None:
-        """The ino names another file from now on."""
+        """Moves the ino to another file, under its next incarnation."""
         first = self._next(self.current(ino))
         self._current.put(ino, first)
         self._first.put(ino, first)
 
     def is_former(self, nodeid: int) -> bool:
-        """Was this nodeid given for another file than the one that has the ino now?"""
+        """Returns whether this nodeid belongs to a former file of its ino."""
         first = self._first.get(nodeid & MAX_INO)
         return first is not None and nodeid < first
 
     def adopt(self, nodeid: int, fh: int, mode: Mode, backing_id: int) -> None:
-        """As `open`, for what a predecessor had open. The newest incarnation is the current one; in
-        cached mode its next: the predecessor may just have sent an opener back from it, who must
-        not be sent back a second time."""
+        """Adds a handle that a predecessor had open. The newest incarnation becomes the current
+        one; in cached mode the one after it does. The predecessor may have sent ESTALE for the
+        newest one, and a second ESTALE would reach the opener."""
         self.open(nodeid, fh, mode, backing_id)
         ino = nodeid & MAX_INO
         if nodeid >= self.current(ino):
             self._current.put(ino, self._next(nodeid) if mode is Mode.CACHED else nodeid)
 
     def _next(self, nodeid: int) -> int:
-        """The nodeid of the next incarnation that is not open."""
+        """Returns the nodeid of the next incarnation that is not open."""
         ino, number = nodeid & MAX_INO, nodeid >> INO_BITS
         for step in range(1, MAX_INCARNATION + 1):
             candidate = ((number + step) & MAX_INCARNATION) << INO_BITS | ino

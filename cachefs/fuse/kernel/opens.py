@@ -1,7 +1,7 @@
-"""OPEN and RELEASE: which file the kernel reads by itself, and what a successor needs to know.
+"""OPEN and RELEASE: chooses passthrough or cached mode, and records handles for a successor.
 
-A handle's number is made from the request that opened it, so that one which is sent again gives the
-same handle. What is open is written to the takeover table before the kernel hears of it.
+A handle's number is derived from the request that opened it, so a resent request gets the same
+handle. A handle is written to the takeover table before the reply.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from cachefs.fuse.vfs import Vfs
 log = logging.getLogger(__name__)
 
 _CACHED: Final = int(OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH)  # contents of an ino never change
-_CACHED_ANEW: Final = int(OpenFlag.NOFLUSH)  # the kernel drops the pages that it has of it
+_CACHED_ANEW: Final = int(OpenFlag.NOFLUSH)  # the kernel drops its pages of the file
 _PASSTHROUGH: Final = int(OpenFlag.PASSTHROUGH | OpenFlag.NOFLUSH)
 _REFUSALS: Final = {
     errno.EPERM: "no CAP_SYS_ADMIN",
-    errno.ELOOP: "the cache directory lies on file systems stacked too deeply",
+    errno.ELOOP: "the cache directory is on file systems stacked too deeply",
     errno.EOPNOTSUPP: "the file system of the cache directory does not support it",
     errno.EINVAL: "the kernel refuses files of the cache directory",
     errno.ENOTTY: "the kernel has no FUSE passthrough",
 }
-_UNKNOWN_IDS: Final = 16  # that predecessors, one each, may have registered and not written down
+_UNKNOWN_IDS: Final = 16  # each predecessor may have registered one that is not in the table
 
 
 class Opens:
-    """The open files of one mount. `why_not` says why none goes through to the kernel, "" while
-    they do."""
+    """The open files of one mount. `why_not`: why there is no passthrough, "" while there is."""
 
     def __init__(self, vfs: Vfs, device: Device, table: TakeoverTable, why_not: str) -> None:
         self.nodes = Nodes()
@@ -56,24 +55,21 @@ class Opens:
     # ---- opening ----
 
     def open_nowait(self, unique: int, nodeid: int, flags: int, pid: int) -> bytes | MustWait:
-        """The reply to an OPEN of what is complete here, or open already. Raises what `Vfs.open`
-        raises, Stale to have the name looked up again, TooManyOpenFiles, OSError.
+        """Returns the reply to OPEN of a file that is complete here or already open. Raises what
+        `Vfs.open` raises, Stale to have the name looked up again, TooManyOpenFiles, OSError.
 
-        Flags that write are refused before anything else: the kernel opens the backing file of a
-        passthrough open with the flags of the caller, whatever those of the registered descriptor
-        are, so an open that joined would write into the cache file."""
+        Write flags are refused first: the kernel opens the backing file with the caller's flags, so
+        a write open that joined a passthrough node would write to the cache file."""
         self._vfs.refuse_writing(flags)
         node = self.nodes.get(nodeid)
         if node is not None:
-            if unique & UNIQUE_MASK in node.handles:  # the request came again
+            if unique & UNIQUE_MASK in node.handles:  # the request was resent
                 return self._reply(unique, node.mode, node.backing_id)
             if node.doubtful and self.nodes.move_on(nodeid):
-                raise Stale(
-                    "the cache disk lost bytes: the file is opened anew, by the next nodeid"
-                )
+                raise Stale("the cache disk lost bytes: opening the file under its next nodeid")
             if node.mode is Mode.PASSTHROUGH:
                 if not self._vfs.in_service(node.tier) and self.nodes.move_on(nodeid):
-                    raise Stale("the cache disk does not answer: read past it, by the next nodeid")
+                    raise Stale("the cache disk hangs: bypassing it under the next nodeid")
                 return self._join(unique, nodeid, node.backing_id)
         self._check_former(nodeid)
         if node is None and not self.why_not:
@@ -92,14 +88,14 @@ class Opens:
         return MUST_WAIT if handle is MUST_WAIT else self._opened(unique, nodeid, handle)
 
     async def open(self, unique: int, nodeid: int, flags: int, pid: int) -> bytes:
-        """As `open_nowait`, asking the server."""
+        """Returns the reply to OPEN after opening the file at the server. Raises the same."""
         self._check_former(nodeid)
         return self._opened(unique, nodeid, await self._vfs.open_file(nodeid, flags, pid))
 
     def _check_former(self, nodeid: int) -> None:
-        """Raises Stale where another file has the ino of this nodeid now."""
+        """Raises Stale if the ino of this nodeid now belongs to another file."""
         if self.nodes.is_former(nodeid):
-            raise Stale("the inode number is another file's now")
+            raise Stale("the inode number now belongs to another file")
 
     def _opened(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
         try:
@@ -109,8 +105,8 @@ class Opens:
             raise
 
     def _use(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
-        """Joins what the kernel reads by itself, or hands it over, or keeps it."""
-        self._check_former(nodeid)  # it may have become one while the server was asked
+        """Joins a passthrough node, or starts passthrough, or keeps the file in cached mode."""
+        self._check_former(nodeid)  # it may have become former during the wait for the server
         node = self.nodes.get(nodeid)
         if node is not None and node.mode is Mode.PASSTHROUGH:
             self._vfs.drop(handle)
@@ -123,11 +119,11 @@ class Opens:
                     self._vfs.drop(handle)
                     return self._reply(unique, Mode.PASSTHROUGH, backing_id)
             elif self.nodes.move_on(nodeid):
-                raise Stale("the file can be read in a better way under its next nodeid")
+                raise Stale("the file is complete: passthrough needs its next nodeid")
         return self._cache(unique, nodeid, handle)
 
     def _join(self, unique: int, nodeid: int, backing_id: int) -> bytes:
-        """Another open of a nodeid that the kernel reads by itself: the same file, no question."""
+        """Adds an open to a passthrough nodeid: the same backing file, no request."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, 0, Mode.PASSTHROUGH)
         self._table.set_backing(fh, backing_id, is_new=False)
@@ -135,7 +131,7 @@ class Opens:
         return self._reply(unique, Mode.PASSTHROUGH, backing_id)
 
     def _pass_through(self, unique: int, nodeid: int, fd: int, size: int, tier: int) -> int:
-        """Hands a complete file to the kernel: its backing id, 0 when that refuses."""
+        """Registers a complete file. Returns its backing id, 0 if the kernel refuses."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, size, Mode.PASSTHROUGH)
         try:
@@ -152,7 +148,7 @@ class Opens:
         return backing_id
 
     def _cache(self, unique: int, nodeid: int, handle: FileHandle) -> bytes:
-        """Keeps a file whose bytes the kernel asks us for."""
+        """Keeps a file in cached mode: the kernel sends READ requests for it."""
         fh = unique & UNIQUE_MASK
         self._table.add(fh, nodeid, handle.size, Mode.CACHED, handle.nonce)
         self._vfs.keep(handle, fh)
@@ -171,7 +167,7 @@ class Opens:
     # ---- releasing ----
 
     def release(self, nodeid: int, fh: int) -> None:
-        """The kernel has closed a handle. One that is not open is no error."""
+        """Releases a handle that the kernel has closed. Ignores one that is not open."""
         node = self.nodes.get(nodeid)
         if node is None or fh not in node.handles:
             return self._table.remove(fh)
@@ -185,9 +181,9 @@ class Opens:
     # ---- taking over ----
 
     def adopt(self) -> int:
-        """Takes over what the table says is open; backing ids that it does not know are given
-        back. What a predecessor opened is doubtful where a tier has lost bytes: the predecessor may
-        have opened it before. Returns the number of handles."""
+        """Takes over the handles in the table and releases backing ids that it does not list.
+        Marks the handles as doubtful if a tier has lost bytes: the predecessor may have opened them
+        before the loss. Returns the number of handles."""
         ids: set[int] = set()
         for slot in self._table.slots():
             self._adopt(slot)
@@ -204,7 +200,7 @@ class Opens:
     def _adopt(self, slot: Slot) -> None:
         mode = Mode(slot.mode)
         if mode is Mode.PASSTHROUGH and not slot.backing_id:
-            return self._table.remove(slot.fh)  # its OPEN was not answered and comes again
+            return self._table.remove(slot.fh)  # its OPEN was not answered; the kernel resends it
         self.nodes.adopt(slot.nodeid, slot.fh, mode, slot.backing_id)
         if mode is Mode.CACHED:
             self._vfs.adopt(slot.fh, slot.nodeid, slot.size, slot.nonce)

@@ -1,9 +1,9 @@
-"""The session on /dev/fuse: reads requests until there are none, answers at once what it can.
+"""The session on /dev/fuse: reads all pending requests and answers those that need no wait.
 
-What must wait for the node's server is run by hand (`cachefs.fuse.runs`) and answered by whoever
-receives the server's answer. Delivery is at least once: a request that a predecessor read comes
-again with a bit in its number, which the reply repeats. Handlers only read, so that is harmless;
-the one that keeps something, OPEN, numbers it by the request (`cachefs.fuse.kernel.opens`).
+A request that waits for the node's server is a run (`cachefs.fuse.runs`); the task that receives
+the server's reply answers it. Delivery is at least once: the kernel resends requests that a
+predecessor had read, with a bit in their number, which the reply repeats. Handlers only read, so
+this is harmless; OPEN derives its handle from the request (`cachefs.fuse.kernel.opens`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cachefs.fuse.vfs import Vfs
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_ROUND: Final = 64  # then other tasks get their turn
+REQUESTS_PER_ROUND: Final = 64  # answered in a row before other tasks run
 _WRITES: Final = (
     Op.SETATTR, Op.SYMLINK, Op.MKNOD, Op.MKDIR, Op.UNLINK, Op.RMDIR, Op.RENAME, Op.RENAME2, Op.LINK,
     Op.WRITE, Op.SETXATTR, Op.REMOVEXATTR, Op.CREATE, Op.FALLOCATE, Op.TMPFILE,
@@ -51,18 +51,18 @@ Answer = Coroutine[Any, Any, bytes | None]
 
 
 class Waiting:
-    """A request that was not answered at once, by its number without the bit."""
+    """A request that waits for the server, kept by its number without the RESENT bit."""
 
     __slots__ = ("number", "pid", "run")
 
     def __init__(self, run: Run, pid: int) -> None:
         self.run = run
         self.pid = pid
-        self.number = 0  # among the watched ones; 0: not watched so far
+        self.number = 0  # of its wait in `Interrupts`; 0: not watched yet
 
 
 class KernelSession:
-    """One mount's session; `fd` is the descriptor of /dev/fuse, on which INIT was answered."""
+    """The session of one mount; `fd` is the descriptor of /dev/fuse after INIT."""
 
     def __init__(
         self, vfs: Vfs, runs: Runs, fd: int, table: TakeoverTable, negotiated: Negotiated
@@ -84,17 +84,17 @@ class KernelSession:
         self._counts = dict.fromkeys(("requests", "lookups", "reads", "waits"), 0)
         self._scope = trio.CancelScope()
 
-    # ---- its life ----
+    # ---- life cycle ----
 
     async def serve(self, resend: bool) -> None:
-        """Answers until the mount is gone, or `retire`. With `resend`, after a predecessor: what it
-        had open is taken over, and what it left unanswered comes again. Cancellation leaves
-        requests unanswered, for a successor. Raises what a bug raises."""
+        """Answers requests until the mount ends or `retire` is called. With `resend`, takes over a
+        predecessor's open files and has its unanswered requests sent again. Cancellation leaves
+        requests unanswered, for a successor. Raises the exception of a bug."""
         self._vfs.on_invalidated = self._kernel_cache.invalidate
         self._kernel_cache.start()
         if resend:
             log.info("took over %d open files", self.opens.adopt())
-            self._vfs.invalidate_everything()  # events that nobody was there to hear
+            self._vfs.invalidate_everything()  # events were missed between the two processes
             self._device.notify(codec.notification(Notify.RESEND))
         try:
             with self._scope:
@@ -111,7 +111,7 @@ class KernelSession:
             raise self._runs.failure
 
     def retire(self) -> None:
-        """Ends `serve`; what is not answered is for the successor."""
+        """Ends `serve`; unanswered requests are left to the successor."""
         self._scope.cancel()
 
     async def _answer(self) -> None:
@@ -123,7 +123,7 @@ class KernelSession:
             log.info("the session has ended: %s", err)
 
     def facts(self) -> dict[str, int]:
-        """What was counted, for `status`."""
+        """Returns the counters for `cachefs status`."""
         opens = self.opens
         return {
             **self._counts,
@@ -134,12 +134,12 @@ class KernelSession:
 
     @property
     def passthrough(self) -> bool:
-        """Does the kernel read complete files by itself?"""
+        """True if complete files are opened with passthrough."""
         return not self.opens.why_not
 
     @property
     def why_not(self) -> str:
-        """One line why it does not."""
+        """The reason why there is no passthrough: one line, "" when there is."""
         return self.opens.why_not
 
     # ---- requests ----
@@ -167,12 +167,12 @@ class KernelSession:
         self._counts["requests"] += REQUESTS_PER_ROUND
 
     def _later(self, opcode: Op, unique: int, pid: int, answer: Answer) -> bytes | None:
-        """Answers when `answer` has an answer; none now."""
+        """Starts a run that sends the result of `answer` as the reply. Returns None."""
         self._counts["waits"] += 1
         run = self._runs.start(self._finish(opcode, unique, answer))
         if run.wait is not None:
             self._waiting[unique & UNIQUE_MASK] = waiting = Waiting(run, pid)
-            if opcode is Op.READ:  # of read-ahead: who waits for its pages is not told of
+            if opcode is Op.READ:  # the kernel sends no INTERRUPT for a caller of read-ahead pages
                 waiting.number = self._interrupts.add(pid, run.interrupt)
         return None
 
@@ -188,8 +188,8 @@ class KernelSession:
             self._device.write(reply)
 
     def _interrupt(self, unique: int, nodeid: int, pid: int, length: int) -> None:
-        """A caller got a signal: its wait ends, if the signal is one that ends things. Told once
-        per request, of whichever signal was first, so the caller is watched from then on."""
+        """Ends the wait of a caller with a signal that is meant to end it. The kernel sends one
+        INTERRUPT per request, for the first signal, so the caller is watched from then on."""
         (number,) = codec.INTERRUPT_IN.unpack_from(self._buffer, HEADER_BYTES)
         waiting = self._waiting.get(number & UNIQUE_MASK)
         if waiting is None:
@@ -223,7 +223,7 @@ class KernelSession:
 
     async def _got_attr(self, unique: int, nodeid: int) -> bytes:
         found = await self._vfs.getattr(nodeid)
-        if self.opens.nodes.is_former(nodeid):  # as that answer says
+        if self.opens.nodes.is_former(nodeid):  # since that reply
             found = self._vfs.getattr_former(nodeid)
         return self._attributes.attr_reply(unique, found)
 
@@ -262,7 +262,7 @@ class KernelSession:
         return self._answer_open(unique, nodeid, await answer)
 
     def _answer_open(self, unique: int, nodeid: int, reply: bytes) -> bytes | None:
-        """Answers; an open that nobody waits for any more is released."""
+        """Sends the reply; releases the open if its caller no longer waits."""
         if not self._device.write(reply):
             self.opens.release(nodeid, unique & UNIQUE_MASK)
         return None
@@ -284,7 +284,7 @@ class KernelSession:
             self._device.write_data(unique, await self._vfs.read(fh, offset, size))
 
     def _splice(self, unique: int, fh: int, offset: int, size: int) -> bool:
-        """Answers a read of bytes that lie in memory without copying them here; False: not done."""
+        """Answers a read of bytes in memory with splice. Returns False if it did not answer."""
         if size < splice.MIN_BYTES:
             return False
         source = self._vfs.in_memory(fh, offset, size)
@@ -343,16 +343,16 @@ class KernelSession:
         self._vfs.releasedir(fh)
         return codec.error_reply(unique, 0)
 
-    # ---- the rest ----
+    # ---- other requests ----
 
     def _forget(self, unique: int, nodeid: int, pid: int, length: int) -> None:
-        """Nothing is counted: an ino is answered for as long as the server knows it."""
+        """Ignores the request: lookups are not counted, the server resolves every known ino."""
 
     def _refuse_write(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
         self._vfs.refuse_write()
 
     def _ioctl(self, unique: int, nodeid: int, pid: int, length: int) -> bytes:
-        """Refuses the commands that change a file; no other one is known here."""
+        """Refuses the commands that change a file; no other command is supported."""
         _, _, command, *_ = codec.IOCTL_IN.unpack_from(self._buffer, HEADER_BYTES)
         if command in _CHANGING_IOCTLS:
             self._vfs.refuse_write()
@@ -383,7 +383,7 @@ class KernelSession:
         }
         return handlers | dict.fromkeys(_WRITES, self._refuse_write)
 
-    # ---- notifications (called by a thread of their own) ----
+    # ---- notifications (called by the notification thread) ----
 
     def _invalidate_entry(self, parent: int, name: bytes) -> None:
         self._device.notify(codec.inval_entry(parent, name))

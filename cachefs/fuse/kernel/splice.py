@@ -1,7 +1,7 @@
-"""A pipe by which file pages go to /dev/fuse without passing through our memory: one copy, into the
-reader's page cache, where read and write take two.
+"""A pipe that splices file pages to /dev/fuse: one copy, into the reader's page cache, instead of
+the two of read and write.
 
-Never with SPLICE_F_MOVE: the pages belong to the cache file.
+Without SPLICE_F_MOVE: the pages belong to the cache file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import fcntl
 import os
 from typing import Final
 
-MIN_BYTES: Final = 64 << 10  # below, reading and writing is cheaper than three system calls
+MIN_BYTES: Final = 64 << 10  # below it, read and write cost less than three system calls
 MAX_BYTES: Final = 128 * 4096  # fits into a pipe of `_PIPE_BYTES` with its header, unaligned
-_PIPE_BYTES: Final = 1 << 20  # what everybody may have (fs.pipe-max-size)
+_PIPE_BYTES: Final = 1 << 20  # the default limit of ordinary users (fs.pipe-max-size)
 _UNWANTED: Final = frozenset((errno.ENOENT, errno.ENODEV, errno.ECONNABORTED, errno.EPERM))
 
 
@@ -26,14 +26,14 @@ class Splicer:
         self._usable = True
 
     def send(self, header: bytes, fd: int, position: int, size: int) -> bool:
-        """Sends `header` and `size` bytes of `fd` as one reply. False: nothing was sent, the caller
-        reads and writes. A reply that nobody waits for any more counts as sent."""
+        """Sends `header` and `size` bytes of `fd` as one reply. Returns False if nothing was sent:
+        the caller then reads and writes. A reply that the kernel no longer wants counts as sent."""
         if not self._usable or not MIN_BYTES <= size <= MAX_BYTES:
             return False
         if self._read_fd < 0 and not self._open():
             return False
         if not self._load(header, fd, position, size):
-            self.close()  # with what is left in it
+            self.close()  # discards the bytes in the pipe
             return False
         try:
             os.splice(self._read_fd, self._device_fd, len(header) + size)
@@ -44,7 +44,7 @@ class Splicer:
         return True
 
     def close(self) -> None:
-        """Idempotent; the next `send` opens another pipe."""
+        """Closes the pipe. Idempotent; the next `send` opens another pipe."""
         if self._read_fd >= 0:
             os.close(self._read_fd)
             os.close(self._write_fd)
@@ -66,7 +66,7 @@ class Splicer:
             try:
                 count = os.splice(fd, self._write_fd, end - position, offset_src=position)
             except OSError as err:
-                if err.errno in (errno.EINVAL, errno.EAGAIN):  # the file cannot, or does not fit
+                if err.errno in (errno.EINVAL, errno.EAGAIN):  # not supported, or the pipe is full
                     return False
                 raise
             if not count:

@@ -1,17 +1,17 @@
-"""The takeover table: which files the kernel has open, in memory that outlives who serves it.
+"""The takeover table: the files that the kernel has open, in memory that outlives the client.
 
 A memfd of a header and fixed slots, one per open handle. A slot's state is written last and cleared
-first, and the other numbers that change are stored at once as whole words (`struct` stores byte by
-byte), so that whenever its writer dies every slot that counts is whole. Order at an open: slot ->
-backing id registered with the kernel -> id written -> reply; at the last release of a nodeid: slot
-closing -> id given back -> slot free. One writer at a time: the process that serves.
+first. The other numbers that change are stored atomically as whole words (`struct` stores byte by
+byte). So every taken slot is whole, whenever its writer dies. Order at an open: slot -> backing id
+registered with the kernel -> id written -> reply. Order at the last release of a nodeid: slot
+closing -> id released -> slot free. One writer at a time: the client that serves.
 
     header  8s magic, u32 version, u32 slot bytes, u32 slots, u32 slots ever used, u32 last id
     slot    u64 fh, u64 nodeid, u64 size, i32 backing id, u8 mode, 2 bytes unused, u8 state
-    nonce   u64, of the content that the handle has open; one for each slot, behind all slots
+    nonce   u64, of the content that the handle has open; one for each slot, after all slots
 
-A table of version 1 ends with the slots. Its mount was made by a version that told the kernel no
-generations, and is told none until it is unmounted.
+A table of version 1 ends with the slots. Its mount was made by a version that sent no generations
+to the kernel; later clients of that mount send none either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from cachefs.core.errors import TooManyOpenFiles, Unsupported
 
 VERSION: Final = 2
-WITHOUT_NONCES: Final = 1  # the version of tables that have none
+WITHOUT_NONCES: Final = 1  # version of tables without nonces
 MAGIC: Final = b"cachefs\0"
 SLOTS: Final = 1 << 20  # 32 MiB of address space; memory only for those that were used
 _HEADER: Final = struct.Struct("<8sIIIII")
@@ -44,14 +44,14 @@ _FREE, _TAKEN, _CLOSING = 0, 1, 2
 
 
 class Mode(enum.IntEnum):
-    """How the kernel reads a nodeid: by asking us, or from the cache file itself."""
+    """The way in which the kernel reads a nodeid: requests to the client, or the backing file."""
 
     CACHED = 1
     PASSTHROUGH = 2
 
 
 class Slot(NamedTuple):
-    """One open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
+    """An open handle. `backing_id` 0: none, or not registered yet. `nonce` 0: not known."""
 
     fh: int
     nodeid: int
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
 
 
 class TakeoverTable:
-    """See the module. `fd` is the memfd, for whoever takes over; `close` unmaps and closes it."""
+    """The mapped table. `fd` is the memfd, for a successor; `close` unmaps and closes it."""
 
     def __init__(self, fd: int) -> None:
         """Maps a table. Raises Unsupported for one of another version."""
@@ -76,21 +76,20 @@ class TakeoverTable:
         self._map = mmap.mmap(fd, _table_bytes() if self.has_nonces else _first_nonce_at())
         self._words = memoryview(self._map).cast("I")
         self._used: int = used
-        self._places: dict[int, int] = {}  # fh -> where its slot starts
-        self._free: list[int] = []  # where slots start
-        self._closing: list[tuple[int, int]] = []  # (where its slot starts, backing id)
+        self._places: dict[int, int] = {}  # fh -> offset of its slot
+        self._free: list[int] = []  # offsets of free slots
+        self._closing: list[tuple[int, int]] = []  # (offset of the slot, backing id)
         for number in range(used):
             place = _FIRST_SLOT_AT + number * _SLOT_BYTES
             self._adopt(place, *self._read(place))
 
     @classmethod
     def create(cls) -> TakeoverTable:
-        """A new, empty one."""
         return cls(cls.make())
 
     @staticmethod
     def make() -> int:
-        """The memfd of a new one, for who only holds it."""
+        """Creates an empty table and returns its memfd, for a supervisor, which only holds it."""
         fd = os.memfd_create("cachefs-takeover", os.MFD_CLOEXEC)
         os.ftruncate(fd, _table_bytes())
         os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, _SLOT.size, SLOTS, 0, 0), 0)
@@ -103,13 +102,13 @@ class TakeoverTable:
         return fh in self._places
 
     def slots(self) -> Iterator[Slot]:
-        """Every open handle."""
+        """Yields every open handle."""
         for place in list(self._places.values()):
             yield self._read(place)[0]
 
     def add(self, fh: int, nodeid: int, size: int, mode: Mode, nonce: int = 0) -> None:
-        """Takes a slot, without a backing id yet. An `fh` that is there is replaced (the request
-        that made it came again). Raises TooManyOpenFiles."""
+        """Takes a slot, without a backing id yet. Replaces the slot of a known `fh`: its request
+        was resent. Raises TooManyOpenFiles."""
         place = self._places.get(fh)
         if place is None:
             place = self._free.pop() if self._free else self._take_new()
@@ -121,26 +120,24 @@ class TakeoverTable:
         _SLOT.pack_into(self._map, place, fh, nodeid, size, 0, mode, _TAKEN)
 
     def set_backing(self, fh: int, backing_id: int, *, is_new: bool) -> None:
-        """The kernel reads the handle's file by this id, which was registered just now (`is_new`)
-        or is that of another handle on the same nodeid."""
+        """Records the handle's backing id. `is_new`: no earlier handle on the nodeid has it."""
         self._words[(self._places[fh] + _ID_AT) // _WORD_BYTES] = backing_id
         if is_new:
             self._words[_LAST_ID_AT // _WORD_BYTES] = backing_id
 
     def closing(self, fh: int) -> None:
-        """The handle is released and its backing id is about to be given back."""
+        """Marks a handle as closing, before its backing id is released."""
         self._map[self._places[fh] + _STATE_AT] = _CLOSING
 
     def remove(self, fh: int) -> None:
-        """Frees the slot of a handle; one that is not there is no error: its release came again."""
+        """Frees the slot of a handle. Ignores an unknown one: its release was resent."""
         place = self._places.pop(fh, None)
         if place is not None:
             self._map[place + _STATE_AT] = _FREE
             self._free.append(place)
 
     def take_closing(self) -> list[int]:
-        """The backing ids that a predecessor was giving back when it died; their slots are free
-        from now on."""
+        """Returns backing ids that a predecessor was releasing when it died; frees their slots."""
         found, self._closing = self._closing, []
         for place, _ in found:
             self._map[place + _STATE_AT] = _FREE
@@ -149,11 +146,11 @@ class TakeoverTable:
 
     @property
     def last_backing_id(self) -> int:
-        """The id that was registered last; the kernel numbers them upwards."""
+        """The last registered id; the kernel numbers ids upwards."""
         return self._words[_LAST_ID_AT // _WORD_BYTES]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Unmaps and closes the table. Idempotent."""
         self._words.release()
         self._map.close()
         with contextlib.suppress(OSError):
@@ -161,7 +158,7 @@ class TakeoverTable:
         self.fd = -1
 
     def _take_new(self) -> int:
-        """Where a slot starts that was never used."""
+        """Returns the offset of the first slot that was never used. Raises TooManyOpenFiles."""
         if self._used >= SLOTS:
             raise TooManyOpenFiles(f"{SLOTS} files are open on this mount")
         self._used += 1
@@ -169,7 +166,6 @@ class TakeoverTable:
         return _FIRST_SLOT_AT + (self._used - 1) * _SLOT_BYTES
 
     def _read(self, place: int) -> tuple[Slot, int]:
-        """A slot and its state."""
         fields = _SLOT.unpack_from(self._map, place)
         nonce = 0
         if self.has_nonces:
@@ -195,5 +191,5 @@ def _table_bytes() -> int:
 
 
 def _nonce_at(place: int) -> int:
-    """Where the nonce of a slot is that starts at `place`."""
+    """Returns the offset of the nonce of the slot at offset `place`."""
     return _first_nonce_at() + (place - _FIRST_SLOT_AT) // _SLOT_BYTES * _NONCE.size

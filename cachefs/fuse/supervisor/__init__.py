@@ -1,1 +1,1 @@
-"""The process that holds a mount and starts who serves it."""
+"""The supervisor: the process that holds a mount and starts the clients that serve it."""

@@ -1,5 +1,5 @@
-"""The supervisor's process: `python -I -m cachefs.fuse.supervisor`, a `SupervisorSpec` on standard
-input, `Started` on standard output."""
+"""The supervisor's process, `python -I -m cachefs.fuse.supervisor`: reads a `SupervisorSpec` on
+standard input, writes `Started` to standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cachefs.launcher.ready import ReadyPipe
 
 
 def main() -> int:
-    """Entry point of the process."""
     spec = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=SupervisorSpec)
     ready = ReadyPipe()
     client = spec.client

@@ -1,9 +1,9 @@
-"""A client's side of the control socket: says that it lives, is told what to do, and starts another
-supervisor when its own is lost.
+"""A client's side of the control socket: sends heartbeats, receives orders, and starts another
+supervisor when the present one is lost.
 
-The client holds /dev/fuse and the takeover table too, so the mount does not depend on a supervisor
-while there is a client. A successor has them from its start, before it is told to serve: when the
-supervisor is lost meanwhile, it starts another (`guard`). Belongs to one trio loop.
+The client also holds /dev/fuse and the takeover table, so the mount does not depend on a supervisor
+while a client lives. A successor has both from its start, before the order to serve: if the
+supervisor is lost before that, the successor starts another (`guard`). Belongs to one trio loop.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 PAUSE_FIRST_S: Final = 0.1  # after a supervisor that ended soon after its start
 PAUSE_MAX_S: Final = 5.0
-GOOD_S: Final = 2.0  # one that lived for so long is followed at once
+GOOD_S: Final = 2.0  # a supervisor that lived this long is replaced without a pause
 
 
 class Link:
-    """See the module. `table` and `negotiated` are there once `take` has returned."""
+    """The connection to the supervisor. `take` sets `table` and `negotiated`."""
 
     def __init__(self, spec: ClientSpec) -> None:
         self.supervisor = os.getppid()
@@ -44,13 +44,13 @@ class Link:
         self.negotiated: Negotiated
         self.takeover = False
         self.on_retire: Callable[[], None] = lambda: None
-        self.on_supervisor: Callable[[], None] = lambda: None  # another one
-        self._has_left = False  # the supervisor, of its own will
-        self._ready: w.Ready | None = None  # once it was said
+        self.on_supervisor: Callable[[], None] = lambda: None  # after a change of supervisor
+        self._has_left = False  # the supervisor announced its end
+        self._ready: w.Ready | None = None  # once it was sent
         self._guard = trio.CancelScope()
         self._unguarded = trio.Event()
         self._unguarded.set()
-        self._started_s = -math.inf  # the supervisor that is watched
+        self._started_s = -math.inf  # when this client started the present supervisor
         self._pause_s = PAUSE_FIRST_S
         self._spec = spec
         self._sock = socket.socket(fileno=spec.control_fd)
@@ -58,18 +58,18 @@ class Link:
         os.set_inheritable(spec.control_fd, False)
 
     def say(self, note: w.Note) -> None:
-        """Tells the supervisor; one that is lost or does not read is not waited for."""
+        """Sends a message without blocking. Drops it if the supervisor is lost or does not read."""
         if isinstance(note, w.Ready):
             self._ready = note
         try:
             w.send(self._sock, note)
         except OSError as err:
-            log.debug("the supervisor is not told %s: %s", type(note).__name__, err)
+            log.debug("cannot send %s to the supervisor: %s", type(note).__name__, err)
 
     async def take(self) -> None:
-        """Waits to be told to serve. A successor that has the descriptors starts another supervisor
-        when this one ends before that; else Unreachable is raised. Raises Unsupported for a
-        takeover table of another version."""
+        """Waits for the order to serve. If the supervisor ends before that, a successor that has
+        the descriptors starts another one; any other client raises Unreachable. Raises Unsupported
+        for a takeover table of another version."""
         self._guard.cancel()
         await self._unguarded.wait()
         while True:
@@ -79,7 +79,7 @@ class Link:
             for fd in fds:
                 os.close(fd)
             if note is not None or self.fuse_fd < 0:
-                raise Unreachable("the supervisor ended before the mount was there")
+                raise Unreachable("the supervisor ended before this client could serve the mount")
             await self._replace(logging.WARNING, is_serving=False)
         for fd in (self.fuse_fd, self._table_fd):
             if fd >= 0:
@@ -89,33 +89,32 @@ class Link:
         self.takeover = note.takeover
 
     async def guard(self) -> None:
-        """Starts another supervisor when this one is lost, until `take`. Where the descriptors come
-        with the order to serve only, there is nothing to guard."""
+        """Starts another supervisor when this one is lost, until `take` is called. Returns at once
+        if this client receives its descriptors only with the order to serve."""
         self._unguarded = trio.Event()
         try:
             with self._guard:
                 while self.fuse_fd >= 0 and not self._guard.cancel_called:
                     await trio.lowlevel.wait_readable(self._sock)
-                    if not self._is_at_end():
+                    if not self._is_closed():
                         break
                     await self._replace(logging.WARNING, is_serving=False)
         finally:
             self._unguarded.set()
 
-    def _is_at_end(self) -> bool:
-        """Is there no note left to read, nor any to come?"""
+    def _is_closed(self) -> bool:
+        """Returns whether the peer has closed the socket and no message is left to read."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
-        except OSError as err:  # told once, before what the supervisor said last
+        except OSError as err:  # reported once, before the supervisor's last messages
             log.debug("control socket: %s", err)
             return False
 
     async def _replace(self, level: int, *, is_serving: bool) -> None:
-        """Starts another supervisor in the place of one that is lost, and pauses when that one had
-        not lived for long."""
-        log.log(level, "the supervisor %d is lost; starting another", self.supervisor)
+        """Starts another supervisor, then pauses if the lost one lived for less than `GOOD_S`."""
+        log.log(level, "lost the supervisor %d; starting another", self.supervisor)
         now_s = trio.current_time()
         lived_s, self._started_s = now_s - self._started_s, now_s
         await self._start_another(is_serving=is_serving)
@@ -128,7 +127,7 @@ class Link:
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
     async def run(self) -> None:
-        """Beats and listens, until cancelled."""
+        """Sends heartbeats and handles messages, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._beat)
             await self._listen()
@@ -140,17 +139,17 @@ class Link:
 
     async def _listen(self) -> None:
         while True:
-            await self._obey()
+            await self._receive_until_lost()
             level = logging.INFO if self._has_left else logging.WARNING
             await self._replace(level, is_serving=True)
 
-    async def _obey(self) -> None:
-        """Until the supervisor is lost."""
+    async def _receive_until_lost(self) -> None:
+        """Handles messages until the supervisor is lost."""
         self._has_left = False
         while True:
             try:
                 note, fds = await self._receive()
-            except ProtocolError as err:  # of another version: it may say what we do not know
+            except ProtocolError as err:  # a supervisor of another version may send other messages
                 log.info("the supervisor: %s", err)
                 continue
             except OSError as err:
@@ -184,7 +183,7 @@ class Link:
             try:
                 self.supervisor = await trio.to_thread.run_sync(start_supervisor, spec, fds)
             except OSError as err:
-                log.error("no supervisor could be started: %s", err)
+                log.error("cannot start a supervisor: %s", err)
         self._sock.close()
         self._sock = ours
         self.on_supervisor()
@@ -195,5 +194,5 @@ class Link:
             os.set_inheritable(fd, False)
 
     def close(self) -> None:
-        """Idempotent. The descriptors go with the process."""
+        """Closes the socket; the other descriptors close with the process. Idempotent."""
         self._sock.close()

@@ -1,4 +1,4 @@
-"""A client's process as its supervisor sees it: pid, pidfd, control socket."""
+"""A client's process in its supervisor: pid, pidfd, control socket."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cachefs.core.specs import ClientSpec, Held
 from cachefs.launcher.documents import standard_input
 
 CLIENT_MODULE: Final = "cachefs.fuse.client"
-_REAP_S: Final = 0.1  # one whose other threads end late; a successor waits meanwhile
+_REAP_S: Final = 0.1  # for a process whose other threads end late; a successor waits for it
 
 
 class Process:
-    """One client. `child` is None for one that another process started."""
+    """A client's process. `child` is None if another process started it."""
 
     def __init__(
         self, pid: int, control: socket.socket, child: subprocess.Popen[bytes] | None = None
@@ -35,8 +35,8 @@ class Process:
     def start(
         cls, spec: ClientSpec, python: str, *, successor: bool, held: Held | None = None
     ) -> Process:
-        """Starts a client of an interpreter (and so of a version), which inherits the descriptors
-        of `held`. Its standard error is ours. Raises OSError."""
+        """Starts a client of an interpreter (and so of a version), which inherits standard error
+        and the descriptors of `held`. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             spec = msgspec.structs.replace(
@@ -60,8 +60,8 @@ class Process:
 
     @classmethod
     def adopt(cls, pid: int, control_fd: int) -> Process | None:
-        """The process at the other end of a control socket, which another process started; None
-        when it has ended (its number may be somebody else's by now)."""
+        """Returns the process at the other end of a control socket, which another process started;
+        None if it has ended (its pid may be reused)."""
         control = socket.socket(fileno=control_fd)
         os.set_inheritable(control_fd, False)
         with contextlib.suppress(ProcessLookupError):
@@ -81,13 +81,14 @@ class Process:
             return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; one that has ended is no error."""
+        """Sends a signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def is_dead(self) -> bool:
-        """Has its main thread ended? Another thread may be held by the kernel, in a notification
-        that waits for a request which only a successor answers: such a process is never gone."""
+        """Returns whether its main thread has ended. The kernel may hold another thread in a
+        notification that waits for a request which only a successor answers, so the pidfd does not
+        suffice: the process as a whole never ends."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -95,14 +96,14 @@ class Process:
         return stat.rpartition(")")[2].split()[0] in ("Z", "X")
 
     def ended_well(self) -> bool:
-        """Did it end because there is nothing left to serve?"""
+        """Returns whether the process ended because the mount had ended."""
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._child.wait(_REAP_S) == 0
         return self.said_ending
 
     def was_killed(self) -> bool:
-        """Was it SIGKILL that ended it, or can nobody tell?"""
+        """Returns whether SIGKILL ended the process, or its exit status is unknown."""
         status = self._child.poll() if self._child is not None else None
         return status in (None, -signal.SIGKILL)
 

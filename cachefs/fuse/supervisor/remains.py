@@ -1,5 +1,5 @@
-"""What a mount leaves when it ends without its client's doing: itself, its record, and a server
-that waits for a successor. Clearing each is harmless when it has gone already."""
+"""The clean-up after a mount that its client did not end: the mount itself, its record, and a
+server that waits for a successor. Each step is harmless if there is nothing left to clean up."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cachefs.launcher.state import StateHome
 
 log = logging.getLogger(__name__)
 
-TELL_S: Final = 1.0  # a server that does not answer finds out by itself
+TELL_S: Final = 1.0  # a server that does not answer notices the end without the message
 
 
 def unmount(spec: ClientSpec, device: str) -> None:
-    """Takes the mount away, unless another file system is there by now."""
+    """Unmounts, unless another file system is mounted at this path by now."""
     if not device:
         return
     try:
@@ -36,7 +36,7 @@ def unmount(spec: ClientSpec, device: str) -> None:
 
 
 def abort(device: str) -> None:
-    """Ends what is still under way, whoever else still holds /dev/fuse."""
+    """Aborts the connection, even if another process still holds /dev/fuse."""
     if not device:
         return
     try:
@@ -46,8 +46,7 @@ def abort(device: str) -> None:
 
 
 def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
-    """Removes the record, unless it is by now that of the next mount at this place. `ours`: the
-    processes of this mount that may still be there."""
+    """Removes the record unless it is the next mount's. `ours`: this mount's remaining pids."""
     home = StateHome(spec.home)
     record = home.find_mount(spec.mountpoint)
     if record is not None:
@@ -57,8 +56,7 @@ def remove_record(spec: ClientSpec, ours: Iterable[int]) -> None:
 
 
 def tell_server(server: str, mountpoint: str) -> None:
-    """A client that broke off is followed by another, so its server waits for one. A session of the
-    mount that ends without a supervisor says that none comes."""
+    """Ends the server's wait for a client's successor: opens and closes a session without one."""
     hello = m.Hello("fuse", os.getpid(), version=cachefs.__version__, mountpoint=mountpoint)
     with (
         contextlib.suppress(CacheFSError, OSError),

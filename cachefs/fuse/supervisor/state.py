@@ -1,10 +1,10 @@
-"""What the supervisor does when: `handle(event, now) -> actions`. Pure.
+"""The supervisor's decisions: `handle(event, now) -> actions`. Pure.
 
-Clients are known by pid. At most one of them may read the device: the one that was told to serve
-last, and the next is told only when that one has ended, or has said that it reads no more. A client
-that ends or hangs is followed by another, at once the first times and after growing pauses then;
-after `MAX_DEATHS` in a row the mount is given up, so that callers get an error and never a hang.
-One that was killed from outside did nothing wrong: the next comes at once, up to `MAX_KILLS`.
+Clients are known by pid. At most one of them may read the device: the last one that got `Serve`.
+The next one gets `Serve` only when that one has ended or has sent `Retired`. A client that ends or
+hangs is replaced, the first times at once, then after growing pauses. After more than `MAX_DEATHS`
+in a row the mount is given up, so that callers get an error and not a hang. A client that was
+killed from outside is not at fault: it is replaced at once, up to `MAX_KILLS` times.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from cachefs.core.messages import Failure
 from cachefs.core.specs import HEARTBEATS
 from cachefs.fuse.supervisor.wire import BEAT_S
 
-START_LIMIT_S: Final = 90.0  # from its start to Ready, at least: it may have to start a server
-SERVER_START_S: Final = 60.0  # in which it starts a server once it has killed one that hangs
-SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving, from Retire to Retired, and to its end then
+START_LIMIT_S: Final = 90.0  # minimum from start to Ready: a client may have to start a server
+SERVER_START_S: Final = 60.0  # for a client that starts a server after killing one that hangs
+SERVE_LIMIT_S: Final = 20.0  # from Serve to Serving, from Retire to Retired, from that to its end
 STOP_LIMIT_S: Final = 30.0  # from the first signal to the end
 DUMP_GRACE_S: Final = 1.0  # for the stacks to be written
 MAX_DEATHS: Final = 10  # in a row: none of them served for `GOOD_S`
-MAX_KILLS: Final = 100  # likewise, of clients that were killed from outside
-GOOD_S: Final = 0.5  # what kills a client over and over is a request, which comes again at once
-AT_ONCE: Final = 2  # deaths in a row after which the next one is started without a pause
+MAX_KILLS: Final = 100  # the same for clients that were killed from outside
+GOOD_S: Final = 0.5  # a request that kills every client is resent at once and kills within this
+AT_ONCE: Final = 2  # deaths in a row after which the next client starts without a pause
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 1.0
 
 
 class Phase(enum.Enum):
     STARTING = enum.auto()  # connects to the server
-    READY = enum.auto()  # waits to be told to serve
-    TOLD = enum.auto()  # was told
+    READY = enum.auto()  # waits for Serve
+    TOLD = enum.auto()  # got Serve
     SERVING = enum.auto()
-    RETIRING = enum.auto()  # told to stop reading
+    RETIRING = enum.auto()  # got Retire
     RETIRED = enum.auto()  # reads no more
 
 
@@ -69,14 +69,14 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A client says that it never will serve."""
+    """A client reports that it cannot serve."""
 
     pid: int
     failure: Failure
 
 
 class Mounted(msgspec.Struct, frozen=True):
-    """`failure`: why it cannot be."""
+    """The attempt to mount has ended. `failure`: None if it succeeded."""
 
     failure: Failure | None = None
 
@@ -94,8 +94,8 @@ class Retired(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """`clean`: it ended by itself, with exit status 0. `killed`: by SIGKILL, or in a way that
-    nobody can tell."""
+    """A client ended. `clean`: because the mount had ended. `killed`: by SIGKILL, or with an
+    unknown exit status."""
 
     pid: int
     clean: bool
@@ -103,11 +103,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class StopAsked(msgspec.Struct, frozen=True):
-    """By a signal."""
+    """A signal requests the end of the mount."""
 
 
 class UpgradeAsked(msgspec.Struct, frozen=True):
-    """By the command line; what to start is the shell's to know."""
+    """The command line requests an upgrade; the shell knows the interpreter."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -118,13 +118,13 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Start a client; `upgrade`: of the version that was asked for."""
+    """Start a client; `upgrade`: of the requested version."""
 
     upgrade: bool = False
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """Mount, answer INIT, make the table."""
+    """Mount, answer INIT, create the table."""
 
 
 class Serve(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """Ask it to unmount and end."""
+    """Send SIGTERM: the client unmounts and ends."""
 
     pid: int
 
@@ -165,7 +165,7 @@ class SayUpgraded(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Take the mount away and close every descriptor."""
+    """Unmount and close every descriptor."""
 
     cause: str
 
@@ -205,7 +205,7 @@ class Client:
         self.since = self.beat_at = now
         self.dumped_at: float | None = None
         self.killed = False
-        self.failed = False  # it has said so, and ends
+        self.failed = False  # it sent Failed, and ends
         self.warning = ""
 
     def enter(self, phase: Phase, now: float) -> None:
@@ -214,19 +214,19 @@ class Client:
 
     @property
     def reads(self) -> bool:
-        """May it read the device?"""
+        """True if the client may read the device."""
         return self.phase in (Phase.TOLD, Phase.SERVING, Phase.RETIRING)
 
     @property
     def did_well(self) -> bool:
-        """Did it serve for a while, as far as its heart was heard?"""
+        """True if the client served for `GOOD_S` up to its last heartbeat."""
         return self.phase is Phase.SERVING and self.beat_at - self.since >= GOOD_S
 
 
 class Supervision:
-    """See the module. `heartbeat_timeout_s`: a client that serves and does not beat for so long
-    hangs. `can_take_over` is False where the kernel sends nothing again: the first death is then
-    the end."""
+    """The clients of one mount. A serving client without a heartbeat for `heartbeat_timeout_s`
+    counts as hung. `can_take_over` is False if the kernel cannot resend requests: the first death
+    then ends the mount."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self.can_take_over = True
@@ -236,7 +236,7 @@ class Supervision:
         self._clients: dict[int, Client] = {}
         self._mounted = False
         self._announced = False
-        self._stop_by: float | None = None  # it was asked to stop
+        self._stop_by: float | None = None  # deadline of a requested stop
         self._deaths = 0
         self._kills = 0
         self._start_at: float | None = None
@@ -247,8 +247,8 @@ class Supervision:
     def of_running(
         cls, heartbeat_timeout_s: float, pid: int, now: float, *, serving: bool = True
     ) -> Supervision:
-        """As a supervisor that was started by the client `pid`, which serves, or is to serve once
-        it is ready."""
+        """Returns the state of a supervisor that the client `pid` started. That client serves, or
+        will serve once it is ready."""
         self = cls(heartbeat_timeout_s)
         self._mounted = self._announced = True
         client = self._clients[pid] = Client(pid, now)
@@ -257,7 +257,7 @@ class Supervision:
         return self
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about an event; nothing once it has finished."""
+        """Returns the actions for an event; none after Finish or Leave."""
         if self.finished:
             return []
         actions = self._handle(event, now)
@@ -265,7 +265,7 @@ class Supervision:
         return actions
 
     def next_look_s(self, now: float) -> float:
-        """Until the next Tick is worth something."""
+        """Returns the seconds until the next Tick is due."""
         if self._start_at is not None:
             return max(0.0, min(self._start_at - now, BEAT_S))
         return BEAT_S
@@ -361,7 +361,7 @@ class Supervision:
             client.failed = True
             return [SayUpgraded(0, failure)]
         if self._announced:
-            return []  # its end counts
+            return []  # its Ended follows
         return [SayFailed(failure), *self._kill_all(), GiveUp(failure.cause), Finish(1)]
 
     def _on_ended(self, client: Client, clean: bool, killed: bool, now: float) -> list[Action]:
@@ -375,7 +375,7 @@ class Supervision:
             cause = "the file system's process ended before it answered"
             return [SayFailed(_failure(cause)), *self._kill_all(), GiveUp(cause), Finish(1)]
         if self._reader() is not None:
-            return said  # the mount is served all the same
+            return said  # another client serves the mount
         if client.phase in (Phase.RETIRING, Phase.RETIRED):
             return [*said, *self._serve_next(now)]
         if client.did_well:
@@ -383,14 +383,14 @@ class Supervision:
         return [*said, *self._on_death(now, killed=killed and not client.killed)]
 
     def _on_death(self, now: float, *, killed: bool = False) -> list[Action]:
-        """`killed`: from outside."""
+        """Replaces a dead client or gives up. `killed`: from outside."""
         self._kills += killed
         self._deaths += not killed
         if not self.can_take_over:
-            return self._give_up("the kernel cannot send requests to a successor")
+            return self._give_up("the kernel cannot resend requests to a successor")
         if self._deaths > MAX_DEATHS or self._kills > MAX_KILLS:
             count = self._deaths + self._kills
-            return self._give_up(f"{count} clients died one after the other")
+            return self._give_up(f"{count} clients died in a row")
         if any(c.phase is Phase.READY for c in self._clients.values()):
             return self._serve_next(now)
         more = 0 if killed else self._deaths - AT_ONCE
@@ -412,11 +412,11 @@ class Supervision:
         reader = self._reader()
         others = [c for c in self._clients.values() if c is not reader and not c.failed]
         if reader is None or reader.phase is not Phase.SERVING or others:
-            return [SayUpgraded(0, _failure("the mount is just being taken over; try again"))]
+            return [SayUpgraded(0, _failure("another client is taking over the mount; try again"))]
         if self._stop_by is not None:
-            return [SayUpgraded(0, _failure("the mount is just being taken away"))]
+            return [SayUpgraded(0, _failure("the mount is being unmounted"))]
         if not self.can_take_over:
-            return [SayUpgraded(0, _failure("the kernel cannot send requests to a successor"))]
+            return [SayUpgraded(0, _failure("the kernel cannot resend requests to a successor"))]
         self._starting_upgrade = True
         return [Start(upgrade=True)]
 
@@ -432,7 +432,7 @@ class Supervision:
         return actions
 
     def _look_at(self, client: Client, now: float) -> list[Action]:
-        """Kills what hangs; its stacks first."""
+        """Dumps the stacks of a hung client, then kills it."""
         if client.killed or client.phase is Phase.READY or not self._is_late(client, now):
             return []
         if client.dumped_at is None:
@@ -443,10 +443,11 @@ class Supervision:
         client.killed = True
         return [Kill(client.pid)]
 
-    # ---- inside ----
+    # ---- helpers ----
 
     def _is_late(self, client: Client, now: float) -> bool:
-        """Does it hang? One that serves beats; the other phases have a time to be over by."""
+        """Returns whether a client hangs: no heartbeat while it serves, or past the time limit of
+        another phase."""
         if client.phase is Phase.SERVING:
             return now - client.beat_at >= self._timeout_s
         limit_s = self._start_limit_s if client.phase is Phase.STARTING else SERVE_LIMIT_S
@@ -456,7 +457,7 @@ class Supervision:
         return next((client for client in self._clients.values() if client.reads), None)
 
     def _serve_next(self, now: float) -> list[Action]:
-        """Tells the client that is ready, once nobody else reads."""
+        """Sends Serve to a ready client if no client reads; starts one if none is starting."""
         if self._reader() is not None:
             return []
         ready = (c for c in self._clients.values() if c.phase is Phase.READY)

@@ -1,7 +1,7 @@
 """The supervisor's shell: a poll loop around `state.Supervision`.
 
-Owns /dev/fuse, what INIT agreed on, the takeover table and the control sockets of its clients. No
-request of the kernel is served here, so nothing that a request needs can end it.
+Owns /dev/fuse, the negotiated values of INIT, the takeover table and the control sockets of its
+clients. It serves no request of the kernel, so no request can crash it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from cachefs.launcher.state import StateHome
 
 log = logging.getLogger("cachefs.supervisor")
 
-LOOK_S: Final = 0.25  # for processes that have ended without being gone
+LOOK_S: Final = 0.25  # between checks for processes whose main thread has ended
 STACKS_SIGNAL: Final = signal.SIGUSR2
 
 
 class Supervisor:
-    """See the module. `run` gives the exit status."""
+    """The supervisor of one mount. `run` returns the exit status."""
 
     def __init__(self, spec: SupervisorSpec, ready: ReadyPipe) -> None:
         self._spec: ClientSpec = spec.client
@@ -54,7 +54,7 @@ class Supervisor:
         self._processes: dict[int, Process] = {}
         self._selector = selectors.DefaultSelector()
         self._looked_at = 0.0
-        self._said_ending = False  # the client that served, to the server too
+        self._said_ending = False  # a client sent Ending here, and Leaving to the server
         self._exit: int | None = None
         self._upgrades = Upgrades(StateHome(spec.client.home), spec.client.mountpoint)
         self._first: s.Event = s.Begin()
@@ -68,13 +68,13 @@ class Supervisor:
             )
             self._adopt(spec.adopt)
 
-    # ---- its life ----
+    # ---- life cycle ----
 
     def run(self) -> int:
-        """Until the mount is gone, given up, or left to the next supervisor."""
+        """Runs until the mount has ended, was given up, or was left to the next supervisor."""
         with self._signals(), self._upgrades.listening() as listener:
             if listener is not None:
-                self._selector.register(listener, selectors.EVENT_READ, self._upgrade_asked)
+                self._selector.register(listener, selectors.EVENT_READ, self._on_upgrade_request)
             if not self._processes:
                 self._on(self._first)
             while self._exit is None:
@@ -105,13 +105,13 @@ class Supervisor:
         ours.setblocking(False)
         theirs.setblocking(False)
         for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)  # the byte below is what counts
+            signal.signal(number, lambda *_: None)  # only the wake-up descriptor below is used
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # see `start_supervisor`
 
         def asked() -> None:
             ours.recv(64)
-            log.info("stopping: asked by a signal")
+            log.info("stopping: received a signal")
             self._on(s.StopAsked())
 
         self._selector.register(ours, selectors.EVENT_READ, asked)
@@ -129,10 +129,10 @@ class Supervisor:
         process = Process.adopt(adopt.pid, adopt.control_fd)
         if process is not None:
             self._add(process)
-            log.info("watching the client %d, whose supervisor was lost", adopt.pid)
+            log.info("supervising the client %d, whose supervisor was lost", adopt.pid)
         else:
             self._first = s.Ended(adopt.pid, clean=self._is_gone(), killed=True)
-            log.warning("client %d has ended as its supervisor did", adopt.pid)
+            log.warning("client %d ended together with its supervisor", adopt.pid)
         self._ready.say(Started(os.getpid()))
 
     # ---- clients ----
@@ -143,28 +143,28 @@ class Supervisor:
         def watch(what: int | socket.socket, call: Callable[[], None]) -> None:
             self._selector.register(what, selectors.EVENT_READ, call)
 
-        watch(process.control, lambda: self._heard(process))
+        watch(process.control, lambda: self._on_readable(process))
         watch(process.pidfd, lambda: self._ended(process))
 
-    def _heard(self, process: Process) -> None:
+    def _on_readable(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
-            return  # its end was seen in the same round
+            return  # it ended in the same round
         try:
             note, fds = w.receive(process.control)
-        except ProtocolError as err:  # of another version: it may say what we do not know
+        except ProtocolError as err:  # a client of another version may send other messages
             return log.info("client %d: %s", process.pid, err)
         except OSError as err:
             log.warning("client %d: %s", process.pid, err)
             note, fds = None, []
         for fd in fds:
             os.close(fd)
-        if note is None:  # it ends, or is broken: its end, or the heartbeat, tells
+        if note is None:  # it ends, or is broken: its end or a missing heartbeat follows
             with contextlib.suppress(KeyError):
                 self._selector.unregister(process.control)
             return
-        self._said(process, note)
+        self._on_note(process, note)
 
-    def _said(self, process: Process, note: w.AnyNote) -> None:
+    def _on_note(self, process: Process, note: w.AnyNote) -> None:
         pid = process.pid
         if isinstance(note, w.Ending):
             process.said_ending = self._said_ending = True
@@ -182,8 +182,8 @@ class Supervisor:
     def _ended(self, process: Process) -> None:
         if self._processes.get(process.pid) is not process:
             return
-        while self._said_something(process):  # before it ended
-            self._heard(process)
+        while self._has_notes(process):  # messages from before it ended
+            self._on_readable(process)
         del self._processes[process.pid]
         with contextlib.suppress(KeyError):
             self._selector.unregister(process.control)
@@ -197,19 +197,19 @@ class Supervisor:
         self._on(s.Ended(process.pid, well, killed))
 
     def _is_gone(self) -> bool:
-        """Has the mount gone, so that there is nothing left to serve?"""
+        """Returns whether the mount has ended."""
         if self._fuse_fd < 0:
             return False
         poll = select.poll()
         poll.register(self._fuse_fd, 0)
-        return bool(poll.poll(0))  # POLLERR, which is always told
+        return bool(poll.poll(0))  # POLLERR, which poll always reports
 
-    def _said_something(self, process: Process) -> bool:
+    def _has_notes(self, process: Process) -> bool:
         if process.control not in {key.fileobj for key in self._selector.get_map().values()}:
             return False
         try:
             return bool(process.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except ConnectionResetError:  # told once, before what it said last
+        except ConnectionResetError:  # reported once, before its last messages
             return True
         except OSError:
             return False
@@ -223,9 +223,9 @@ class Supervisor:
             case s.Mount():
                 self._mount()
             case s.Serve(pid, takeover):
-                self._tell_to_serve(pid, takeover)
+                self._send_serve(pid, takeover)
             case s.Retire(pid):
-                self._tell(pid, w.Retire())
+                self._send(pid, w.Retire())
             case s.DumpStacks(pid):
                 log.warning("client %d does not answer; its stacks are in the client's log", pid)
                 self._signal(pid, STACKS_SIGNAL)
@@ -243,7 +243,7 @@ class Supervisor:
             case s.GiveUp(cause):
                 self._give_up(cause)
             case s.Leave(pid):
-                self._tell(pid, w.Leaving())
+                self._send(pid, w.Leaving())
                 self._exit = 0
             case s.Finish(code):
                 self._exit = code
@@ -255,15 +255,15 @@ class Supervisor:
                 self._spec, python, successor=self._fuse_fd >= 0, held=self._held(upgrade)
             )
         except OSError as err:
-            log.error("no client could be started: %s", err)
+            log.error("cannot start a client: %s", err)
             return self._on(s.NotStarted(f"{python}: {err.strerror}"))
         self._add(process)
         log.info("started client %d", process.pid)
         self._on(s.Started(process.pid))
 
     def _held(self, upgrade: bool) -> Held | None:
-        """What keeps the mount alive, for a client that is the only one: of several, each would
-        start a supervisor of its own when this one is lost."""
+        """Returns the descriptors that keep the mount alive, for a client that is the only one. Of
+        several clients with them, each would start another supervisor when this one is lost."""
         if self._negotiated is None or upgrade or self._processes:
             return None
         return Held(self._fuse_fd, self._table_fd, w.encode_negotiated(self._negotiated))
@@ -285,17 +285,17 @@ class Supervisor:
             self._give_up(failure.cause)
         self._on(s.Mounted(failure))
 
-    def _tell_to_serve(self, pid: int, takeover: bool) -> None:
+    def _send_serve(self, pid: int, takeover: bool) -> None:
         assert self._negotiated is not None
-        self._tell(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
+        self._send(pid, w.Serve(self._negotiated, takeover), (self._fuse_fd, self._table_fd))
 
-    def _tell(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, pid: int, note: w.Note, fds: tuple[int, ...] = ()) -> None:
         process = self._processes.get(pid)
         if process is not None:
             try:
                 w.send(process.control, note, fds)
-            except OSError as err:  # it has ended, which is heard of as well
-                log.warning("client %d cannot be told: %s", pid, err)
+            except OSError as err:  # it has ended, which is noticed separately
+                log.warning("cannot send %s to client %d: %s", type(note).__name__, pid, err)
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
         process = self._processes.get(pid)
@@ -303,8 +303,8 @@ class Supervisor:
             process.signal(number)
 
     def _give_up(self, cause: str) -> None:
-        """Takes the mount away, if it is still there; with our descriptors the connection ends."""
-        log.info("taking %s away: %s", self._spec.mountpoint, cause)
+        """Unmounts if the mount still exists. Closing our descriptors ends the connection."""
+        log.info("unmounting %s: %s", self._spec.mountpoint, cause)
         if not self._is_gone():  # else its device number may be that of the next mount here
             remains.unmount(self._spec, self._device)
         if not self._is_gone():
@@ -319,6 +319,6 @@ class Supervisor:
 
     # ---- upgrades ----
 
-    def _upgrade_asked(self) -> None:
+    def _on_upgrade_request(self) -> None:
         if self._upgrades.accept(foreground=self._spec.log_to_stderr):
             self._on(s.UpgradeAsked())

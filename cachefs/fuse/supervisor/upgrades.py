@@ -1,5 +1,4 @@
-"""Where the command line asks a supervisor for an upgrade: a socket in the state home, one at a
-time."""
+"""The upgrade socket of a supervisor, in the state home. It handles one request at a time."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from cachefs.launcher.state import StateHome
 
 log = logging.getLogger(__name__)
 
-READ_S: Final = 2.0  # for the question
-START_S: Final = 10.0  # for a supervisor that takes a lost one's place
+READ_S: Final = 2.0  # for the request
+START_S: Final = 10.0  # for a supervisor that replaces a lost one
 RETRY_S: Final = 0.05
-WAIT_S: Final = 150.0  # for the answer: the new client may have to start a server
+WAIT_S: Final = 150.0  # for the reply: the new client may have to start a server
 _BACKLOG: Final = 4
 
 
 class Upgrades:
-    """The socket, and who waits for an answer. `python` is the interpreter that was asked for."""
+    """The socket and its pending request. `python` is the requested interpreter."""
 
     def __init__(self, home: StateHome, mountpoint: str) -> None:
         self.python = ""
@@ -37,13 +36,13 @@ class Upgrades:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[socket.socket | None]:
-        """The listening socket; its name is removed at the end, unless it is a successor's. None
-        where it cannot be made: the mount is more than its upgrades."""
+        """Yields the listening socket; removes its name at the end unless a successor replaced it.
+        Yields None if the socket cannot be created: the mount works without upgrades."""
         with contextlib.ExitStack() as stack:
             try:
                 self._listener = stack.enter_context(self._bound())
             except OSError as err:
-                log.warning("%s cannot be made, so there is no upgrade: %s", self._path, err)
+                log.warning("cannot create %s: this mount cannot be upgraded: %s", self._path, err)
             yield self._listener
 
     @contextlib.contextmanager
@@ -65,7 +64,7 @@ class Upgrades:
             os.close(directory)
 
     def accept(self, *, foreground: bool) -> bool:
-        """Takes a question. True when it is one that should be acted on; `answer` ends it."""
+        """Receives a request. Returns True if `answer` must follow; else replies with a failure."""
         assert self._listener is not None
         sock, _ = self._listener.accept()
         sock.settimeout(READ_S)
@@ -74,24 +73,24 @@ class Upgrades:
             for fd in fds:
                 os.close(fd)
         except (OSError, ProtocolError) as err:
-            log.info("a question that cannot be read: %s", err)
+            log.info("a request cannot be read: %s", err)
             note = None
-        cause = self._why_not(note, foreground)
+        cause = self._refusal(note, foreground)
         if cause or not isinstance(note, w.Upgrade):
             _reply(sock, w.Upgraded(0, Failure(CacheFSError.code, cause)))
             return False
         self._waiting, self.python = sock, note.python
         return True
 
-    def _why_not(self, note: w.AnyNote | None, foreground: bool) -> str:
+    def _refusal(self, note: w.AnyNote | None, foreground: bool) -> str:
         if not isinstance(note, w.Upgrade):
-            return "the mount's supervisor does not know what is asked"
+            return "the mount's supervisor does not know this request"
         if foreground:
             return "the mount runs in the foreground: end it and mount again"
-        return "another upgrade is under way" if self._waiting is not None else ""
+        return "another upgrade is in progress" if self._waiting is not None else ""
 
     def answer(self, note: w.Upgraded) -> None:
-        """Tells who waits, if anybody does."""
+        """Replies to the pending request, if there is one."""
         sock, self._waiting = self._waiting, None
         if sock is not None:
             _reply(sock, note)
@@ -103,8 +102,8 @@ def _reply(sock: socket.socket, note: w.Upgraded) -> None:
 
 
 def ask(home: StateHome, mountpoint: str, python: str) -> int:
-    """Asks the supervisor of a mount to let the client of an interpreter take over; its pid.
-    Raises Unreachable, or what the supervisor says."""
+    """Requests an upgrade of a mount to a client of an interpreter. Returns the new client's pid.
+    Raises Unreachable, or the supervisor's failure."""
     path = home.control_socket(mountpoint)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(WAIT_S)
@@ -126,7 +125,7 @@ def ask(home: StateHome, mountpoint: str, python: str) -> int:
 
 
 def _connect(sock: socket.socket, path: str) -> None:
-    """Waits for a supervisor that is just being started, in the place of a lost one."""
+    """Connects; waits up to `START_S` for a supervisor that replaces a lost one."""
     for _ in range(int(START_S / RETRY_S)):
         try:
             return connect_long(sock, path)
@@ -140,7 +139,7 @@ def _pause() -> None:
 
 
 def is_listening(path: str) -> bool:
-    """Does a supervisor listen on this control socket? Asks it nothing."""
+    """Returns whether a supervisor listens on this control socket, without a request to it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(READ_S)
         try:

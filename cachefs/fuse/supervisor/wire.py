@@ -1,7 +1,7 @@
-"""What supervisor and client say to each other: one msgpack document per datagram of a socketpair.
+"""The messages between supervisor and client: one msgpack document per datagram of a socketpair.
 
-The descriptors of /dev/fuse and of the takeover table travel with `Serve`. The command line asks
-for an upgrade in the same way, on the supervisor's socket in the state home.
+`Serve` carries the descriptors of /dev/fuse and of the takeover table. The command line requests an
+upgrade with the same messages, on the supervisor's socket in the state home.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _FD_BYTES: Final = array.array("i").itemsize
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):
-    """Base of all; the tag is the class name."""
+    """The base of all messages; the tag is the class name."""
 
 
 class Ready(Note, frozen=True):
-    """Client: it is connected to the server and could serve. `warning` is a line for people."""
+    """Client: is connected to the server and can serve. `warning` is one line for users."""
 
     warning: str = ""
 
 
 class Failed(Note, frozen=True):
-    """Client: it never will serve, and ends."""
+    """Client: cannot serve, and ends."""
 
     failure: Failure
 
 
 class Serve(Note, frozen=True):
-    """Supervisor: serve from now on, `takeover`: after a predecessor. With both descriptors."""
+    """Supervisor: serve from now on, `takeover`: after a predecessor. Carries both descriptors."""
 
     negotiated: Negotiated
     takeover: bool
 
 
 class Serving(Note, frozen=True):
-    """Client: it answers from now on."""
+    """Client: answers requests from now on."""
 
 
 class Beat(Note, frozen=True):
-    """Client, every `BEAT_S`: its loop runs."""
+    """Client: its loop runs. Sent every `BEAT_S`."""
 
 
 class Retire(Note, frozen=True):
@@ -59,25 +59,25 @@ class Retire(Note, frozen=True):
 
 
 class Retired(Note, frozen=True):
-    """Client: it reads no more requests."""
+    """Client: reads no more requests."""
 
 
 class Ending(Note, frozen=True):
-    """Client: the mount is gone, it ends for good."""
+    """Client: the mount has ended; no successor is needed."""
 
 
 class Leaving(Note, frozen=True):
-    """Supervisor: it ends, after an upgrade; the client is to start another, of its own version."""
+    """Supervisor: ends after an upgrade; the client must start one of the client's version."""
 
 
 class Upgrade(Note, frozen=True):
-    """Command line: let a client of this interpreter take over."""
+    """Command line: start a client of this interpreter, which takes over."""
 
     python: str
 
 
 class Upgraded(Note, frozen=True):
-    """Supervisor: who serves now, or why it could not be."""
+    """Supervisor: the pid of the client that serves now, or the failure of the upgrade."""
 
     pid: int = 0
     failure: Failure | None = None
@@ -101,14 +101,14 @@ def send(sock: socket.socket, note: Note, fds: tuple[int, ...] = ()) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
-    """A note and its descriptors (close-on-exec), which the caller owns; None at the end. Blocks as
-    the socket does. Raises OSError, ProtocolError (the descriptors are closed then)."""
+    """Returns a message and its descriptors (close-on-exec), which the caller owns; None at the
+    end. Blocks as the socket does. Raises OSError, ProtocolError (after closing descriptors)."""
     room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     try:
         data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # It ended without having read everything: told once, before what it said last, which is
-        # still there (net/unix/af_unix.c: the error of the socket comes before its queue).
+        # The peer ended with unread messages. The kernel reports this once, before the peer's last
+        # messages, which are still queued (net/unix/af_unix.c: the error precedes the queue).
         data, rights, _, _ = sock.recvmsg(MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     fds = [fd for right in rights for fd in _descriptors(*right)]
     if not data:
@@ -118,7 +118,7 @@ def receive(sock: socket.socket) -> tuple[AnyNote | None, list[int]]:
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         for fd in fds:
             os.close(fd)
-        raise ProtocolError(f"not a note: {err}") from err
+        raise ProtocolError(f"not a known message: {err}") from err
 
 
 def _descriptors(level: int, kind: int, data: bytes) -> list[int]:
@@ -134,8 +134,8 @@ def encode_negotiated(values: Negotiated) -> bytes:
 
 
 def decode_negotiated(data: bytes) -> Negotiated:
-    """Raises ProtocolError."""
+    """Returns the decoded values. Raises ProtocolError."""
     try:
         return _negotiated.decode(data)
     except msgspec.DecodeError as err:
-        raise ProtocolError(f"not what INIT agreed on: {err}") from err
+        raise ProtocolError(f"malformed values of INIT: {err}") from err

@@ -123,7 +123,7 @@ def test_stat(node: FakeNode, run: Run) -> None:
 
 
 def test_free_is_one_line(node: FakeNode, run: Run) -> None:
-    expected = "freed 3 MiB of 2 files; 1 still open, their bytes go with the last close\n"
+    expected = "freed 3 MiB of 2 files; 1 still open, freed at the last close\n"
     assert ok(run("free", "/mnt/data/d")) == expected
     asked = [body for body in node.asked if isinstance(body, m.Free)]
     assert [body.path for body in asked] == [b"d"]

@@ -199,7 +199,7 @@ def test_a_long_list_becomes_several_requests(node: FakeNode, run: Run, tmp_path
     ]
     assert [*first.spec.paths, *rest[0].paths, *rest[1].paths] == paths
     node.jobs[7] = [msgspec.structs.replace(shown(RUNS, 1), job=5)]
-    assert ok(run("load", "--files-from", str(names))).startswith("OK, job 5 was there")
+    assert ok(run("load", "--files-from", str(names))).startswith("OK, job 5 already exists")
     parts = list(load.batches(paths, 100))
     assert (max(map(len, parts)), sum(map(len, parts))) == (10, 2500)
     with pytest.raises(BadConfig):
@@ -237,7 +237,7 @@ def test_a_server_that_dies_is_asked_again(node: FakeNode, run: Run) -> None:
     node.hang_ups = 3  # of a submit, and of looks at the job
     code, out, err = run("load", "--wait", "/mnt/data")
     assert (code, out[:10]) == (0, "OK, loaded")
-    assert "no answer, asking again" in err
+    assert "no answer, retrying" in err
     first, second = submitted(node)[:1], submitted(node)[-1:]
     assert first[0].key == second[0].key, "one job, however often it was asked for"
 
@@ -254,7 +254,7 @@ def test_an_interrupt_says_that_the_job_goes_on(
     code, _, err = run("load", "--wait", "/mnt/data")
     assert code == 130
     assert err.splitlines()[0] == (
-        "cachefs: job 7 goes on: `cachefs jobs show 7 /mnt/data` shows it,"
+        "cachefs: job 7 continues: `cachefs jobs show 7 /mnt/data` shows it,"
         " `cachefs jobs stop 7 /mnt/data` stops it"
     )
 
@@ -284,7 +284,7 @@ def test_bars_fit_a_narrow_terminal(
     bars.close()
     out, err = capsys.readouterr()
     assert out == ""
-    for part in ("50%", "2 MiB of 4 MiB", "1 MiB/s", "2s left", "1 failed", "asking again: gone"):
+    for part in ("50%", "2 MiB of 4 MiB", "1 MiB/s", "2s left", "1 failed", "retrying: gone"):
         assert part in err, part
 
 
@@ -481,7 +481,7 @@ def test_a_sync_that_failed_in_part(node: FakeNode, run: Run) -> None:
     node.syncs = [syncing("failed", names=0, message="the origin is down")]
     assert refused(run("sync", "/mnt/data/d")) == "cachefs: the origin is down\n"
     node.syncs = [syncing("running")]
-    assert "the sync ended with who ran it" in refused(run("sync", "/mnt/data/d"))
+    assert "the server that ran the sync has restarted" in refused(run("sync", "/mnt/data/d"))
 
 
 def test_a_sync_in_json_lines(node: FakeNode, run: Run) -> None:

@@ -206,7 +206,7 @@ def test_the_token_of_root_does_not_go_to_a_master_that_a_user_names(
     flags = {"token_file": str(tmp_path / "token")}
     chosen = load_settings(flags, None)
     health.of_mount_tree(theirs, {}, Masters(chosen))
-    with pytest.raises(AccessDenied, match="is not presented there") as caught:
+    with pytest.raises(AccessDenied, match="the token is not sent to it") as caught:
         paths.in_cluster(Target(theirs, b""), chosen)
     assert "--master" in caught.value.remedy
     assert presented == []

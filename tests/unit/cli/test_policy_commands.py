@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 def test_pin_loads_and_unpin_takes_back(node: FakeNode, run: Run) -> None:
     assert ok(run("pin", "/mnt/data/d")) == (
-        "OK, /mnt/data/d is pinned; job 7 brings in what is missing:"
+        "OK, /mnt/data/d is pinned; job 7 loads what is missing:"
         " `cachefs jobs show 7 /mnt/data` shows it\n"
     )
     assert ok(run("pin", "--no-load", "/mnt/data/d/x")).endswith("what is cached of it stays\n")
@@ -65,7 +65,7 @@ def test_show_says_who_says_it(node: FakeNode, run: Run) -> None:
     assert (found["policy"]["ttl_s"], found["from"]["ttl_s"]) == (90.0, "/mnt/data/d")
     assert (found["policy"]["pin"], found["below_count"]) == (True, 0)
     assert ok(run("policy", "unset", "/mnt/data", "ttl")) == "OK, /mnt/data: profile=train-read\n"
-    assert ok(run("policy", "unset", "/mnt/data", "--all")) == "OK, /mnt/data: nothing\n"
+    assert ok(run("policy", "unset", "/mnt/data", "--all")) == "OK, /mnt/data: no policies\n"
 
 
 def test_ttl(node: FakeNode, run: Run) -> None:

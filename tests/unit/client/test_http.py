@@ -187,7 +187,7 @@ def test_token_files_are_private(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="cannot be opened"):
         read_tokens(str(link))
     os.mkfifo(tmp_path / "fifo", 0o600)
-    with pytest.raises(BadConfig, match="not a file"):
+    with pytest.raises(BadConfig, match="not a regular file"):
         read_tokens(str(tmp_path / "fifo"))
 
 

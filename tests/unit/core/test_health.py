@@ -129,7 +129,7 @@ def test_a_line_says_for_how_long_where_that_is_known() -> None:
         "ORIGIN_DOWN for 1m30s: s3://b/p: the endpoint cannot be reached; check the endpoint URL"
     )
     (other,) = found({"cache": {"bad_pages": 1}})
-    assert other.one_line(NOW).startswith("DAMAGED: the cache: 1 cached page was wrong")
+    assert other.one_line(NOW).startswith("DAMAGED: the cache: 1 damaged page found")
 
 
 def test_a_workers_tiers_name_the_worker() -> None:

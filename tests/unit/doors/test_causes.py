@@ -57,7 +57,7 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("scheme", "serve", "cause"),
     [
-        ("http", _hang_up, "the connection was closed before an answer came"),
+        ("http", _hang_up, "the connection was closed before the reply"),
         ("https", _speak_no_tls, "WRONG_VERSION_NUMBER"),
     ],
 )
@@ -73,7 +73,7 @@ def test_one_listens_and_gives_no_answer(
 @pytest.mark.parametrize(
     ("err", "cause"),
     [
-        (OSError("Multiple exceptions: [Errno 111] ('::1', 1)"), "no address of it accepts"),
+        (OSError("Multiple exceptions: [Errno 111] ('::1', 1)"), "none of its addresses accepts"),
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         (aiohttp.ClientPayloadError(), "ClientPayloadError"),
     ],

@@ -147,11 +147,11 @@ def test_a_command_says_that_the_kernel_does_not_tell(
     def refuse(*_: object) -> bytes:
         raise PermissionError
 
-    monkeypatch.setattr(owners, "_ask", refuse)
+    monkeypatch.setattr(owners, "_query", refuse)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with (
             HttpClient(url, Security(token_file, own_token=True)) as client,
-            pytest.raises(AccessDenied, match=r"does not tell .* --token-file"),
+            pytest.raises(AccessDenied, match=r"reports no owner .* --token-file"),
         ):
             client.call(c.Greeting(), c.Greeted)

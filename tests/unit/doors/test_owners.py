@@ -52,7 +52,7 @@ def test_a_connection_that_its_process_closed_is_nobodys(listener: socket.socket
     """The kernel answers uid 0 for it: whoever asks and closes at once would be taken for root."""
     with socket.create_connection(listener.getsockname()):
         accepted, peer = listener.accept()
-    with accepted, pytest.raises(AccessDenied, match="does not say whose"):
+    with accepted, pytest.raises(AccessDenied, match="reports no owner"):
         check_caller(accepted.getsockname(), peer)
 
 
@@ -94,10 +94,10 @@ def test_a_kernel_that_does_not_tell(
     def refuse(*_: object) -> bytes:
         raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
 
-    monkeypatch.setattr(owners, "_ask", refuse)
+    monkeypatch.setattr(owners, "_query", refuse)
     check_listener(listener.getsockname())
     with (
         socket.create_connection(listener.getsockname()) as client,
-        pytest.raises(UnknownListener, match=r"does not tell whose .* --token-file"),
+        pytest.raises(UnknownListener, match=r"reports no owner .* --token-file"),
     ):
         check_listener(client.getpeername(), client.getsockname())

@@ -339,7 +339,7 @@ def test_what_the_cache_holds_counts_as_room(
     assert processes.cache_size(tmp_path, 0) == int(0.8 * (12 << 20))
     with pytest.raises(errors.NoSpace) as caught:
         processes.cache_size(tmp_path, 13 << 20)
-    assert "13 MiB asked for the cache, 12 MiB are free" in caught.value.one_line()
+    assert "the cache needs 13 MiB, 12 MiB are free" in caught.value.one_line()
 
 
 def test_unusable_cache_directories(launcher: Launcher, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_an_end_that_does_not_come_is_explained_and_comes() -> None:
     assert done.returncode == 1, done.stderr
     assert "WARNING not ended yet: <coroutine object waits_for_nothing" in done.stdout
     assert "at waits_for_nothing:" in done.stdout
-    assert "ERROR the end takes too long; thread MainThread" in done.stdout
+    assert "ERROR the shutdown takes too long; thread MainThread" in done.stdout
 
 
 def test_a_thread_that_keeps_the_loop_is_shown() -> None:

@@ -23,7 +23,7 @@ def test_a_token_that_cannot_be_kept(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(CacheFSError, match="cannot be kept") as caught:
+    with pytest.raises(CacheFSError, match="cannot be saved") as caught:
         tokens.make(StateHome(tmp_path / "home"), 1)
     assert "--home" in caught.value.remedy
     assert not list((tmp_path / "home" / "tokens").iterdir())

@@ -83,7 +83,7 @@ def test_a_second_owner_is_told_who_has_it(shelf: Shelf, tmp_path: Path) -> None
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "thesis.txt").write_text("mine")
-    with pytest.raises(BadConfig, match="no cache directory"):
+    with pytest.raises(BadConfig, match="not a cache directory"):
         TierDirectory.take(str(tmp_path))
     assert (tmp_path / "files" / "thesis.txt").read_text() == "mine"
 

@@ -1,70 +1,79 @@
-"""Small files by the process: what is asked, what is left to threads, and what is told of each."""
+"""Small files by the loop: which reads it takes, how each of them ends, and which are left to
+threads."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import pycurl
 import pytest
 
 from cachefs.core.errors import Interrupted
 from cachefs.core.model import ContentId, NamespaceId, Origin
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
-from tests.unit.worker.rig import run, until
-from tests.unit.worker_small.fake_process import REQUEST, Processes, ready
-from worker.fill.small.engine import RESTART_S
-from worker.fill.small.reads import RECENT_S, Small, SmallReads
-from worker.fill.small.wire import Got
-from worker.fill.transfer import DiskFault
+from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Get, Made
+from tests.services.small_origin import SmallOrigin
+from tests.unit.worker.rig import LIMIT_S, run, until
+from worker.fill.small import reads as module
+from worker.fill.small.reads import IDLE_S, RECENT_S, RETRY_S, SmallFile, SmallReads
 
-CAME = (77, 4096)
+DATA = b"0123456789"
 
 
-class Held:
-    """Calls that threads would run, held until a test says so. `caught`: what ends a call."""
+class Writers:
+    """Threads of a disk that answers when a test says so."""
 
-    def __init__(self, caught: type[Exception]) -> None:
-        self._caught = caught
-        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None]]] = []
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], Callable[..., None]]] = []
 
     def submit(self, function: Callable[..., Any], *args: Any, done: Callable[..., None]) -> None:
-        self.calls.append((function, args, done))
+        self._calls.append((function, args, done))
 
     def run(self) -> int:
-        calls, self.calls = self.calls, []
+        calls, self._calls = self._calls, []
         for function, args, done in calls:
+            error: Exception | None = None
             try:
-                result = function(*args)
-            except self._caught as err:
-                done(None, err)
-            else:
-                done(result, None)
+                function(*args)
+            except Exception as err:  # noqa: BLE001
+                error = err
+            done(None, error)
         return len(calls)
 
 
 class Bench:
-    """Small reads without threads; `events`: what became of them. It is its own source."""
+    """Small reads of one origin, of which this is the source. `events`: what became of each
+    file."""
 
-    def __init__(self, on_disk: bool) -> None:
-        self.processes = Processes()
-        self.now_s = 1000.0
-        self.threads, self.disk = Held(DiskFault), Held(Exception)
+    def __init__(self, server: SmallOrigin, writers: Writers | None) -> None:
+        self.server = server
+        self.writers = writers
         self.answers = True
         self.asked: list[tuple[int, str] | None] = []  # how each request ended
-        self.made: list[Made] = []  # what was told of connections
+        self.made: list[Made] = []
         self.events: list[Any] = []
-        self.makes: BaseException | None = None
-        self.comes: BaseException | None = None
-        self.left: BaseException | None = None
-        self.file = os.memfd_create("file")
-        self.reads = SmallReads(
-            self,  # type: ignore[arg-type]
-            self.threads,  # type: ignore[arg-type]
-            self.disk if on_disk else None,  # type: ignore[arg-type]
-            lambda: self.now_s,
-            self.processes,
-        )
+        self.stored: list[bytes] = []
+        self.refuses: Exception | None = None  # to store
+        self.reads = SmallReads(self, writers)  # type: ignore[arg-type]
+        self.reads._loop = self  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        self._ahead_s = 0.0
+        self._etag = server.connector.put(b"f", DATA).etag
+
+    # ---- the loop, whose clock a test moves ----
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def time(self) -> float:
+        return self._loop.time() + self._ahead_s
+
+    def wait(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    # ---- the source ----
 
     def ask(self, origin: Origin) -> Ask | None:
         if not self.answers:
@@ -73,260 +82,257 @@ class Bench:
         self.asked.append(None)
 
         def ended(size_bytes: int, code: str) -> None:
-            assert self.asked[number] is None, "told twice"
+            assert self.asked[number] is None, "reported twice"
             self.asked[number] = size_bytes, code
 
-        return Ask(REQUEST, ended, self.made.append)
+        url = f"http://127.0.0.1:{self.server.port}/f"
+        get = Get(url, (), len(DATA), {pycurl.PROXY: ""}, (("etag", self._etag),))
+        return Ask(get, ended, self.made.append)
 
-    def make_file(self) -> int:
-        if self.makes is not None:
-            raise self.makes
-        return self.file
+    # ---- reads ----
 
-    def check(self) -> None:
-        if self.left is not None:
-            raise self.left
-
-    def came(self, got: Got) -> None:
-        if self.comes is not None:
-            raise self.comes
-        if got.errno:
-            raise DiskFault(OSError(got.errno, "refused"))
-        self.events.append((got.checksum, got.allocated_bytes))
+    def _store(self, body: memoryview) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.stored.append(bytes(body))
 
     def start(self) -> bool:
-        small = Small(
-            ORIGIN,
-            self.make_file,
-            self.check,
-            self.came,
-            lambda _, error: self.events.append(error),
-            lambda *_: self.events.append("otherwise"),
+        return self.reads.start(
+            SmallFile(
+                ORIGIN,
+                self._store,
+                lambda _, error: self.events.append(error),
+                lambda: self.events.append("otherwise"),
+            )
         )
-        return self.reads.start(small)
 
-    async def ready(self) -> None:
-        """The process serves, and nothing was asked yet."""
-        assert not self.start(), "there is no process"
-        assert self.threads.run() == 1
-        assert not self.start(), "it has not said that it is ready"
-        assert self.asked == [(0, NOT_SENT)]
-        assert self.threads.run() == 0, "one is started"
-        self.asked.clear()
-        await ready(self.reads._engine, self.processes)
+    def _wrote(self) -> bool:
+        """Has the disk answer."""
+        if self.writers is not None:
+            self.writers.run()
+        return True
 
-    async def end(self, *codes: str) -> None:
-        """Those that were sent come to this, in their order; of the last code, so do all after."""
-        process, done = self.processes.last, len(self.processes.last.got)
-        before = len(self.events)
-        await until(lambda: process.take() or process.got[done:])
-        for number, get in enumerate(process.got[done:]):
-            code = codes[min(number, len(codes) - 1)]
-            process.tell(Got(get.number, code, 3, *(CAME if not code else ())))
-        await until(lambda: len(self.events) > before)
-        await until(lambda: not self.reads._under_way)
+    async def ended(self, count: int) -> None:
+        await until(lambda: self._wrote() and len(self.events) >= count)
+
+    async def one(self) -> Any:
+        """The end of one more read."""
+        assert self.start()
+        await until(lambda: self._wrote() and not self.reads._in_flight)
+        return self.events[-1]
 
 
-ORIGIN = Origin(ContentId(NamespaceId(bytes(16)), 1, 1, 0), "u1", b"f", "e", 3, 0)
+ORIGIN = Origin(ContentId(NamespaceId(bytes(16)), 1, 1, 0), "u1", b"f", "e", len(DATA), 0)
 
 
-def on_bench(script: Callable[[Bench], Awaitable[None]], on_disk: bool = False) -> None:
+@pytest.fixture
+def server() -> Iterator[SmallOrigin]:
+    with SmallOrigin() as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "disk"])
+def writers(request: pytest.FixtureRequest) -> Writers | None:
+    return Writers() if request.param == "disk" else None
+
+
+def on_bench(
+    server: SmallOrigin,
+    script: Callable[[Bench], Awaitable[None]],
+    writers: Writers | None = None,
+) -> None:
+    """No connection and no descriptor may be left."""
+
     async def whole() -> None:
-        bench = Bench(on_disk)
+        bench = Bench(server, writers)
+        before = len(os.listdir("/proc/self/fd"))
         try:
             await script(bench)
         finally:
-            bench.processes.end()
-            assert bench.reads.close(0.0)
-            await until(lambda: bench.reads._engine._run is None)
-            os.close(bench.file)
+            server.go_on()
+            bench.reads.close()
+            await until(lambda: bench._wrote() and not bench.reads._in_flight)
+            await until(lambda: server.connections == 0)
         assert None not in bench.asked, "each request has its end"
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
     run(whole())
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_what_comes_is_told(on_disk: bool) -> None:
+def test_what_arrives_is_stored(server: SmallOrigin, writers: Writers | None) -> None:
     async def script(bench: Bench) -> None:
-        await bench.ready()
-        assert bench.start()
-        assert bench.disk.run() == on_disk
-        await bench.end("")
-        assert bench.events == [CAME, None]
-        assert bench.asked == [(3, "")]
+        assert not bench.reads.serves
+        for _ in range(3):
+            assert await bench.one() is None
+        assert bench.stored == [DATA] * 3
+        assert bench.asked == [(len(DATA), "")] * 3
+        assert bench.made == [Made(1, 0)], "one connection, counted once"
+        assert bench.reads.serves
+        bench.wait(RECENT_S)
+        assert not bench.reads.serves
 
-    on_bench(script, on_disk)
+    on_bench(server, script, writers)
 
 
-def test_a_source_that_cannot_be_asked_starts_no_process() -> None:
+def test_a_source_that_cannot_be_asked_opens_nothing(server: SmallOrigin) -> None:
     async def script(bench: Bench) -> None:
         bench.answers = False
         assert not bench.start()
-        assert bench.threads.run() == 0
-        assert bench.processes.started == []
+        assert bench.reads._many is None
 
-    on_bench(script)
+    on_bench(server, script)
 
 
-@pytest.mark.parametrize("error", [DiskFault(OSError(28, "full")), OSError(5, "untyped")])
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_a_file_that_cannot_be_made_is_not_asked_for(on_disk: bool, error: Exception) -> None:
-    """Whatever its error is, the request's place is free again, and the reader is told."""
-
+@pytest.mark.parametrize("error", [Interrupted("the tier was left"), OSError(28, "full")])
+def test_the_caller_gets_the_error_of_its_store(
+    server: SmallOrigin, writers: Writers | None, error: Exception
+) -> None:
     async def script(bench: Bench) -> None:
-        await bench.ready()
-        bench.makes = error
-        assert bench.start()
-        assert bench.events == [], "nothing is told before it has returned"
-        bench.disk.run()
-        await until(lambda: bench.events == [bench.makes])
-        assert bench.asked == [(0, NOT_SENT)]
-        assert bench.reads._under_way == 0
+        bench.refuses = error
+        assert await bench.one() is error
+        assert bench.asked == [(len(DATA), "")]
+        bench.refuses = None
+        assert await bench.one() is None
 
-    on_bench(script, on_disk)
+    on_bench(server, script, writers)
 
 
-def test_a_file_system_that_refuses_it_is_a_disk_fault() -> None:
+@pytest.mark.parametrize("fault", ["404", "cut", "other-version"])
+def test_what_does_not_arrive_is_left_to_others(server: SmallOrigin, fault: str) -> None:
     async def script(bench: Bench) -> None:
-        await bench.ready()
-        assert bench.start()
-        process = bench.processes.last
-        await until(lambda: process.take() or process.got)
-        process.tell(Got(process.got[0].number, "", 3, 77, 0, 28))
-        await until(lambda: bench.events)
-        assert isinstance(bench.events[0], DiskFault)
-        assert bench.asked == [(3, "")]
+        server.fault(b"f", fault, times=2)  # libcurl retries on a kept connection
+        assert await bench.one() == "otherwise"
+        assert bench.asked[0] is not None
+        assert bench.asked[0][1]
+        assert bench.stored == []
 
-    on_bench(script)
+    on_bench(server, script)
 
 
-def test_connections_are_told_whatever_became_of_the_read() -> None:
+def test_no_more_are_in_flight_than_there_are_places(server: SmallOrigin) -> None:
     async def script(bench: Bench) -> None:
-        await bench.ready()
-        for _ in range(3):
-            assert bench.start()
-        process = bench.processes.last
-        await until(lambda: process.take() or len(process.got) == 3)
-        whole, failed, kept = (get.number for get in process.got)
-        process.tell(
-            Got(whole, "", 3, *CAME, made=Made(1, 1)),
-            Got(failed, "unreachable", 0, made=Made(2, 0)),
-            Got(kept, "", 3, *CAME),
-        )
-        await until(lambda: not bench.reads._under_way)
-        assert bench.made == [Made(1, 1), Made(2, 0)]
-
-    on_bench(script)
-
-
-def test_what_does_not_come_is_left_to_others() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.ready()
-        for _ in range(3):
-            assert bench.start()
-        await bench.end("origin-error", "", "unreachable")
-        assert sorted(map(str, bench.events)) == sorted([str(CAME), "None", *["otherwise"] * 2])
-        assert bench.asked == [(3, "origin-error"), (3, ""), (3, "unreachable")]
-
-    on_bench(script)
-
-
-def test_no_more_are_under_way_than_there_are_places() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.ready()
+        server.hold()
         for _ in range(AT_ONCE):
             assert bench.start()
         assert not bench.start()
         assert len(bench.asked) == AT_ONCE
-        await bench.end("")
-        assert bench.start()
-        await bench.end("")
+        server.go_on()
+        await bench.ended(AT_ONCE)
+        assert bench.events == [None] * AT_ONCE
+        assert await bench.one() is None
 
-    on_bench(script)
+    on_bench(server, script)
 
 
-def test_an_end_of_the_process_is_told_and_threads_read_until_there_is_another() -> None:
+def test_a_caller_that_fails_keeps_nothing_from_others(server: SmallOrigin) -> None:
     async def script(bench: Bench) -> None:
-        await bench.ready()
+        failures: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: failures.append(context["exception"])
+        )
+
+        def fail(_: object, error: BaseException | None) -> None:
+            raise ZeroDivisionError
+
+        server.hold()
+        assert bench.reads.start(SmallFile(ORIGIN, bench._store, fail, lambda: None))
+        for _ in range(3):
+            assert bench.start()
+        server.go_on()
+        await bench.ended(3)
+        assert bench.events == [None] * 3
+        await until(lambda: bool(failures))
+        assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+    on_bench(server, script)
+
+
+def test_bodies_that_a_disk_does_not_take_bound_what_is_read(
+    server: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their buffers are in use until they are stored."""
+    monkeypatch.setattr("connectors.fetch.many.ROOM_BYTES", 4 * (32 << 10))
+    writers = Writers()
+
+    async def script(bench: Bench) -> None:
+        for _ in range(10):
+            assert bench.start()
+        await until(lambda: len(server.served) == 4)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(server.served) == 4
+        await bench.ended(10)
+        assert bench.events == [None] * 10
+
+    on_bench(server, script, writers)
+
+
+def test_idle_connections_are_closed(server: SmallOrigin) -> None:
+    async def script(bench: Bench) -> None:
+        assert await bench.one() is None
+        bench.reads.look()
+        assert server.connections == 1
+        bench.wait(IDLE_S)
+        bench.reads.look()
+        await until(lambda: server.connections == 0)
+        assert await bench.one() is None
+
+    on_bench(server, script)
+
+
+def test_where_no_descriptor_is_left(server: SmallOrigin, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(bench: Bench) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "Many", fail)
+            assert not bench.start()
+            assert bench.asked == [(0, NOT_SENT)]
+        assert not bench.start(), "not again at once"
+        bench.wait(RETRY_S)
+        assert await bench.one() is None
+
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    on_bench(server, script)
+
+
+def test_the_close_ends_reads_and_takes_no_more(server: SmallOrigin) -> None:
+    async def script(bench: Bench) -> None:
+        server.hold()
         assert bench.start()
-        bench.processes.last.end()
-        await until(lambda: bench.events == ["otherwise"])
-        assert bench.asked == [(0, Interrupted.code)]
+        await asyncio.to_thread(server.wait_held, 1)
+        bench.reads.close()
+        await bench.ended(1)
+        assert bench.events == ["otherwise"]
+        assert bench.stored == []
         assert not bench.start()
-        assert bench.threads.run() == 0, "not at once"
-        bench.now_s += RESTART_S
-        bench.asked.clear()
-        await bench.ready()
-        assert len(bench.processes.started) == 2
-        assert bench.start()
-        await bench.end("")
 
-    on_bench(script)
+    on_bench(server, script)
 
 
-def test_an_end_while_a_file_is_made() -> None:
+def test_a_body_that_is_being_stored_at_the_close_is_told_of(server: SmallOrigin) -> None:
+    writers = Writers()
+
     async def script(bench: Bench) -> None:
-        await bench.ready()
         assert bench.start()
-        bench.processes.last.end()
-        await until(lambda: not bench.reads._engine.is_ready)
-        assert bench.disk.run() == 1
-        await until(lambda: bench.events == ["otherwise"])
-        assert bench.asked == [(0, Interrupted.code)]
+        await until(lambda: bool(writers._calls))
+        bench.reads.close()
+        assert writers.run() == 1
+        await bench.ended(1)
+        assert bench.events == [None]
 
-    on_bench(script, on_disk=True)
+    on_bench(server, script, writers)
 
 
-@pytest.mark.parametrize("error", [Interrupted("the tier was left"), OSError(5, "untyped")])
-def test_what_is_not_wanted_once_its_file_is_made_is_not_asked_for(error: Exception) -> None:
+def test_an_origin_that_is_silent_is_given_up(
+    server: SmallOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libcurl's own deadline ends the read: a turn is taken then, though no byte arrives."""
+    monkeypatch.setattr("connectors.fetch.many.LIMIT_S", 0.2)
+
     async def script(bench: Bench) -> None:
-        await bench.ready()
-        assert bench.start()
-        bench.left = error
-        assert bench.disk.run() == 1
-        assert bench.events == [error]
-        assert bench.reads._under_way == 0
-        assert bench.asked == [(0, NOT_SENT)]
+        server.hold()
+        async with asyncio.timeout(LIMIT_S):
+            assert await bench.one() == "otherwise"
 
-    on_bench(script, on_disk=True)
-
-
-@pytest.mark.parametrize("error", [Interrupted("closing"), ValueError("untyped")])
-def test_who_refuses_what_came_takes_no_place(error: Exception) -> None:
-    async def script(bench: Bench) -> None:
-        await bench.ready()
-        bench.comes = error
-        assert bench.start()
-        await bench.end("")
-        assert bench.events == [bench.comes]
-
-    on_bench(script)
-
-
-def test_a_process_that_cannot_be_started() -> None:
-    async def script(bench: Bench) -> None:
-        bench.processes.fault = OSError(11, "too many processes")
-        assert not bench.start()
-        with pytest.raises(OSError, match="too many"):
-            bench.threads.run()
-        bench.reads._launched(None, OSError(11, "too many processes"))
-        bench.processes.fault = None
-        bench.now_s += RESTART_S
-        bench.asked.clear()
-        await bench.ready()
-
-    on_bench(script)
-
-
-def test_files_come_so_of_late() -> None:
-    async def script(bench: Bench) -> None:
-        assert not bench.reads.serves
-        await bench.ready()
-        assert not bench.reads.serves
-        assert bench.start()
-        assert bench.reads.serves
-        await bench.end("")
-        bench.now_s += RECENT_S
-        assert not bench.reads.serves
-
-    on_bench(script)
+    on_bench(server, script)

@@ -1,5 +1,6 @@
-"""Whole small files from the origin by one process for all of them (`worker.fill.small.engine`).
-What does not come so is left to the threads. Owned by the loop.
+"""Whole small files from the origin, many at once, by the loop itself (`connectors.fetch.many`):
+each change of threads would cost more than it could save. Ordinary threads read a file where that
+fails. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -7,160 +8,180 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from cachefs.core.errors import Interrupted
 from cachefs.core.model import Origin
-from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask
-from worker.fill.small.engine import Engine, Spawn, spawn
-from worker.fill.small.wire import Got
+from connectors.fetch.many import Many
+from connectors.fetch.request import AT_ONCE, NOT_SENT, Ask, Made
 from worker.fill.source import Source
 from worker.runtime.threads import Done, Threads
 
 log = logging.getLogger(__name__)
 
 RECENT_S: Final = 60.0
-LOST: Final = Interrupted.code  # nobody can say what it came to
-
-MakeFile = Callable[[], int]
-Came = Callable[[Got], None]
+IDLE_S: Final = 15.0  # then the connections are closed
+RETRY_S: Final = 5.0  # after there were no descriptors
 
 
-@dataclass(frozen=True, slots=True)
-class Small:
-    """A file to be brought. `make_file` gives the descriptor to write to, which stays open until
-    the end; it may block. It and `check` raise where that is not to be done any more. Then either
-    `came`, which may raise, and `done(None, error)` are called, or `otherwise` is: all of it is
-    left to a thread."""
+class SmallFile(NamedTuple):
+    """A file to be fetched. `store(body)` writes it; it raises where that fails or the file is no
+    longer wanted. Then `done(None, error)` is called. Else `otherwise()` is: an ordinary thread is
+    to read the file."""
 
     origin: Origin
-    make_file: MakeFile
-    check: Callable[[], None]
-    came: Came
+    store: Callable[[memoryview], None]
     done: Done
-    otherwise: Done
+    otherwise: Callable[[], None]
 
 
 class SmallReads:
-    """`threads` start the process. `makers`: threads that make files, where that may block; None:
-    the loop does it."""
+    """The reads of one tier. `writers` store the bodies, where that may block; None: the loop
+    does."""
 
-    def __init__(
-        self,
-        source: Source,
-        threads: Threads,
-        makers: Threads | None,
-        clock: Callable[[], float] = time.monotonic,
-        spawn: Spawn = spawn,
-    ) -> None:
+    def __init__(self, source: Source, writers: Threads | None) -> None:
         self._source = source
-        self._threads = threads
-        self._makers = makers
-        self._clock = clock
+        self._writers = writers
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(spawn, clock)
-        self._is_launching = False
-        self._under_way = 0
-        self._asked_s = float("-inf")  # when a file was asked for last
+        self._many: Many | None = None
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._timer_s = 0.0  # when it is due
+        self._is_closed = False
+        self._in_flight = 0
+        self._retry_at_s = float("-inf")
+        self._started_s = float("-inf")  # the last read
 
-    def start(self, small: Small) -> bool:
-        """Brings all of a file; how it ended is told after this has returned. False: not in this
-        way, and nothing is called."""
-        if not self._engine.is_ready:
-            self.learn(small.origin)
-            return False
-        ask = self._source.ask(small.origin) if self._under_way < AT_ONCE else None
+    def start(self, file: SmallFile) -> bool:
+        """Fetches all of a file. Its call-backs follow after this has returned. Returns False
+        where the file cannot be fetched in this way, and calls nothing."""
+        ask = self._source.ask(file.origin) if self._in_flight < AT_ONCE else None
         if ask is None:
             return False
-        self._asked_s = self._clock()
-        self._under_way += 1
-        made = functools.partial(self._made, small, ask)
-        if self._makers is not None:
-            self._makers.submit(small.make_file, done=made)
-            return True
-        try:
-            fd = small.make_file()
-        except Exception as err:  # noqa: BLE001 -- handed to the one who waits for the file
-            self._loop.call_soon(made, -1, err)
-        else:
-            made(fd, None)
+        many = self._many or self._open()
+        if many is None:
+            ask.ended(0, NOT_SENT)
+            return False
+        many.start(ask.get, functools.partial(self._taken, many, file, ask))
+        self._started_s = self._loop.time()
+        self._in_flight += 1
+        self._turn_at(0.0)
         return True
+
+    def _open(self) -> Many | None:
+        if self._is_closed or self._loop.time() < self._retry_at_s:
+            return None
+        try:
+            self._many = Many()
+        except OSError as err:
+            self._retry_at_s = self._loop.time() + RETRY_S
+            log.warning("small files are read one by one: %s", err.strerror or err)
+        else:
+            self._loop.add_reader(self._many.fileno(), self._turn)
+        return self._many
 
     @property
     def serves(self) -> bool:
-        """Returns whether files came so of late."""
-        return self._engine.is_ready and self._clock() - self._asked_s < RECENT_S
-
-    def learn(self, origin: Origin) -> None:
-        """A small file of this source is read by a thread: starts the process where it could have
-        been asked instead."""
-        engine = self._engine
-        if engine.is_launched or self._is_launching or not engine.may_launch:
-            return
-        ask = self._source.ask(origin)
-        if ask is not None:
-            ask.ended(0, NOT_SENT)
-            self._is_launching = True
-            self._threads.submit(engine.launch, done=self._launched)
-
-    def _launched(self, _: object, error: BaseException | None) -> None:
-        self._is_launching = False
-        if isinstance(error, OSError):
-            log.warning("small files are read by threads: %s", error)
-        self._engine.attend()
-
-    def at_disk(self) -> list[Hashable]:
-        """The write to the disk that is under way, by a name that no other has."""
-        return self._engine.at_disk()
-
-    def leave_tier(self) -> None:
-        """The disk hangs. Nothing more is written once the process has ended."""
-        if self._engine.in_flight:
-            self._engine.kill()
+        """Returns whether files were read in this way recently."""
+        return self._loop.time() - self._started_s < RECENT_S
 
     def look(self) -> None:
-        """Now and then: a process that does not answer is ended."""
-        self._engine.look()
+        """Closes connections, now and then, that nobody uses."""
+        if not self._in_flight and self._loop.time() - self._started_s >= IDLE_S:
+            self._close_connections()
 
-    def close(self, wait_s: float) -> bool:
-        """For another thread than the loop's: blocks. What is under way is left to `otherwise`.
-        False when something may still be written after `wait_s`."""
-        return self._engine.close(wait_s)
+    def close(self) -> None:
+        """Ends all reads: their files are left to `otherwise`. Idempotent."""
+        self._is_closed = True
+        self._close_connections()
+
+    def _close_connections(self) -> None:
+        many, self._many = self._many, None
+        if many is not None:
+            self._loop.remove_reader(many.fileno())
+            many.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---- turns ----
+
+    def _turn(self) -> None:
+        if self._many is not None:
+            self._many.turn()
+        if self._many is not None and self._many.due_s is not None:
+            self._turn_at(self._many.due_s)
+
+    def _turn_at(self, due_s: float) -> None:
+        """Takes a turn at that time or before it."""
+        if self._timer is not None:
+            if self._timer_s <= due_s:
+                return
+            self._timer.cancel()
+        self._timer_s = due_s
+        if due_s <= self._loop.time():
+            self._timer = self._loop.call_soon(self._on_timer)
+        else:
+            self._timer = self._loop.call_at(due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._turn()
 
     # ---- one read ----
 
-    def _made(self, small: Small, ask: Ask, fd: int, error: BaseException | None) -> None:
-        error = error or _failure(small.check)
-        if error is not None:
-            ask.ended(0, NOT_SENT)
-            return self._end(small, error)
-        if self._engine.is_ready:
-            self._engine.start(ask.get, fd, functools.partial(self._heard, small, ask))
+    def _taken(
+        self,
+        many: Many,
+        file: SmallFile,
+        ask: Ask,
+        body: memoryview | None,
+        received_bytes: int,
+        code: str,
+        made: Made,
+    ) -> None:
+        """See `connectors.fetch.many.Taken`."""
+        report = functools.partial(_report, ask, received_bytes, code, made)
+        if body is None:
+            self._loop.call_soon(self._end, report, file.otherwise)
+        elif self._writers is None:
+            self._stored(many, file, report, body, None, _failure(file.store, body))
         else:
-            self._loop.call_soon(self._heard, small, ask, None)
+            stored = functools.partial(self._stored, many, file, report, body)
+            self._writers.submit(file.store, body, done=stored)
 
-    def _heard(self, small: Small, ask: Ask, got: Got | None) -> None:
-        if got is not None and got.made.connections:
-            ask.made(got.made)
-        ask.ended(got.came_bytes if got else 0, got.code if got else LOST)
-        if got is None or got.code:
-            self._under_way -= 1
-            return small.otherwise(None, None)
-        self._end(small, _failure(lambda: small.came(got)))
+    def _stored(
+        self,
+        many: Many,
+        file: SmallFile,
+        report: Callable[[], None],
+        body: memoryview,
+        _: object,
+        error: BaseException | None,
+    ) -> None:
+        many.give_back(body)
+        if many is self._many and many.is_waiting:
+            self._turn_at(0.0)
+        self._loop.call_soon(self._end, report, functools.partial(file.done, None, error))
 
-    def _end(self, small: Small, error: BaseException | None) -> None:
-        self._under_way -= 1
-        small.done(None, error)
+    def _end(self, report: Callable[[], None], tell: Callable[[], None]) -> None:
+        """Ends a read, in a call of the loop for it alone: one that fails harms no other."""
+        self._in_flight -= 1
+        try:
+            report()
+        finally:
+            tell()
 
 
-def _failure(act: Callable[[], None]) -> Exception | None:
-    """Returns what `act` raises. Of whatever type that is, a read ends with it: its place is free
-    again, and the one who waits for the file is told."""
+def _report(ask: Ask, received_bytes: int, code: str, made: Made) -> None:
+    if made.connections:
+        ask.made(made)
+    ask.ended(received_bytes, code)
+
+
+def _failure(store: Callable[[memoryview], None], body: memoryview) -> Exception | None:
+    """Returns what `store` raises, of whatever type: the reader gets it."""
     try:
-        act()
-    except Exception as err:  # noqa: BLE001 -- handed to the one who waits for the file
+        store(body)
+    except Exception as err:  # noqa: BLE001 -- handed to the caller
         return err
     return None

@@ -202,7 +202,7 @@ def test_deaths_in_a_row_end_it(shell: Shell) -> None:
     shell.kill(0)
     assert shell.ended() == 1
     assert shell.home.mount_records() == []
-    assert "died one after the other" in shell.log.read_text()
+    assert "clients died in a row" in shell.log.read_text()
 
 
 def test_the_record_of_the_next_mount_is_kept(shell: Shell, tmp_path: Path) -> None:
