@@ -318,7 +318,7 @@ def test_an_origin_that_never_answers_so_is_hardly_asked(
             asked = [2, 3, 5, 9, 17, 33, 65, 129, 257]
             assert origin.began == [path_of(rig, ino) for ino in asked]
             # It answers as it should from now on, and is read so before long.
-            origin.connector.turns._wait = 1
+            origin.connector.turns._thread_reads_left = 1
             for ino in range(files + 1, files + 4):
                 rig.put(ino, 5000)
                 assert await read(worker, ino) == rig.data[ino]

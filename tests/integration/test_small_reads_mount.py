@@ -234,8 +234,8 @@ def anonymous_bytes(pid: int) -> int:
 def test_large_bodies_of_refusals_take_no_memory(
     node: Node, bucket: Bucket, proxy: FaultProxy, files: dict[str, bytes]
 ) -> None:
-    """300 MB and more are offered to the thread for small files and to the others, which read the
-    refused files once more."""
+    """300 MB and more are offered to the loop and to the threads, which request refused files
+    again."""
     mounted = node.mount(bucket.url, *bucket.options, "--files-ahead", "0")
     node.allowed_log.append("access denied|AccessDenied")
     names = sorted(files)
@@ -256,7 +256,7 @@ def test_large_bodies_of_refusals_take_no_memory(
         refusal = status(403, code="AccessDenied", message="x" * REFUSAL_BYTES)
         armed = proxy.script(refusal, method="GET", key=".", times=None)
         assert not any(pool.map(read, names[half:]))
-        assert armed.hits > 1.5 * half, "each was refused to both threads"
+        assert armed.hits > half, "some were refused to the loop, and then to a thread"
         assert armed.hits * REFUSAL_BYTES > 300e6
         assert anonymous_bytes(server) - before < MEMORY_BYTES
         proxy.clear()
