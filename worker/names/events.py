@@ -1,5 +1,5 @@
-"""The invalidations of one namespace for every session of a node: one stream in, many readers out.
-Keeps the last `KEPT` of them; a reader that falls further behind starts anew.
+"""The last `KEPT` invalidations of one namespace: one stream in, one reader for each session of the
+node. A reader that falls further behind gets PositionGone.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ KEPT: Final = 4096
 
 
 class EventLog:
-    """`publish` and readers belong to one event loop."""
+    """The log of one namespace. `publish` and the readers belong to one event loop."""
 
     def __init__(self) -> None:
         self._events: deque[Invalidate] = deque(maxlen=KEPT)
-        self._published = 0  # how many events there were
-        self._last_gone = -1  # the `seq` of the last event that is not kept any more
+        self._published = 0  # the number of events since the start
+        self._last_dropped = -1  # the `seq` of the last event that is no longer kept
         self._arrived = asyncio.Event()
         self._closed = False
 
     def publish(self, events: list[Invalidate]) -> None:
         for event in events:
             if len(self._events) == KEPT:
-                self._last_gone = self._events[0].seq
+                self._last_dropped = self._events[0].seq
             self._events.append(event)
         self._published += len(events)
         self._wake()
@@ -44,8 +44,8 @@ class EventLog:
         arrived.set()
 
     async def after(self, seq: int) -> AsyncIterator[Invalidate]:
-        """Events behind a position of the master (negative: from now on), until `close`. Raises
-        PositionGone when some of them are not kept any more."""
+        """Yields the events after a position of the master (negative: from now on), until `close`.
+        Raises PositionGone if some of them are no longer kept."""
         taken = self._published if seq < 0 else self._place(seq)
         while not self._closed:
             arrived = self._arrived
@@ -56,13 +56,13 @@ class EventLog:
                 await arrived.wait()
 
     def _place(self, seq: int) -> int:
-        if seq < self._last_gone:
-            raise PositionGone(f"event {seq} is not kept any more")
+        if seq < self._last_dropped:
+            raise PositionGone(f"event {seq} is no longer kept")
         newer = sum(1 for event in self._events if event.seq > seq)
         return self._published - newer
 
     def _since(self, taken: int) -> list[Invalidate]:
         oldest = self._published - len(self._events)
         if taken < oldest:
-            raise PositionGone("too slow for the events")
+            raise PositionGone("the reader fell too far behind the events")
         return [*islice(self._events, taken - oldest, None)]

@@ -1,5 +1,5 @@
-"""Questions gathered into batches: those of one turn of the event loop go in one call, and those
-that come while enough calls are under way wait for the next. Equal questions share an answer.
+"""Batches of requests: the requests of one turn of the event loop are sent in one call. While
+`most_calls` calls are in flight, further requests wait. Equal requests share a reply.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from cachefs.core.errors import CacheFSError, Unreachable
 Q = TypeVar("Q", bound=Hashable)
 A = TypeVar("A")
 
-MAX_OPEN: Final = 20_000  # questions of one gatherer that wait for an answer
+MAX_OPEN: Final = 20_000  # requests of one gatherer without a reply
 
 
 class Gather(Generic[Q, A]):
-    """`ask(questions)` answers in order, an error in an answer's place or raised for all. Calls of
-    `get` belong to one event loop; `close` ends what is under way."""
+    """A batcher of requests. `ask(requests)` returns the replies in order, with an error in place
+    of a reply, or raises an error for all. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -37,25 +37,25 @@ class Gather(Generic[Q, A]):
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._closed = False
-        self._count = 0  # questions without an answer, also those that were forgotten
+        self._count = 0  # requests without a reply, including forgotten ones
 
-    async def get(self, question: Q) -> A:
-        """Raises what `ask` does; Unreachable where too many wait. Cancelled: the call goes on for
-        others."""
-        return await asyncio.shield(self._future(question))
+    async def get(self, request: Q) -> A:
+        """Returns the reply. Raises what `ask` raises, and Unreachable if `MAX_OPEN` requests wait.
+        Cancellation leaves the call running for other callers."""
+        return await asyncio.shield(self._future(request))
 
-    def forget(self, question: Q) -> None:
-        """Who asks from now on gets a newer answer than that of a call under way."""
-        future = self._open.get(question)
-        if future is not None and all(question != waiting for waiting, _ in self._waiting):
-            del self._open[question]
+    def forget(self, request: Q) -> None:
+        """Makes later `get`s send a new request, even if an equal one is in flight."""
+        future = self._open.get(request)
+        if future is not None and all(request != waiting for waiting, _ in self._waiting):
+            del self._open[request]
 
     def forget_all(self) -> None:
         waiting = dict(self._waiting)
-        self._open = {question: f for question, f in self._open.items() if question in waiting}
+        self._open = {request: f for request, f in self._open.items() if request in waiting}
 
     async def close(self) -> None:
-        """Everybody who waits gets Unreachable. Idempotent."""
+        """Cancels the calls in flight and fails all waiting `get`s with Unreachable. Idempotent."""
         self._closed = True
         calls = [*self._calls]
         for call in calls:
@@ -66,17 +66,17 @@ class Gather(Generic[Q, A]):
         self._waiting.clear()
         self._open.clear()
 
-    def _future(self, question: Q) -> asyncio.Future[A]:
-        future = self._open.get(question)
+    def _future(self, request: Q) -> asyncio.Future[A]:
+        future = self._open.get(request)
         if future is not None:
             return future
         if self._closed:
             raise _ending()
         if self._count >= MAX_OPEN:
-            raise Unreachable("too many questions wait for the master")
+            raise Unreachable("too many requests wait for the master")
         loop = asyncio.get_running_loop()
-        future = self._open[question] = loop.create_future()
-        self._waiting.append((question, future))
+        future = self._open[request] = loop.create_future()
+        self._waiting.append((request, future))
         self._count += 1
         if not self._scheduled and len(self._calls) < self._most_calls:
             self._scheduled = True
@@ -99,33 +99,33 @@ class Gather(Generic[Q, A]):
             self._on_idle()
 
     async def _run(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
-        answers: Sequence[A | CacheFSError]
+        replies: Sequence[A | CacheFSError]
         try:
-            answers = await self._ask([question for question, _ in batch])
+            replies = await self._ask([request for request, _ in batch])
         except CacheFSError as err:
-            answers = [err] * len(batch)
+            replies = [err] * len(batch)
         except BaseException:
-            for question, future in batch:
-                self._leave(question, future)
+            for request, future in batch:
+                self._leave(request, future)
                 self._settle(future, _ending())
             raise
-        for (question, future), answer in zip(batch, answers, strict=True):
-            self._leave(question, future)
-            self._settle(future, answer)
+        for (request, future), reply in zip(batch, replies, strict=True):
+            self._leave(request, future)
+            self._settle(future, reply)
 
-    def _leave(self, question: Q, future: asyncio.Future[A]) -> None:
+    def _leave(self, request: Q, future: asyncio.Future[A]) -> None:
         self._count -= 1
-        if self._open.get(question) is future:
-            del self._open[question]
+        if self._open.get(request) is future:
+            del self._open[request]
 
-    def _settle(self, future: asyncio.Future[A], answer: A | CacheFSError) -> None:
+    def _settle(self, future: asyncio.Future[A], reply: A | CacheFSError) -> None:
         if future.done():
             return
-        if isinstance(answer, CacheFSError):
-            future.set_exception(answer)
-            future.exception()  # nobody may be waiting any more
+        if isinstance(reply, CacheFSError):
+            future.set_exception(reply)
+            future.exception()  # marks it as retrieved: all waiters may have been cancelled
         else:
-            future.set_result(answer)
+            future.set_result(reply)
 
 
 def _ending() -> CacheFSError:

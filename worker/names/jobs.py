@@ -1,5 +1,5 @@
-"""A master's load jobs and syncs as a node passes them on: `JobService` and `SyncService` over the
-wire. Keeps nothing: what is true of a job, the master knows.
+"""A master's load jobs and syncs, forwarded by a node: `JobService` and `SyncService` over the
+wire. Holds no state; the master owns the jobs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from cachefs.core.model import NamespaceId
 from cachefs.core.services import JobService, SyncService
 
 HEAR_S: Final = 2.0
-REACH_S: Final = 5.0  # who asks says meanwhile that there is no answer, and asks again
+REACH_S: Final = 5.0  # then the command reports that the master does not reply, and retries
 
 T = TypeVar("T", bound=Message)
 
 
 class MasterJobs:
-    """A part of `worker.names.namespace.RemoteNamespace`. Every method raises what the master
-    answers, and MasterUnreachable after `REACH_S`. Cancelled: the master may have acted; each
-    question may be repeated."""
+    """The job calls of `worker.names.namespace.RemoteNamespace`. Every method raises the failure in
+    the master's reply, and MasterUnreachable after `REACH_S`. After cancellation the master may
+    have acted; every call is idempotent."""
 
     @property
     def namespace(self) -> NamespaceId:
@@ -74,7 +74,8 @@ class MasterJobs:
         return await self._ask_soon(StartSync(self.namespace, path, recursive, dry_run), SyncReply)
 
     async def sync(self, sync: int, after: int, *, stop: bool) -> SyncReply:
-        """The end of one is told when this node has heard what it changed, if it does so soon."""
+        """Returns a sync's status. Waits up to `HEAR_S` until this node has received the sync's
+        invalidations, so that the end of a sync is reported after its changes apply here."""
         reply = await self._ask_soon(GetSync(self.namespace, sync, after, stop), SyncReply)
         await self._hear(reply.sync.seq, HEAR_S)
         return reply

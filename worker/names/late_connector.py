@@ -1,6 +1,6 @@
-"""A connector whose source is found when the first request needs it: the master is asked which
-source a key names, and the adapter is made, by the thread that reads. Where the origin refuses the
-access it is found anew: an operator may have added the source again, with other options.
+"""A connector that is created by its first request: the reading thread requests the source of a key
+from the master and creates the adapter. If the origin denies access, the connector looks the source
+up again, because an operator may have added it again with other options.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from connectors.base import Body, Capabilities, Connector, Entry, Page
 from connectors.fetch.request import Ask
 
 FAILURE_KEPT_S: Final = 2.0
-AGAIN_S: Final = 5.0  # after it was found, where the origin refuses the access
+AGAIN_S: Final = 5.0  # between lookups while the origin denies access
 
 
 class LateConnector:
-    """`find` blocks, and may raise the typed errors; its failure counts for `FAILURE_KEPT_S`. It
-    may be asked again, and answers the same connector or another; who made them closes all but the
-    last. Thread-safe; no method belongs in an event loop but `close`."""
+    """A lazily created connector. `find` blocks and may raise the typed errors; a failure is raised
+    again for `FAILURE_KEPT_S`. Later calls of `find` may return another connector; the caller's
+    `find` closes all but the last. Thread-safe. Only `ask` and `close` may be called in an event
+    loop; the other methods block."""
 
     def __init__(
         self, find: Callable[[], Connector], clock: Callable[[], float] = time.monotonic
@@ -34,19 +35,19 @@ class LateConnector:
         self._inner: Connector | None = None
         self._failure: CacheFSError | None = None
         self._looked_at = 0.0
-        self._refused = False  # by the origin, since it was looked for
+        self._refused = False  # the origin denied access since the last lookup
         self._closed = False
 
     def _found(self) -> Connector:
         inner = self._inner
         if inner is not None and not self._refused:
             return inner
-        with self._lock:  # one asks, the others wait for its answer
+        with self._lock:  # one thread looks the source up, the others wait for it
             if self._inner is None:
                 return self._look()
             if self._refused and self._clock() - self._looked_at >= AGAIN_S:
                 self._refused = False
-                with contextlib.suppress(CacheFSError):  # what was found before goes on
+                with contextlib.suppress(CacheFSError):  # the former connector stays in use
                     self._look()
             return self._inner
 
@@ -76,7 +77,7 @@ class LateConnector:
         found = self._found()
         try:
             yield found
-        except (AccessDenied, CredentialsMissing):  # of all of it, or of this object alone
+        except (AccessDenied, CredentialsMissing):  # to the source, or to this object only
             self._refused = True
             raise
 
@@ -107,7 +108,7 @@ class LateConnector:
         return inner.ask(path, version) if inner is not None and not self._refused else None
 
     def close(self) -> None:
-        """Does not wait for a thread that is just looking."""
+        """Closes the connector. Does not wait for a lookup in progress, which then fails."""
         self._closed = True
         if self._inner is not None:
             self._inner.close()

@@ -1,9 +1,9 @@
 """A master's namespace as a node serves it: `cachefs.core.services.MetadataService` over the wire,
 with a node-wide cache in front.
 
-While the master is there, answers are as valid as it said. While its changes are not heard they are
-valid for `DEGRADED_VALID_S` at most; while it is down, what is known goes on being answered, and
-what is not known raises MasterUnreachable after a deadline.
+A reply is valid for as long as the master states. While the stream of invalidations is interrupted,
+replies are valid for at most `DEGRADED_VALID_S`. While the master is down, expired records are used
+as well, and a call for what is not cached raises MasterUnreachable after a deadline.
 """
 
 from __future__ import annotations
@@ -54,22 +54,23 @@ from worker.names.permissions import Permissions
 from worker.names.resolved import Resolved
 from worker.names.stream import Stream
 
-DEGRADED_VALID_S: Final = 5.0  # of answers that could not be checked, as a master gives them
-PATIENCE_S: Final = 2.0  # with a master, where there is an older answer
-LISTING_S: Final = 150.0  # a backstop, as the master has one
-LOCATE_S: Final = 15.0  # never asks an origin
+DEGRADED_VALID_S: Final = 5.0  # the validity of stale replies; a master uses the same value
+PATIENCE_S: Final = 2.0  # the timeout of a reply if a stale one is cached
+LISTING_S: Final = 150.0  # a backstop; the master has its own
+LOCATE_S: Final = 15.0  # the master needs no origin for it
 PERMISSION_S: Final = 5.0
 POLICY_S: Final = PERMISSION_WINDOW_S + LOCATE_S  # a pin waits for permissions to end
 PERMISSION_SPARE_S: Final = 5.0
-MOST_LOOKUP_CALLS: Final = 4  # of one origin
+MOST_LOOKUP_CALLS: Final = 4  # in flight for one origin
 MOST_LOCATE_CALLS: Final = 4
-MOST_NAMES_AT_ONCE: Final = 200  # small answers are heard sooner
+MOST_NAMES_AT_ONCE: Final = 200  # of one call: small replies arrive sooner
 
 T = TypeVar("T", bound=Message)
 
 
 class RemoteNamespace(MasterJobs):
-    """Made by `open`, ended by `close`. All methods belong to one event loop."""
+    """One master's namespace. Created by `open`, ended by `close`. All methods belong to one event
+    loop."""
 
     def __init__(
         self,
@@ -80,8 +81,7 @@ class RemoteNamespace(MasterJobs):
         cache: NodeCache | None = None,
         reach_s: float = REACH_S,
     ) -> None:
-        """`reach_s`: how long a question without any known answer waits for a master that is
-        down."""
+        """`reach_s`: the timeout of a request to an unreachable master, if no reply is cached."""
         self._master = master
         self._namespace = greeted.namespace
         self._clock = clock
@@ -102,8 +102,8 @@ class RemoteNamespace(MasterJobs):
 
     @classmethod
     async def open(cls, master: MasterClient, **options: Any) -> RemoteNamespace:
-        """Greets the master and begins to follow its changes. Raises what `MasterClient.ask` does,
-        ProtocolError for a master of another time."""
+        """Greets the master and starts to follow its invalidations. Raises what `MasterClient.ask`
+        raises, and ProtocolError for a master of an incompatible version."""
         greeted = await master.ask(c.Greeting(), c.Greeted, reach_s=options.get("reach_s", REACH_S))
         if abs(greeted.protocol - c.PROTOCOL) > 1:
             raise ProtocolError(
@@ -115,11 +115,11 @@ class RemoteNamespace(MasterJobs):
         return namespace
 
     def follow(self) -> None:
-        """Starts the stream of changes."""
+        """Starts the stream of invalidations."""
         self._following = asyncio.get_running_loop().create_task(self._stream.run())
 
     async def close(self) -> None:
-        """Ends the stream, its readers and the calls under way."""
+        """Ends the stream, its readers and the batched calls in flight."""
         self._log.close()
         if self._following is not None:
             self._following.cancel()
@@ -134,11 +134,11 @@ class RemoteNamespace(MasterJobs):
 
     @property
     def replaced(self) -> bool:
-        """The master has another namespace now."""
+        """True if the master now serves another namespace."""
         return self._stream.replaced
 
     def heard_run(self, store_run: int) -> None:
-        """Takes the run of the master's store that a registration named, see `Greeted`."""
+        """Records the store run from a registration's reply, see `Greeted`."""
         self._stream.heard_run(store_run)
 
     async def _hear(self, seq: int, within_s: float) -> bool:
@@ -147,7 +147,7 @@ class RemoteNamespace(MasterJobs):
     # ---- names -----------------------------------------------------------------------------------
 
     def lookup_nowait(self, parent: int, name: bytes) -> Found | None:
-        """From the cache; while the master is down, also what is no longer valid."""
+        """Returns the cached reply; while the master is down, also an expired one."""
         found = self._cache.lookup(parent, name, self._clock())
         if found is not None:
             self.counters["hits"] += 1
@@ -187,9 +187,9 @@ class RemoteNamespace(MasterJobs):
         if known is not None and self._master.down:
             return _page_shortly(known)
         asked = self._cache.asked(now)
-        question = ListDir(self._namespace, ino, after, limit)
+        request = ListDir(self._namespace, ino, after, limit)
         try:
-            page = await self._ask(question, Listing, answer_s=LISTING_S)
+            page = await self._ask(request, Listing, answer_s=LISTING_S)
         except MasterUnreachable:
             if known is None:
                 raise
@@ -198,7 +198,7 @@ class RemoteNamespace(MasterJobs):
         return page if self._heard else _page_shortly(page)
 
     async def resolve(self, path: bytes) -> Found:
-        """See MetadataService. While the master is down, from what is known."""
+        """See MetadataService. While the master is down, resolves from the cache if it can."""
         path = b"/".join(name for name in path.split(b"/") if name not in (b"", b"."))
         known = self._resolve_known(path)
         if known is not None and self._master.down:
@@ -242,24 +242,25 @@ class RemoteNamespace(MasterJobs):
 
     async def _ask_places(self, inos: Sequence[int]) -> list[Origin | CacheFSError]:
         asked = self._cache.asked(self._clock())
-        question = c.Locate(self._namespace, [*inos])
-        located = await self._ask(question, c.Located, answer_s=LOCATE_S, reach_s=self._reach_s)
+        request = c.Locate(self._namespace, [*inos])
+        located = await self._ask(request, c.Located, answer_s=LOCATE_S, reach_s=self._reach_s)
         if len(located.places) != len(inos):
-            raise ProtocolError("the master answered other questions")
+            raise ProtocolError("the master's reply does not match the request")
         for ino, place in zip(inos, located.places, strict=True):
             if place.origin is not None:
                 self._cache.put_origin(ino, place.origin, asked)
         return [_origin_of(place) for place in located.places]
 
     def ufs(self, key: str) -> UfsSpec:
-        """Raises NotFound for a source that `find_ufs` did not find before."""
+        """Returns a source that `find_ufs` has found before. Raises NotFound for others."""
         spec = self._specs.get(key)
         if spec is None:
-            raise NotFound(f"the source {key} is not known here")
+            raise NotFound(f"this node does not know the source {key}")
         return spec
 
     async def find_ufs(self, key: str) -> UfsSpec:
-        """Asks the master. Raises NotFound. While the master is down, what it said before."""
+        """Requests a source from the master. While the master is down, returns its last reply.
+        Raises NotFound."""
         try:
             found = await self._ask(c.GetUfs(key), c.UfsFound, answer_s=LOCATE_S)
         except MasterUnreachable:
@@ -280,24 +281,25 @@ class RemoteNamespace(MasterJobs):
             yield batch
 
     async def _walked(self, ino: int, known: bool, cursor: bytes) -> c.Walked:
-        question = c.Walk(self._namespace, ino, known, cursor)
-        return await self._ask(question, c.Walked, answer_s=LISTING_S)
+        request = c.Walk(self._namespace, ino, known, cursor)
+        return await self._ask(request, c.Walked, answer_s=LISTING_S)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
-        """What the master allowed. Raises where it gives no answer: nothing may be evicted."""
+        """See MetadataService. Raises MasterUnreachable if the master gives no reply: then nothing
+        may be evicted."""
         unknown = self._permissions.unknown(contents, self._clock(), PERMISSION_SPARE_S)
-        if unknown and self._master.down:  # fills that need room go past the cache at once
+        if unknown and self._master.down:  # without waiting: the read then bypasses the cache
             raise MasterUnreachable("the master is down")
         for first in range(0, len(unknown), c.BATCH_LIMIT):
             batch = unknown[first : first + c.BATCH_LIMIT]
             asked_at = self._clock()
-            question = c.PermitEviction(self._namespace, [content.key for content in batch])
-            answer = await self._ask(
-                question, c.Permitted, answer_s=PERMISSION_S, reach_s=PERMISSION_S
+            request = c.PermitEviction(self._namespace, [content.key for content in batch])
+            reply = await self._ask(
+                request, c.Permitted, answer_s=PERMISSION_S, reach_s=PERMISSION_S
             )
-            if len(answer.allowed) != len(batch):
-                raise ProtocolError("the master answered other questions")
-            self._permissions.put(batch, answer.allowed, asked_at + answer.valid_for_s)
+            if len(reply.allowed) != len(batch):
+                raise ProtocolError("the master's reply does not match the request")
+            self._permissions.put(batch, reply.allowed, asked_at + reply.valid_for_s)
         return self._permissions.of(contents, self._clock())
 
     # ---- policies (see PolicyService) ------------------------------------------------------------
@@ -307,8 +309,8 @@ class RemoteNamespace(MasterJobs):
         return self._policy_version
 
     async def set_policy(self, path: bytes, policy: Policy, unset: Sequence[str]) -> Policy:
-        question = SetPolicy(self._namespace, path, policy, [*unset])
-        return (await self._ask(question, PolicySet, answer_s=POLICY_S)).policy
+        request = SetPolicy(self._namespace, path, policy, [*unset])
+        return (await self._ask(request, PolicySet, answer_s=POLICY_S)).policy
 
     async def policies_at(self, path: bytes) -> PoliciesAt:
         return await self._ask(GetPolicies(self._namespace, path), PoliciesAt)
@@ -317,16 +319,16 @@ class RemoteNamespace(MasterJobs):
         found: list[Rule] = []
         for first in range(0, len(contents), c.BATCH_LIMIT):
             keys = [content.key for content in contents[first : first + c.BATCH_LIMIT]]
-            answer = await self._ask(c.RulesOf(self._namespace, keys), c.Rules, answer_s=LOCATE_S)
-            if len(answer.places) != len(keys):
-                raise ProtocolError("the master answered other questions")
-            found += [answer.rules[place] for place in answer.places]
+            reply = await self._ask(c.RulesOf(self._namespace, keys), c.Rules, answer_s=LOCATE_S)
+            if len(reply.places) != len(keys):
+                raise ProtocolError("the master's reply does not match the request")
+            found += [reply.rules[place] for place in reply.places]
         return found
 
     # ---- changes ---------------------------------------------------------------------------------
 
     async def events(self, after: int) -> AsyncIterator[Invalidate]:
-        """See MetadataService. Ends when this closes."""
+        """See MetadataService. Ends at `close`."""
         async for event in self._log.after(after):
             yield event
 
@@ -363,7 +365,7 @@ class RemoteNamespace(MasterJobs):
             gather.forget_all()
 
     def status(self) -> dict[str, Any]:
-        """Plain values: what the node knows without asking."""
+        """Returns plain values that need no call to the master."""
         return {
             "namespace": self._namespace.hex(),
             "master": self._master.url,
@@ -374,18 +376,19 @@ class RemoteNamespace(MasterJobs):
             "names": {**self.counters, **self._cache.sizes()},
         }
 
-    # ---- questions -------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     async def _ask(self, body: c.Call, kind: type[T], **limits: float) -> T:
         limits.setdefault("reach_s", self._patience())
         return await self._master.ask(body, kind, **limits)
 
     def _patience(self) -> float:
-        """Returns for how long the current task waits for a master that is not reached."""
+        """Returns how long the current task waits for an unreachable master, in seconds."""
         return min(self._reach_s, asker_reach_s.get())
 
     def _gather(self, parent: int) -> Gather[tuple[int, bytes], Found]:
-        """Questions go together that may have to wait for the same origin."""
+        """Returns the batcher of a directory. Lookups share a batch only if they may wait for the
+        same origin: a slow origin does not delay the others."""
         key = self._cache.neighbourhood(parent)
         gather = self._lookups.get(key)
         if gather is None:
@@ -403,36 +406,37 @@ class RemoteNamespace(MasterJobs):
     async def _ask_names(self, names: Sequence[tuple[int, bytes]]) -> list[Found | CacheFSError]:
         asked = self._cache.asked(self._clock())
         calls = [Lookup(self._namespace, parent, name) for parent, name in names]
-        answers: Sequence[Found | Failure]
+        replies: Sequence[Found | Failure]
         if len(calls) == 1:
-            answers = [await self._ask(calls[0], Found, reach_s=self._reach_s)]
+            replies = [await self._ask(calls[0], Found, reach_s=self._reach_s)]
         else:
             batch = c.Batch([*calls])
-            answers = (await self._ask(batch, c.Batched, reach_s=self._reach_s)).answers
-        if len(answers) != len(calls):
-            raise ProtocolError("the master answered other questions")
-        return [self._name_of(*at, it, asked) for at, it in zip(names, answers, strict=True)]
+            replies = (await self._ask(batch, c.Batched, reach_s=self._reach_s)).answers
+        if len(replies) != len(calls):
+            raise ProtocolError("the master's reply does not match the request")
+        return [self._name_of(*at, it, asked) for at, it in zip(names, replies, strict=True)]
 
     def _name_of(
-        self, parent: int, name: bytes, answer: Found | Failure, asked: Asked
+        self, parent: int, name: bytes, reply: Found | Failure, asked: Asked
     ) -> Found | CacheFSError:
-        if isinstance(answer, Failure):
-            return error_of(answer)
-        return self._kept(answer, self._cache.put_found(parent, name, answer, asked))
+        if isinstance(reply, Failure):
+            return error_of(reply)
+        return self._kept(reply, self._cache.put_found(parent, name, reply, asked))
 
     def _kept(self, found: Found, kept: bool) -> Found:
-        """An answer as it is passed on: one that was overtaken by a change is valid for no time."""
+        """Returns the reply for the caller. `kept` False: an invalidation overtook the reply, which
+        is then valid for 0 s."""
         if not kept:
             return Found(found.inode, 0.0)
         return found if self._heard else _shortly(found)
 
-    async def _or_stale(self, question: Awaitable[Found], known: Inode | None) -> Found:
-        """The master's answer, or what was known when there is none soon enough."""
+    async def _or_stale(self, request: Awaitable[Found], known: Inode | None) -> Found:
+        """Returns the master's reply; the stale one if the reply takes longer than `PATIENCE_S`."""
         if known is None:
-            return await question
+            return await request
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await question
+                return await request
         except (TimeoutError, MasterUnreachable):
             return self._stale_found(known)
 
@@ -449,7 +453,7 @@ def _origin_of(place: c.Place) -> Origin | CacheFSError:
         return place.origin
     if place.failure is not None:
         return error_of(place.failure)
-    return ProtocolError("the master answered neither a place nor why not")
+    return ProtocolError("the master's reply has neither an origin nor a failure")
 
 
 def _shortly(found: Found) -> Found:

@@ -1,12 +1,11 @@
-"""What a node knows of the master's namespace: names, attributes, listings and where bytes come
-from. Bounded and pure: times are the caller's clock, in seconds.
+"""A node's bounded cache of a master's namespace: names, attributes, listings and the origins of
+files. Pure: times are the caller's clock, in seconds.
 
-What an ino is never changes (another version of an object is another ino); whether a name still
-leads there is known until the answer's `valid_for_s` has passed or an invalidation says otherwise.
-So a record may be used for ever to find the bytes of an ino, and `expires_at` bounds answers about
-names. A record whose answer was valid for no time at all (`expires_at` 0) never answers for a name.
-What is kept without its name (the answer to an ino's question) goes with any invalidation of a name
-that is not known here: it might be its own.
+The file behind an ino never changes: a new version of an object gets a new ino. So a record may
+always be used to locate the bytes of an ino. A name may change, so the record answers for its name
+only until `expires_at`, or until an invalidation of the name. A record with `expires_at` 0 never
+answers for a name. Records of inos without a known name (replies to GetAttr) are dropped at any
+invalidation of an unknown name, which might be theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cachefs.core.noted import Noted
 from cachefs.core.policies import NO_RULE, Rule
 from worker.names.pages import DEFAULT_BYTES, Pages
 
-DEFAULT_NAMES: Final = 200_000  # about 70 MB; the half of them are kept for sure
+DEFAULT_NAMES: Final = 200_000  # about 70 MB; at least half of them are kept
 MAX_DIRECTORIES: Final = 20_000
 MAX_NAMELESS: Final = 10_000
 FOREVER_S: Final = 86400.0
@@ -35,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Asked(NamedTuple):
-    """When a question was asked: at which time, and at which position of the invalidations."""
+    """The time of a request, and the position in the invalidations at that time."""
 
     at_s: float
     position: int
@@ -47,15 +46,15 @@ class Asked(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """An encoded inode (b"": no such name) and until when it answers for its name."""
+    """An encoded inode (b"": no such name) and the end of its validity for its name."""
 
     inode: bytes
     expires_at: float
 
 
 class Directory(NamedTuple):
-    """Where the files of a directory come from: `ufs` is a key, `path` lies below its root; and
-    what policies say of all of them."""
+    """The origin of a directory's files, and the policy rule of all of them. `ufs` is a key; `path`
+    is relative to that source's root."""
 
     ufs: str
     path: bytes
@@ -63,7 +62,7 @@ class Directory(NamedTuple):
 
 
 class NodeCache:
-    """See the module. `limit` bounds names; listings have their own bound, in bytes."""
+    """The cache of one namespace. `limit` bounds the names, `page_bytes` the listings."""
 
     def __init__(
         self, namespace: NamespaceId, limit: int = DEFAULT_NAMES, page_bytes: int = DEFAULT_BYTES
@@ -78,13 +77,13 @@ class NodeCache:
         self._noted = Noted()
 
     def asked(self, now: float) -> Asked:
-        """To be taken when a question is sent, and given back with its answer."""
+        """Returns the token of a request that is about to be sent; its reply is put with it."""
         return Asked(now, self._noted.position)
 
-    # ---- answers ----
+    # ---- lookups ----
 
     def lookup(self, parent: int, name: bytes, now: float) -> Found | None:
-        """The answer while it is valid."""
+        """Returns the cached reply while it is valid, else None."""
         record = self._names.get(_PARENT.pack(parent) + name)
         if record is None or record.expires_at <= now:
             return None
@@ -92,8 +91,7 @@ class NodeCache:
         return Found(inode, record.expires_at - now)
 
     def lookup_stale(self, parent: int, name: bytes) -> Inode | None:
-        """What the name led to, however long ago. An absence is not known for longer than it is
-        valid."""
+        """Returns the inode of a name, even an expired one. Expired absences are not returned."""
         record = self._names.get(_PARENT.pack(parent) + name)
         if record is None or not record.inode or record.expires_at == 0:
             return None
@@ -110,7 +108,7 @@ class NodeCache:
         return _decode(record.inode) if record is not None and record.expires_at else None
 
     def origin(self, ino: int) -> Origin | None:
-        """Where the bytes of a file come from, whether or not its name is still valid."""
+        """Returns the origin of a file, whether or not its name is still valid; None if unknown."""
         key = self._keys.get(ino)
         directory = self._directories.get(_parent_of(key)) if key is not None else None
         record = self._names.get(key) if key is not None and directory is not None else None
@@ -130,8 +128,8 @@ class NodeCache:
         )
 
     def neighbourhood(self, directory: int) -> str | int:
-        """What directories have in common that most likely have one origin: its key, the directory
-        above them, or nothing but themselves."""
+        """Returns a key that directories of one origin most likely share: the key of the source,
+        else the parent's ino, else (the parent is the root or unknown) the directory's own."""
         known = self._directories.get(directory)
         if known is not None:
             return known.ufs
@@ -156,10 +154,11 @@ class NodeCache:
             "listing_bytes": self._pages.size_bytes,
         }
 
-    # ---- what a master answered ----
+    # ---- replies of the master ----
 
     def put_found(self, parent: int, name: bytes, found: Found, asked: Asked) -> bool:
-        """False, and nothing is kept: the name was invalidated while the answer was under way."""
+        """Keeps the reply. Returns False, and keeps nothing, if the name was invalidated while the
+        request was in flight."""
         if self._noted.is_outdated(asked.position, parent, name):
             return False
         record = _ABSENT if found.inode is None else _encode(found.inode)
@@ -168,7 +167,7 @@ class NodeCache:
         return True
 
     def put_attributes(self, found: Found, asked: Asked) -> bool:
-        """Of an ino. As `put_found`."""
+        """Keeps a reply to GetAttr or Resolve. Returns like `put_found`."""
         if found.inode is None:
             return False
         ino = found.inode.ino
@@ -192,14 +191,14 @@ class NodeCache:
             self._pages.put(ino, after, limit, page, expires_at)
 
     def put_origin(self, ino: int, origin: Origin, asked: Asked) -> None:
-        """Where the file's name is known, its directory's place is learnt: the other files there
-        need no question."""
+        """Keeps the origin of a file. If the file's name is known, keeps the origin of its
+        directory instead, which locates the directory's other files, too."""
         key = self._keys.get(ino)
         if self._noted.position != asked.position:
             return
         record = self._record(ino)
         if record is not None and _decode(record.inode).nonce != origin.content.nonce:
-            return self.forget(ino)  # the number is another file's now: the name is asked anew
+            return self.forget(ino)  # the ino was reassigned to another file
         head, _, name = origin.path.rpartition(b"/")
         if key is not None and name == _name_of(key) and not origin.alone:
             self._directories.put(_parent_of(key), Directory(origin.ufs, head, origin.rule))
@@ -219,10 +218,10 @@ class NodeCache:
             return record
         return self._nameless.get(ino)
 
-    # ---- distrust ----
+    # ---- invalidations ----
 
     def invalidate(self, parent: int, name: bytes) -> None:
-        """The name leads elsewhere now, or nowhere."""
+        """Drops a name that was changed or removed, and what depends on it."""
         self._noted.note(parent, name)
         self._pages.drop(parent)
         key = _PARENT.pack(parent) + name
@@ -233,18 +232,18 @@ class NodeCache:
         elif record.inode:
             inode = _decode(record.inode)
             self._forget(inode.ino)
-            if inode.kind is Kind.DIRECTORY:  # a source may be there now, or no more
+            if inode.kind is Kind.DIRECTORY:  # a source may have been mounted or unmounted there
                 self._drop_nameless()
 
     def forget(self, ino: int) -> None:
-        """Nothing about this ino is believed any more."""
+        """Drops all records of an ino."""
         key = self._keys.get(ino)
         if key is not None:
             self.invalidate(_parent_of(key), _name_of(key))
         self._forget(ino)
 
     def policies_changed(self) -> None:
-        """Files may have other rules: where they come from is asked anew."""
+        """Drops the origins, which carry the policy rules of their files."""
         self._noted.note_everything()
         self._drop_nameless()
 

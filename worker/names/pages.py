@@ -1,4 +1,4 @@
-"""Pages of directory listings that a master answered, encoded, up to a number of bytes. Pure."""
+"""Encoded pages of directory listings, bounded in bytes. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kept(NamedTuple):
 
 
 class Pages:
-    """The directories that were read longest ago go first, with all of their pages."""
+    """The cached pages, by directory. Evicts the least recently used directory with all pages."""
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -30,7 +30,7 @@ class Pages:
         self.size_bytes = 0
 
     def get(self, ino: int, after: bytes, limit: int) -> tuple[Listing, float] | None:
-        """A page, however old, and when it expires."""
+        """Returns a page, even an expired one, and its `expires_at`."""
         kept = self._directories.get(ino, {}).get((after, limit))
         if kept is None:
             return None

@@ -1,4 +1,4 @@
-"""Which contents the master allowed to be evicted, and until when. Pure, bounded."""
+"""The contents that the master permits to evict, with their deadlines. Bounded. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ KEPT: Final = 4096
 
 
 class Permissions:
-    """Only what was allowed is kept: what was not may be at the next question."""
+    """The permissions granted. Refusals are not kept: the next request may be granted."""
 
     def __init__(self) -> None:
         self._until: Generations[bytes, float] = Generations(KEPT)
 
     def unknown(self, contents: Sequence[ContentId], now: float, spare_s: float) -> list[ContentId]:
-        """Those to ask about: no permission is known that lasts `spare_s` more."""
+        """Returns the contents whose permission is missing or ends within `spare_s`."""
         until = self._until
         return [one for one in contents if (until.get(one.key) or 0.0) < now + spare_s]
 
@@ -31,7 +31,7 @@ class Permissions:
                 self._until.drop(content.key)
 
     def of(self, contents: Sequence[ContentId], now: float) -> Permission:
-        """What may go, and for how long all of it may."""
+        """Returns the contents that may be evicted, and how long that is valid for all of them."""
         until = {content.name: self._until.get(content.key) or 0.0 for content in contents}
         allowed = frozenset(name for name, at in until.items() if at > now)
         lasts_s = min((until[name] - now for name in allowed), default=0.0)

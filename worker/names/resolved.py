@@ -1,6 +1,7 @@
-"""Directories that were asked for by their path, for answers while the master is away. Pure.
+"""The directories that were resolved by path, for replies while the master is down. Pure.
 
-A mount of a cluster shows a directory whose own name nobody looked up: its path was resolved.
+The root of a cluster's mount is such a directory: the client resolves its path and never looks up
+its name, so the cache of names does not have it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 from cachefs.core.model import Inode
 
-MOST: Final = 32  # mounts of a node, and some more
+MOST: Final = 32  # more than the mounts of a node
 
 
 class Resolved:
@@ -20,7 +21,7 @@ class Resolved:
         self._known: OrderedDict[bytes, Inode] = OrderedDict()
 
     def put(self, path: bytes, inode: Inode) -> None:
-        """Keeps the answer for a path, in place of the one that was kept longest."""
+        """Keeps the directory at a path; drops the oldest one if there are more than `MOST`."""
         self._known[path] = inode
         self._known.move_to_end(path)
         if len(self._known) > MOST:
@@ -37,10 +38,9 @@ class Resolved:
         return None, names
 
     def forget(self, name: bytes) -> None:
-        """A name leads elsewhere now: drops the directories that have it in their path."""
+        """Drops the directories that have a changed name in their path."""
         for path in [path for path in self._known if name in path.split(b"/")]:
             del self._known[path]
 
     def clear(self) -> None:
-        """Nothing that was answered is believed any more."""
         self._known.clear()

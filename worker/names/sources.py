@@ -1,5 +1,5 @@
 """The sources of a node in a cluster: `cachefs.core.services.Sources` for `cachefs://host:port/path`,
-and the connectors of the origins that its files come from.
+and the connectors of their origins.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 MAX_CONNECTORS: Final = 1000
 MAX_RETIRED: Final = 16
 MAX_ATTACHED: Final = 1000
-PATIENCE_S: Final = 5.0  # with a master, where the path was attached before
-FIND_S: Final = 40.0  # for a thread that waits until a master says which source it is
+PATIENCE_S: Final = 5.0  # the timeout of an attach if the path was attached before
+FIND_S: Final = 40.0  # the timeout of a thread that requests a source from the master
 
 OpenConnector = Callable[[UfsSpec, Meter], Connector]
 
 
 class ClusterSources:
     """One master's namespace and its origins. `open_connector(spec, meter)` is called in threads
-    and asks the network for nothing. Belongs to one event loop, but for what its connectors do.
+    and makes no network request. All methods belong to one event loop, unless they say otherwise.
     """
 
     def __init__(self, master: MasterClient, open_connector: OpenConnector) -> None:
@@ -53,13 +53,13 @@ class ClusterSources:
         self._greeting: asyncio.Task[RemoteNamespace] | None = None
         self._connectors: dict[tuple[NamespaceId, str], LateConnector] = {}
         self._made: dict[tuple[NamespaceId, str], tuple[UfsSpec, Connector]] = {}
-        self._retired: list[Connector] = []  # reads under way may use them
+        self._retired: list[Connector] = []  # reads in flight may use them
         self._meters: dict[str, Meter] = {}
         self._attached: Generations[bytes, m.Attached] = Generations(MAX_ATTACHED)
 
     async def open(self) -> RemoteNamespace:
-        """The master's namespace; greets the master at the first call. Calls at one time share an
-        attempt, and a later one tries anew. Raises what `MasterClient.ask` does."""
+        """Returns the master's namespace; the first call greets the master. Concurrent calls share
+        an attempt; a call after a failure tries again. Raises what `MasterClient.ask` raises."""
         if self._current is not None and not self._current.replaced:
             return self._current
         if self._greeting is None:
@@ -72,14 +72,14 @@ class ClusterSources:
         finally:
             self._greeting = None
         known = self._namespaces.setdefault(namespace.namespace, namespace)
-        if known is not namespace:  # the master came back to it
+        if known is not namespace:  # the master serves a former namespace again
             await namespace.close()
         self._current = known
         return known
 
     async def changed_namespace(self, namespace: NamespaceId) -> None:
-        """The master was registered at and has this namespace: new mounts get it. What was mounted
-        of another one stays, and is answered as the master does."""
+        """Called after a registration: switches new mounts to the master's namespace. Existing
+        mounts keep their former namespace; the master's replies for it apply to them."""
         if self._current is None or self._current.namespace == namespace:
             return
         self._current = self._namespaces.get(namespace)
@@ -87,17 +87,18 @@ class ClusterSources:
         try:
             await self.open()
         except CacheFSError as err:  # the next attach tries again
-            log.warning("the master's new namespace is not known yet: %s", err.one_line())
+            log.warning("cannot open the master's new namespace yet: %s", err.one_line())
 
     def heard_run(self, namespace: NamespaceId, store_run: int) -> None:
-        """The master was registered at: its store has this namespace, in this run of it."""
+        """Called after a registration: records the run of the master's store."""
         known = self._namespaces.get(namespace)
         if known is not None:
             known.heard_run(store_run)
 
     async def attach(self, body: m.Attach) -> m.Attached:
-        """Idempotent. Raises NotFound, NotADirectory, BadConfig, InUse for another master's path;
-        Unreachable where the master gives no answer and the path was not attached here before."""
+        """Attaches a directory of the namespace. Idempotent. Raises NotFound, NotADirectory,
+        BadConfig; InUse for another master's path; Unreachable if the master does not reply and the
+        path was not attached before."""
         address, shown = parse_cluster(body.source.url)
         if address != address_of(self._master.url):
             raise InUse(f"this node belongs to the master at {self._master.url}, not to {address}")
@@ -111,7 +112,8 @@ class ClusterSources:
         return attached
 
     async def _attach_again(self, url: str, path: bytes, former: m.Attached) -> m.Attached:
-        """A mount does not wait for a master that is down where it was attached before."""
+        """Attaches a path again. If the master is down or does not reply within `PATIENCE_S`,
+        returns the former result with a warning, so that the mount does not wait."""
         attached = former
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -137,7 +139,7 @@ class ClusterSources:
         return m.Attached(namespace.namespace, found.inode)
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        """Raises NotFound."""
+        """Returns the service of an attached namespace. Raises NotFound."""
         return self._opened(namespace)
 
     def _opened(self, namespace: NamespaceId) -> RemoteNamespace:
@@ -149,8 +151,8 @@ class ClusterSources:
     # ---- origins ----
 
     def connector(self, namespace: NamespaceId, ufs: str) -> Connector:
-        """Answers at once; the connector's first request finds out what the source is. Raises
-        NotFound for a namespace that is not attached."""
+        """Returns a connector without waiting; its first request looks up the source. Raises
+        NotFound for a namespace that is not attached, Unreachable for too many sources."""
         known = self._connectors.get((namespace, ufs))
         if known is None:
             if len(self._connectors) >= MAX_CONNECTORS:
@@ -160,34 +162,34 @@ class ClusterSources:
         return known
 
     def _find(self, namespace: RemoteNamespace, ufs: str) -> Connector:
-        """In a thread."""
-        asked = asyncio.run_coroutine_threadsafe(namespace.find_ufs(ufs), self._loop)
+        """Requests a source from the master and returns its connector. Runs in a thread."""
+        finding = asyncio.run_coroutine_threadsafe(namespace.find_ufs(ufs), self._loop)
         try:
-            spec = asked.result(FIND_S)
+            spec = finding.result(FIND_S)
         except concurrent.futures.CancelledError as err:
             raise Unreachable("this node is ending") from err
         except TimeoutError as err:
-            asked.cancel()
-            raise Unreachable(f"the master does not say what {ufs} is") from err
+            finding.cancel()
+            raise Unreachable(f"no reply of the master about the source {ufs}") from err
         return self._make(namespace.namespace, ufs, spec)
 
     def _make(self, namespace: NamespaceId, ufs: str, spec: UfsSpec) -> Connector:
-        """The connector of a source, another one where its options are others now. In a thread;
-        there is one at a time for each source."""
+        """Returns the connector of a source, a new one if its options changed. Runs in a thread;
+        calls for one source are serialised."""
         former = self._made.get((namespace, ufs))
         if former is not None and former[0] == spec:
             return former[1]
         connector = self._open_connector(spec, self._meters.setdefault(ufs, Meter()))
         self._made[namespace, ufs] = spec, connector
         if former is not None:
-            log.info("source %s has other options now", spec.url)
+            log.info("the options of source %s changed", spec.url)
             self._retired.append(former[1])
             if len(self._retired) > MAX_RETIRED:
                 self._retired.pop(0).close()
         return connector
 
     def status(self) -> list[dict[str, Any]]:
-        """Plain values: one row per namespace."""
+        """Returns plain values, one row per namespace."""
         origins = {
             ufs: msgspec.to_builtins(meter.snapshot()) for ufs, meter in [*self._meters.items()]
         }

@@ -1,6 +1,4 @@
-"""Follows the invalidations of a master's namespace for a node: asks for the next ones for ever,
-says what happened, and whether it hears of changes now.
-"""
+"""The stream of a master's invalidations to a node: long polls, call-backs for events and gaps."""
 
 from __future__ import annotations
 
@@ -18,16 +16,16 @@ from worker.membership.master_client import MasterClient
 
 log = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0  # of one question, at the master
-SPARE_S: Final = 5.0  # for the way there and back
+WAIT_S: Final = 10.0  # of one long poll, at the master
+SPARE_S: Final = 5.0  # for the transfer of the request and the reply
 PAUSE_S: Final = 0.5  # after a failure
 
 
 class Stream:
-    """Begins where `greeted` says. `on_events` gets the events in order; `on_gap` is called when
-    some were missed for good, and when the master's store was started again: the store may be an
-    earlier one, which cannot be told from positions. `intact` is False from the first failure until
-    the missed ones were heard."""
+    """The stream from the position in `greeted` on. `on_events` receives the events in order.
+    `on_gap(seq)` is called if events were lost, or if the master's store was restarted: it may be
+    an older copy, which positions do not reveal. `intact` is False from a failure until the stream
+    has caught up."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class Stream:
         self.seq = greeted.seq
         self._store_run = greeted.store_run
         self.intact = True
-        self.replaced = False  # the master has another namespace now
+        self.replaced = False  # the master serves another namespace
         self._master = master
         self._namespace = greeted.namespace
         self._on_events = on_events
@@ -47,7 +45,7 @@ class Stream:
         self._moved = asyncio.Event()
 
     async def reach(self, seq: int, within_s: float) -> bool:
-        """Waits until the events up to a position were heard; False when they were not in time."""
+        """Waits up to `within_s` for the events up to a position. Returns whether they arrived."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.seq < seq:
@@ -55,39 +53,39 @@ class Stream:
         return self.seq >= seq
 
     def heard_run(self, store_run: int) -> None:
-        """Takes the run of the store that another answer of the master named. Another run than the
-        known one is a gap at once; the next answer to this stream's own question moves it on."""
+        """Calls `on_gap` if another reply of the master named a new store run. The next reply to
+        this stream's own poll then moves the position."""
         if store_run != self._store_run:
             self._on_gap(self.seq)
 
     async def run(self) -> None:
-        """For ever; ends by cancellation."""
+        """Polls until cancelled."""
         while True:
             try:
                 await self._next()
             except PositionGone as err:
-                log.warning("%s: everything known of the master's names is forgotten", err.cause)
-                await self._start_anew()
+                log.warning("%s: dropping all cached names of the master", err.cause)
+                await self._restart()
             except CacheFSError as err:
                 self._broken(err)
                 await asyncio.sleep(PAUSE_S * (0.5 + random.random()))
 
     async def _next(self) -> None:
-        wait_s = WAIT_S if self.intact else 0.0  # at once after a failure
-        question = c.GetEvents(self._namespace, self.seq, wait_s)
-        answer = await self._master.ask(question, c.Events, answer_s=wait_s + SPARE_S, reach_s=0)
-        if answer.store_run != self._store_run:
-            log.info("the master was started again: what is known of its names is asked anew")
-            return await self._start_anew()
-        if answer.events:
-            self._on_events(answer.events)
+        wait_s = WAIT_S if self.intact else 0.0  # after a failure the reply must not wait
+        request = c.GetEvents(self._namespace, self.seq, wait_s)
+        reply = await self._master.ask(request, c.Events, answer_s=wait_s + SPARE_S, reach_s=0)
+        if reply.store_run != self._store_run:
+            log.info("the master was restarted: dropping all cached names")
+            return await self._restart()
+        if reply.events:
+            self._on_events(reply.events)
         if not self.intact:
-            log.info("the master's changes are heard again")
+            log.info("invalidations from the master arrive again")
         self.intact, self.replaced = True, False
-        self._move(answer.seq)
+        self._move(reply.seq)
 
-    async def _start_anew(self) -> None:
-        """The position is taken first: what happens after it is heard."""
+    async def _restart(self) -> None:
+        """Takes the master's current position, then reports the gap: later events are received."""
         try:
             greeted = await self._master.ask(c.Greeting(), c.Greeted, answer_s=SPARE_S, reach_s=0)
         except CacheFSError as err:
@@ -108,5 +106,5 @@ class Stream:
             self.replaced = True
             log.error("%s: mounts of it must be mounted again", err.cause)
         elif self.intact:
-            log.warning("changes of names are not heard for now: %s", err.one_line())
+            log.warning("no invalidations from the master for now: %s", err.one_line())
         self.intact = False

@@ -1,5 +1,5 @@
-"""Every file below a directory, asked of a master batch by batch. A master that forgot the walk (it
-was restarted) is asked anew from the beginning, and what was told before is passed over.
+"""A walk of all files below a directory, requested from a master batch by batch. If the master has
+lost the walk (it was restarted), the walk restarts and skips the files already yielded.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ Ask = Callable[[int, bool, bytes], Awaitable[Walked]]  # ino, known, cursor
 
 
 async def files(ask: Ask, ino: int, *, known: bool) -> AsyncIterator[Batch]:
-    """Batches in the master's order, no file twice. Raises what `ask` does; PositionGone for a walk
-    that was forgotten again and again, or whose last file is gone at a new start."""
+    """Yields batches in the master's order, no file twice. Raises what `ask` raises; PositionGone
+    if the master lost the walk `MOST_STARTS` times, or the last yielded file no longer exists."""
     cursor, starts = b"", 1
-    told: bytes | None = None  # the last file that was passed on
-    passing = False  # up to it
+    last: bytes | None = None  # the last file that was yielded
+    skipping = False  # up to that file, after a restart
     while True:
         try:
-            answer = await ask(ino, known, cursor)
+            reply = await ask(ino, known, cursor)
         except PositionGone:
             if not cursor or starts == MOST_STARTS:
                 raise
-            cursor, starts, passing = b"", starts + 1, told is not None
+            cursor, starts, skipping = b"", starts + 1, last is not None
             continue
-        batch, passing = _behind(answer.files, told) if passing else (answer.files, False)
+        batch, skipping = _after(reply.files, last) if skipping else (reply.files, False)
         if batch:
-            told = batch[-1][0]
+            last = batch[-1][0]
             yield batch
-        cursor = answer.cursor
+        cursor = reply.cursor
         if not cursor:
             break
-    if passing:
+    if skipping:
         raise PositionGone("the directory changed while it was walked", remedy="start again")
 
 
-def _behind(batch: Batch, path: bytes | None) -> tuple[Batch, bool]:
-    """What comes after `path`, and whether it is still to come."""
+def _after(batch: Batch, path: bytes | None) -> tuple[Batch, bool]:
+    """Returns the files after `path`, and whether a later batch has `path`."""
     for i, (name, _) in enumerate(batch):
         if name == path:
             return batch[i + 1 :], False
