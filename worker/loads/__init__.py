@@ -1,1 +1,1 @@
-"""Tasks of load jobs."""
+"""The worker's execution of load jobs."""

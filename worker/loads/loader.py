@@ -1,8 +1,7 @@
-"""The loader of one namespace: asks its master for tasks, does them in this node's cache, and says
-what became of them. Executes what `worker.loads.schedule` decides; owned by the loop.
+"""The loader of one namespace: polls its master for tasks, executes them in this node's cache, and
+reports the outcomes. Executes the actions of `worker.loads.schedule`. Owned by the loop.
 
-`ask` asks the master; in an embedded server that is the master's own method. A question that fails
-is asked again, what was being done goes on meanwhile.
+A poll that fails is retried; tasks in progress continue.
 """
 
 from __future__ import annotations
@@ -42,19 +41,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROOM_S: Final = 2.0  # figures are taken again after so long
-GATE_S: Final = 1.0  # between looks whether a file that waits for bandwidth is still wanted
+ROOM_S: Final = 2.0  # the age at which the cache use is measured again
+GATE_S: Final = 1.0  # between checks whether the job of a throttled load still runs
 
 AskForWork = Callable[[Work], Awaitable[Worked]]
 
 
 class Loader:
-    """`start` begins, `close` ends; a loader that was closed does not start again."""
+    """The loader, from `start` to `close`. A closed loader cannot start again."""
 
     def __init__(
         self, cache: CacheLoading, ask: AskForWork, worker: str, clocks: Clocks | None = None
     ) -> None:
-        """`worker`: how the master knows this node."""
+        """`ask` sends a poll to the master; in an embedded server it is the master's own method.
+        `worker`: this node's id at the master."""
         self._cache = cache
         self._ask = ask
         self._clock = (clocks or Clocks()).monotonic
@@ -71,25 +71,25 @@ class Loader:
         self.counters = {"files": 0, "failed_files": 0, "fetched_bytes": 0}
 
     def start(self) -> None:
-        """Asks for the first tasks."""
-        self._hear(Tick())
+        """Polls for the first tasks."""
+        self._post(Tick())
 
     async def close(self) -> None:
-        """Asks no more, and tells nobody what becomes of what is under way: another worker, or the
-        next run of this one, is handed it again. Idempotent."""
+        """Ends the polls without reporting the tasks in progress: the master assigns them again,
+        to another worker or to the next run of this one. Idempotent."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.close()
 
     def status(self) -> dict[str, int]:
-        """Plain values for people."""
+        """Returns plain values for operators."""
         return {**self.counters, "files_in_hand": self._state.files}
 
     # ---- events and actions ----
 
-    def _hear(self, event: Event) -> None:
-        """Events of one moment are handled together, after what causes them."""
+    def _post(self, event: Event) -> None:
+        """Queues an event. The events of one turn of the loop are handled together, in the next."""
         if not self._events and not self._is_closed:
             self._loop.call_soon(self._pump)
         self._events.append(event)
@@ -105,7 +105,7 @@ class Loader:
         self._wake_at(self._state.wake_at_s, now)
 
     def _wake_at(self, at_s: float, now: float) -> None:
-        """A wake-up that is too early does no harm."""
+        """Sets the timer, unless it fires earlier: an early `Tick` is harmless."""
         if self._timer is not None:
             if self._timer_at_s <= at_s:
                 return
@@ -117,37 +117,37 @@ class Loader:
 
     def _tick(self) -> None:
         self._timer = None
-        self._hear(Tick())
+        self._post(Tick())
 
     def _act(self, action: Action) -> None:
         match action:
             case Bring():
                 self._bring(action)
             case Ask(work):
-                self._tasks.start(self._question(work))
+                self._tasks.start(self._poll(work))
             case Check():
                 self._tasks.start(self._check(action))
-            # What is dropped ends by its gate, or soon by itself.
+            # The loads of a dropped task end at their gate, or soon complete.
 
-    async def _question(self, work: Work) -> None:
+    async def _poll(self, work: Work) -> None:
         event: Event
         try:
             event = Answered(await self._ask(work))
         except CacheFSError as err:
-            log.debug("no work from the master: %s", err.one_line())
+            log.debug("the poll for tasks failed: %s", err.one_line())
             event = Unanswered()
         self._state.capacity_bytes = self._cache.capacity()
-        self._hear(event)
+        self._post(event)
 
     # ---- loads ----
 
     def _bring(self, bring: Bring) -> None:
         task, place = bring.task, bring.place
 
-        def came() -> None:
-            self._hear(FileCame(bring.id, place))
+        def on_fetched() -> None:
+            self._post(FileCame(bring.id, place))
 
-        def ended(loaded: Loaded) -> None:
+        def on_ended(loaded: Loaded) -> None:
             self._ended(bring, loaded)
 
         async def gate(size_bytes: int) -> None:
@@ -156,16 +156,16 @@ class Loader:
         hold = Hold(task.hold_until_s, task.hold_read) if task.hold_until_s else None
         origin, block = bring.file.origin, bring.file.block
         gates = gate if is_large(bring.file) else None
-        self._cache.load(Load(origin, block, hold, gates, came, ended))
+        self._cache.load(Load(origin, block, hold, gates, on_fetched, on_ended))
 
     async def _pass(self, id: int, place: int, size_bytes: int) -> None:
-        """Waits until a request may go. Raises Interrupted when nobody wants it any more."""
+        """Waits until a request may be sent. Raises Interrupted if the task was dropped."""
         while self._state.wants(id):
             wait_s = self._state.wait_s(id, self._clock())
             if wait_s <= 0:
                 return self._state.charge(id, place, size_bytes, self._clock())
             await asyncio.sleep(min(wait_s, GATE_S))
-        raise Interrupted("the job does not want it any more")
+        raise Interrupted("the load job no longer runs")
 
     def _ended(self, bring: Bring, loaded: Loaded) -> None:
         self.counters["files"] += loaded.error is None
@@ -175,15 +175,15 @@ class Loader:
             self._tasks.start(self._no_room(bring, loaded))
         else:
             failure = _failure(bring.place, loaded.error)
-            self._hear(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
+            self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure))
 
     async def _no_room(self, bring: Bring, loaded: Loaded) -> None:
-        room = await self._figures()
+        room = await self._cache_use()
         failure = _failure(bring.place, loaded.error)
-        self._hear(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))
+        self._post(FileEnded(bring.id, bring.place, loaded.fetched_bytes, failure, room))
 
-    async def _figures(self) -> Room:
-        """As they were a moment ago at most: many files may find no room at once."""
+    async def _cache_use(self) -> Room:
+        """Returns the cache use, at most `ROOM_S` old: many files may find no space at once."""
         if self._measuring is not None:
             return await asyncio.shield(self._measuring)
         if self._room is None or self._clock() - self._room_at_s > ROOM_S:
@@ -204,16 +204,15 @@ class Loader:
             cause = "it is not complete in the cache"
         except OSError as err:
             missing = [*range(len(check.task.files))]
-            cause = f"the cache disk does not say: {err.strerror or err}"
-        self._hear(Checked(check.id, [FileFailure(place, MISSING, cause) for place in missing]))
+            cause = f"cannot read the cache disk: {err.strerror or err}"
+        self._post(Checked(check.id, [FileFailure(place, MISSING, cause) for place in missing]))
 
 
 def _failure(place: int, error: CacheFSError | None) -> FileFailure | None:
-    """As the master is told: a file that is gone is said to be gone, and not stale."""
+    """Returns the failure as reported to the master: a removed file as NotFound, not as Stale."""
     if error is None:
         return None
-    origin_said = error.__cause__
     if isinstance(error, OverQuota):
         return FileFailure(place, error.code, error.one_line(), error.full)
-    code = NotFound.code if isinstance(origin_said, NotFound) else error.code
+    code = NotFound.code if isinstance(error.__cause__, NotFound) else error.code
     return FileFailure(place, code, error.cause)

@@ -1,10 +1,9 @@
-"""What a worker's loader does next: which files of its tasks it begins, when it asks the master for
-more, and what it tells it. Pure: `handle(event, now) -> actions`; the shell is
-`worker.loads.loader`.
+"""The decisions of a worker's loader: which files to start, when to poll the master, and which
+outcomes to report. Pure: `handle(event, now) -> actions`; `worker.loads.loader` executes them.
 
-Tasks come in an order that the master chose; a job that has used up its bandwidth waits, others go
-before it. Files are begun while fewer than `requests` requests are under way. A job that the master
-does not name any more is dropped, and so is everything when the master is another run of it.
+Tasks start in the order of their numbers, which the master chose. A job that has used up its
+bandwidth waits while others continue. Files start while fewer than `requests` requests are in
+flight. Tasks of jobs that the master no longer names are dropped; at its restart, all tasks are.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from cachefs.core.placement import BLOCK_BYTES
 from worker.cache.load_requests import PIECES
 from worker.runtime.rate import TokenBucket
 
-REQUESTS: Final = 96  # to origins at once, for a page or less
-PAGES_COST: Final = 3  # of a request for more than a page, in requests for less
-LARGE_BYTES: Final = 8 * PAGE_BYTES  # of a block that takes several requests
-LEAST_BYTES: Final = 64 << 10  # a smaller file counts as so much in hand
-MOST_BYTES: Final = 4 << 30  # in hand: large blocks for all requests, and as many again
-MOST_FILES: Final = 1024  # in hand
-LONG_S: Final = 20.0  # a question waits so long for work while there is none
-POLL_S: Final = 0.25  # between questions while there is some, and more could be taken
-BEAT_S: Final = 2.0  # between questions at most
-RETRY_S: Final = 1.0  # after a question without an answer
+REQUESTS: Final = 96  # in flight to origins, counted in requests for at most a page
+PAGES_COST: Final = 3  # the cost of a request for more than a page
+LARGE_BYTES: Final = 8 * PAGE_BYTES  # a larger block takes several requests
+LEAST_BYTES: Final = 64 << 10  # a smaller file is counted with this size
+MOST_BYTES: Final = 4 << 30  # of assigned tasks: large blocks for all requests, twice
+MOST_FILES: Final = 1024  # of assigned tasks
+LONG_S: Final = 20.0  # the wait of a long poll, while no task is assigned
+POLL_S: Final = 0.25  # between polls while more tasks could be taken
+BEAT_S: Final = 2.0  # the longest time between polls
+RETRY_S: Final = 1.0  # after a poll without a reply
 NO_SPACE: Final = "no-space"
 _CHECK_COST: Final = {TaskKind.CHECK: REQUESTS // 8, TaskKind.VERIFY: REQUESTS // 4}
 
@@ -44,20 +43,20 @@ class Answered(NamedTuple):
 
 
 class Unanswered(NamedTuple):
-    """The question failed."""
+    """The poll failed."""
 
 
 class FileCame(NamedTuple):
-    """The requests of what was begun by `Bring` are over: others may begin. It has not ended yet,
-    and `FileEnded` may come without this."""
+    """The load of a `Bring` needs no more requests, so others may start. It has not ended yet.
+    `FileEnded` may occur without this event."""
 
     id: int
     place: int
 
 
 class FileEnded(NamedTuple):
-    """What was begun by `Bring` is as asked, or `failure` says why not. `fetched_bytes`: of the
-    origin. `room`: there was none."""
+    """The load of a `Bring` has ended, with `failure` if it failed. `fetched_bytes`: from the
+    origin. `room`: the cache use, if there was no space."""
 
     id: int
     place: int
@@ -67,14 +66,14 @@ class FileEnded(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What was begun by `Check` has ended."""
+    """The check of a `Check` has ended."""
 
     id: int
     failures: Sequence[FileFailure]
 
 
 class Tick(NamedTuple):
-    """`wake_at_s` has come, or nothing special."""
+    """`wake_at_s` has passed. An early one is harmless."""
 
 
 Event = Answered | Unanswered | FileCame | FileEnded | Checked | Tick
@@ -84,13 +83,13 @@ Event = Answered | Unanswered | FileCame | FileEnded | Checked | Tick
 
 
 class Ask(NamedTuple):
-    """Ask the master; `Answered` or `Unanswered` follows."""
+    """Poll the master; `Answered` or `Unanswered` follows."""
 
     work: Work
 
 
 class Bring(NamedTuple):
-    """Make this complete, as its task says; `FileEnded` follows. `id`: of the task, here."""
+    """Load one file of a task; `FileEnded` follows. `id`: this worker's id of the task."""
 
     id: int
     task: Task
@@ -99,15 +98,14 @@ class Bring(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Look at all files of a task that says so; `Checked` follows."""
+    """Check all files of a CHECK or VERIFY task; `Checked` follows."""
 
     id: int
     task: Task
 
 
 class Drop(NamedTuple):
-    """Nobody wants this task any more: what is under way for it may end early; its end is told all
-    the same."""
+    """The task is no longer needed: its loads may end early. Their events are still expected."""
 
     id: int
 
@@ -117,17 +115,17 @@ Action = Ask | Bring | Check | Drop
 
 @dataclass(eq=False, slots=True)
 class _Doing:
-    """A task in hand. `next`: the place of its first file that was not begun. `id` is drawn here:
-    another run of the master numbers its tasks anew."""
+    """An assigned task. `next`: the index of its first file not started. `id` is local, because a
+    restarted master reuses task numbers."""
 
     id: int
     task: Task
     sizes: list[int]  # as counted
     next: int = 0
-    open: int = 0  # files under way, or a check of all
-    busy: set[int] = field(default_factory=set)  # places of those that make requests
+    open: int = 0  # files in progress; 1 for a check of all files
+    busy: set[int] = field(default_factory=set)  # places of files with requests in flight
     fetched_bytes: int = 0
-    charged: dict[int, int] = field(default_factory=dict)  # place -> bytes, where there is a bucket
+    charged: dict[int, int] = field(default_factory=dict)  # place -> bytes charged to the bucket
     failures: list[FileFailure] = field(default_factory=list)
     room: Room | None = None
     is_dropped: bool = False
@@ -138,32 +136,32 @@ class _Doing:
 
 
 class Loading:
-    """See the module. `wake_at_s`: when a `Tick` is due, in the caller's clock."""
+    """The assigned tasks. `wake_at_s`: the time of the next `Tick`, in the caller's clock."""
 
     def __init__(self, worker: str, *, requests: int = REQUESTS) -> None:
-        self.capacity_bytes = -1  # what the next question says of the cache
+        self.capacity_bytes = -1  # reported with the next poll
         self.wake_at_s = 0.0
         self._worker = worker
         self._requests = requests
         self._run = ""
         self._seen = 0
         self._ids = itertools.count(1)
-        self._doing: dict[int, _Doing] = {}  # dropped ones, too, while something is under way
-        self._waiting: dict[int, deque[_Doing]] = {}  # by job: tasks with files to begin
+        self._doing: dict[int, _Doing] = {}  # by id; dropped ones until their loads end
+        self._waiting: dict[int, deque[_Doing]] = {}  # by job: tasks with files to start
         self._buckets: dict[int, TokenBucket] = {}
         self._in_flight = 0  # requests
-        self._bytes = self._files = 0  # in hand
+        self._bytes = self._files = 0  # of assigned tasks
         self._outcomes: list[Outcome] = []
-        self._sent: list[Outcome] | None = None  # with the question under way
+        self._sent: list[Outcome] | None = None  # with the poll in flight
         self._asked_at_s = float("-inf")
-        self._fed = True  # the last answer brought something
+        self._fed = True  # the last reply had tasks
         self._retry_at_s = float("-inf")
 
-    # ---- what is asked about it ----
+    # ---- queries and charges ----
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is in hand."""
+        """True if no task is assigned."""
         return self._files == 0
 
     @property
@@ -171,17 +169,17 @@ class Loading:
         return self._files
 
     def wants(self, id: int) -> bool:
-        """Is that task still wanted?"""
+        """Returns whether a task is still needed."""
         doing = self._doing.get(id)
         return doing is not None and not doing.is_dropped
 
     def wait_s(self, id: int, now: float) -> float:
-        """How long until one more request of a task may go; 0: now."""
+        """Returns the time until a task may send one more request, in seconds; 0: now."""
         bucket = self._bucket(self._doing.get(id))
         return bucket.wait_s(now) if bucket is not None else 0.0
 
     def charge(self, id: int, place: int, size_bytes: int, now: float) -> None:
-        """A request for so much of a file begins (of one that takes several)."""
+        """Charges the job's bandwidth for a request of a large file, before it is sent."""
         doing = self._doing.get(id)
         bucket = self._bucket(doing)
         if doing is not None and bucket is not None:
@@ -199,7 +197,7 @@ class Loading:
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Action]:
-        """What happened together is answered together."""
+        """Handles concurrent events together and returns the actions."""
         actions: list[Action] = []
         for event in events:
             self._handle(event, now, actions)
@@ -210,7 +208,7 @@ class Loading:
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
             case FileCame(id, place):
-                self._came(self._doing[id], place)
+                self._release_requests(self._doing[id], place)
             case FileEnded():
                 self._file_ended(event, now)
             case Answered(worked):
@@ -228,8 +226,8 @@ class Loading:
             self._drop([*self._doing.values()], actions)
             self._outcomes.clear()
             self._run, self._seen = worked.run, 0
-        gone = [one for one in self._doing.values() if one.task.job not in worked.running]
-        self._drop(gone, actions)
+        ended = [one for one in self._doing.values() if one.task.job not in worked.running]
+        self._drop(ended, actions)
         self._set_rates(worked.running, now)
         fresh = [task for task in worked.tasks if task.number > self._seen]
         for task in fresh:
@@ -255,13 +253,13 @@ class Loading:
         self._doing[doing.id] = doing
         self._waiting.setdefault(task.job, deque()).append(doing)
 
-    def _drop(self, gone: Sequence[_Doing], actions: list[Action]) -> None:
-        for doing in gone:
+    def _drop(self, ended: Sequence[_Doing], actions: list[Action]) -> None:
+        for doing in ended:
             if doing.is_dropped:
                 continue
             doing.is_dropped = True
             actions.append(Drop(doing.id))
-            self._let_go(doing)
+            self._uncount(doing)
             if not doing.open:
                 del self._doing[doing.id]
             waiting = self._waiting.get(doing.task.job, ())
@@ -270,20 +268,20 @@ class Loading:
                 if not self._waiting[doing.task.job]:
                     del self._waiting[doing.task.job]
 
-    def _let_go(self, doing: _Doing) -> None:
+    def _uncount(self, doing: _Doing) -> None:
         self._bytes -= sum(doing.sizes)
         self._files -= len(doing.sizes)
 
-    # ---- what ends ----
+    # ---- ends of loads and tasks ----
 
-    def _came(self, doing: _Doing, place: int) -> None:
+    def _release_requests(self, doing: _Doing, place: int) -> None:
         if place in doing.busy:
             doing.busy.remove(place)
             self._in_flight -= _cost(doing.task.files[place])
 
     def _file_ended(self, event: FileEnded, now: float) -> None:
         doing = self._doing[event.id]
-        self._came(doing, event.place)
+        self._release_requests(doing, event.place)
         doing.open -= 1
         doing.fetched_bytes += event.fetched_bytes
         if doing.charged:
@@ -298,7 +296,7 @@ class Loading:
         self._end_if_over(doing)
 
     def _no_room(self, doing: _Doing, room: Room) -> None:
-        """Nothing more of that job is loaded of what is in hand."""
+        """Ends all assigned load tasks of the job: their files not started fail with no-space."""
         doing.room = doing.room or room
         waiting = self._waiting.pop(doing.task.job, deque())
         checks = deque(one for one in waiting if one.task.kind is not TaskKind.LOAD)
@@ -328,10 +326,10 @@ class Loading:
             self._outcomes.append(
                 Outcome(doing.task.number, doing.fetched_bytes, failures, doing.room)
             )
-            self._let_go(doing)
+            self._uncount(doing)
             del self._doing[doing.id]
 
-    # ---- what begins ----
+    # ---- starts ----
 
     def _begin(self, now: float, actions: list[Action]) -> None:
         while self._in_flight < self._requests:
@@ -354,7 +352,7 @@ class Loading:
             del self._waiting[job]
 
     def _next(self, now: float) -> _Doing | None:
-        """The first task of a job that may go on."""
+        """Returns the task with the lowest number whose job has bandwidth; None: no such task."""
         found = None
         for job, waiting in self._waiting.items():
             first = waiting[0]
@@ -375,7 +373,7 @@ class Loading:
             self.charge(doing.id, place, size_of(file), now)
         return Bring(doing.id, doing.task, place, file)
 
-    # ---- what is asked ----
+    # ---- polls ----
 
     def _ask(self, now: float, actions: list[Action]) -> None:
         due_s = self._due_s()
@@ -383,10 +381,10 @@ class Loading:
             wait_s = LONG_S if self.is_idle else 0.0
             self._sent, self._outcomes = self._outcomes, []
             self._asked_at_s = now
-            actions.append(Ask(self._question(wait_s)))
+            actions.append(Ask(self._poll(wait_s)))
         self.wake_at_s = min(due_s if self._sent is None else float("inf"), self._opens_at_s(now))
 
-    def _question(self, wait_s: float) -> Work:
+    def _poll(self, wait_s: float) -> Work:
         return Work(
             self._worker,
             self._run,
@@ -402,9 +400,9 @@ class Loading:
         return max(0, min(MOST_BYTES - self._bytes, files * LEAST_BYTES))
 
     def _due_s(self) -> float:
-        """When to ask next, unless a question is under way."""
+        """Returns the time of the next poll, if none is in flight."""
         if self.is_idle:
-            pause_s = 0.0 if self._fed or self._outcomes else POLL_S  # it should have waited
+            pause_s = 0.0 if self._fed or self._outcomes else POLL_S  # prevents a busy loop
             return max(self._retry_at_s, self._asked_at_s + pause_s)
         is_hungry = 2 * self._files < MOST_FILES and 2 * self._bytes < MOST_BYTES
         pause_s = BEAT_S
@@ -413,7 +411,7 @@ class Loading:
         return max(self._retry_at_s, self._asked_at_s + pause_s)
 
     def _opens_at_s(self, now: float) -> float:
-        """When the next job out of bandwidth may go on."""
+        """Returns the time at which the next throttled job has bandwidth again; inf: none."""
         if self._in_flight >= self._requests:
             return float("inf")
         waits_s = [
@@ -425,7 +423,7 @@ class Loading:
         doing = [one for one in self._doing.values() if not one.is_dropped]
         assert self._files == sum(len(one.sizes) for one in doing)
         assert self._bytes == sum(sum(one.sizes) for one in doing)
-        assert all(one.open or not one.is_begun for one in doing), "a task that is over is in hand"
+        assert all(one.open or not one.is_begun for one in doing), "an ended task is still assigned"
         assert all(one.open for one in self._doing.values() if one.is_dropped)
         for job, waiting in self._waiting.items():
             assert waiting, f"job {job} waits without a task"
@@ -436,18 +434,18 @@ class Loading:
 
 
 def size_of(file: TaskFile) -> int:
-    """Of the file, or of its block."""
+    """Returns the size of the file, or of its block, in bytes."""
     size = file.origin.size
     return size if file.block < 0 else max(0, min(BLOCK_BYTES, size - file.block * BLOCK_BYTES))
 
 
 def is_large(file: TaskFile) -> bool:
-    """Does it take several requests, each charged for itself?"""
+    """Returns whether a file takes several requests, each of which is charged separately."""
     return size_of(file) > LARGE_BYTES
 
 
 def _cost(file: TaskFile) -> int:
-    """In requests for a page."""
+    """Returns the cost of a file, in requests for a page."""
     if size_of(file) <= PAGE_BYTES:
         return 1
     return PAGES_COST * (PIECES if is_large(file) else 1)

@@ -22,9 +22,8 @@ AGAIN_S: Final = 5.0  # between lookups while the origin denies access
 
 class LateConnector:
     """A lazily created connector. `find` blocks and may raise the typed errors; a failure is raised
-    again for `FAILURE_KEPT_S`. Later calls of `find` may return another connector; the caller's
-    `find` closes all but the last. Thread-safe. Only `ask` and `close` may be called in an event
-    loop; the other methods block."""
+    again for `FAILURE_KEPT_S`. A later `find` may return another connector; the owner of `find`
+    closes the former one. Thread-safe. All methods but `ask` and `close` may block."""
 
     def __init__(
         self, find: Callable[[], Connector], clock: Callable[[], float] = time.monotonic

@@ -69,8 +69,7 @@ T = TypeVar("T", bound=Message)
 
 
 class RemoteNamespace(MasterJobs):
-    """One master's namespace. Created by `open`, ended by `close`. All methods belong to one event
-    loop."""
+    """One master's namespace, from `open` to `close`. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -259,8 +258,7 @@ class RemoteNamespace(MasterJobs):
         return spec
 
     async def find_ufs(self, key: str) -> UfsSpec:
-        """Requests a source from the master. While the master is down, returns its last reply.
-        Raises NotFound."""
+        """Returns a source from the master; its last reply if it is down. Raises NotFound."""
         try:
             found = await self._ask(c.GetUfs(key), c.UfsFound, answer_s=LOCATE_S)
         except MasterUnreachable:
@@ -285,8 +283,7 @@ class RemoteNamespace(MasterJobs):
         return await self._ask(request, c.Walked, answer_s=LISTING_S)
 
     async def permit_eviction(self, contents: Sequence[ContentId]) -> Permission:
-        """See MetadataService. Raises MasterUnreachable if the master gives no reply: then nothing
-        may be evicted."""
+        """See MetadataService. Raises MasterUnreachable without a reply: then evict nothing."""
         unknown = self._permissions.unknown(contents, self._clock(), PERMISSION_SPARE_S)
         if unknown and self._master.down:  # without waiting: the read then bypasses the cache
             raise MasterUnreachable("the master is down")

@@ -78,8 +78,8 @@ class ClusterSources:
         return known
 
     async def changed_namespace(self, namespace: NamespaceId) -> None:
-        """Called after a registration: switches new mounts to the master's namespace. Existing
-        mounts keep their former namespace; the master's replies for it apply to them."""
+        """Called after a registration: switches new mounts to the master's current namespace.
+        Existing mounts keep theirs, for which the master may reply with a failure."""
         if self._current is None or self._current.namespace == namespace:
             return
         self._current = self._namespaces.get(namespace)

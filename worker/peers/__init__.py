@@ -1,1 +1,1 @@
-"""Bytes between workers: who is asked (`source`), who answers (`server`)."""
+"""The transfer of pages between workers: `source` requests them, `server` sends them."""

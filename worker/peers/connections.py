@@ -1,8 +1,7 @@
-"""Connections to peers: the little of HTTP/1.1 that is spoken with them, from threads, and kept for
-the next request.
+"""Keep-alive connections to peers, for threads: the subset of HTTP/1.1 that workers use.
 
-Why not `http.client`: it parses headers as mail, which costs as much as all else of a request for a
-small file, and reads in many small pieces. Here a page is one call, which the kernel fills.
+`http.client` is not used: its header parser costs as much as the rest of a request for a small
+file, and it reads in many small pieces. Here the kernel fills a page in one call.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from cachefs.doors.outgoing import Judge, any_process, connect
 
 CONNECT_S: Final = 1.0
 KEPT_PER_PEER: Final = 32
-KEPT_S: Final = 20.0  # less than a server keeps them
-HEAD_BYTES: Final = 4096  # read at a time while the head comes
+KEPT_S: Final = 20.0  # less than a server keeps idle connections
+HEAD_BYTES: Final = 4096  # of one read of the head
 MOST_HEAD_BYTES: Final = 64 << 10
-PART_S: Final = 20.0  # for a head, or a page: a peer that sends a little now and then is given up
+PART_S: Final = 20.0  # the deadline of a head, or of a page, from a peer that sends slowly
 
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
 class BadAnswer(OSError):
-    """What came is no HTTP, or none that a peer speaks."""
+    """The reply is not HTTP, or not the subset that peers use."""
 
 
 class ClosedBefore(ConnectionError):
-    """The peer closed the connection before the first byte of an answer: if it was used before, it
-    may have been on its way out."""
+    """The peer closed the connection before the first byte of a reply. A reused connection may have
+    been idle for too long."""
 
 
 class Head(NamedTuple):
-    """Of an answer. Names in lower case. `length`: of the body, in bytes."""
+    """The head of a reply. Header names are in lower case. `length`: of the body, in bytes."""
 
     status: int
     headers: Mapping[str, str]
@@ -48,18 +47,18 @@ class Head(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """The peer closes the connection after it."""
+        """True if the peer closes the connection after this reply."""
         return self.headers.get("connection", "").lower() == "close"
 
 
 class Connection:
-    """One request at a time: `ask`, `head`, then `read_into` as much as its length. All raise
-    OSError, TimeoutError after `timeout_s` without a byte."""
+    """A connection with one request at a time: `ask`, `head`, then `read_into` for the length of
+    the body. All raise OSError, and TimeoutError after `timeout_s` without a byte."""
 
     def __init__(self, sock: socket.socket, host: str, timeout_s: float) -> None:
         self._sock = sock
         self._is_plain = not isinstance(sock, ssl.SSLSocket)
-        self._came = memoryview(b"")  # behind the head
+        self._received = memoryview(b"")  # the bytes read beyond the head
         self._host = host
         if self._is_plain:  # blocking, so that the kernel fills a page in one call
             sock.settimeout(None)
@@ -81,25 +80,25 @@ class Connection:
             self._sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
     def head(self) -> Head:
-        """Raises BadAnswer, ClosedBefore."""
-        came, until = bytearray(), time.monotonic() + PART_S
-        while (end := came.find(b"\r\n\r\n")) < 0:
-            if len(came) > MOST_HEAD_BYTES:
-                raise BadAnswer("a head without an end")
+        """Reads the head of the reply. Raises BadAnswer, ClosedBefore."""
+        received, until = bytearray(), time.monotonic() + PART_S
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            if len(received) > MOST_HEAD_BYTES:
+                raise BadAnswer(f"the head is longer than {MOST_HEAD_BYTES} bytes")
             _check(until)
             with _timed():
                 part = self._sock.recv(HEAD_BYTES)
             if not part:
-                raise ConnectionResetError("closed within the head") if came else ClosedBefore()
-            came += part
-        self._came = memoryview(came)[end + 4 :]
-        return _parsed(bytes(came[:end]))
+                raise ConnectionResetError("closed within the head") if received else ClosedBefore()
+            received += part
+        self._received = memoryview(received)[end + 4 :]
+        return _parsed(bytes(received[:end]))
 
     def read_into(self, view: memoryview) -> None:
-        """Exactly as much."""
-        done = min(len(self._came), len(view))
-        view[:done] = self._came[:done]
-        self._came = self._came[done:]
+        """Fills `view` with the next bytes of the body."""
+        done = min(len(self._received), len(view))
+        view[:done] = self._received[:done]
+        self._received = self._received[done:]
         flags = socket.MSG_WAITALL if self._is_plain else 0
         until = time.monotonic() + PART_S
         while done < len(view):
@@ -112,13 +111,13 @@ class Connection:
 
     @property
     def has_ended(self) -> bool:
-        """While nothing is asked: the peer closed it."""
+        """True if the peer closed the connection. Valid only while no request is in flight."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))
 
     def shut(self) -> None:
-        """From any thread: whoever reads from it stops."""
+        """Shuts the connection down, which ends a read in another thread. Thread-safe."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -128,22 +127,22 @@ class Connection:
 
 def _check(until: float) -> None:
     if time.monotonic() > until:
-        raise TimeoutError("it comes too slowly")
+        raise TimeoutError(f"the peer sends too slowly: not complete within {PART_S:g} s")
 
 
 class _timed:
-    """The kernel tells a time-out of a blocking socket as EAGAIN."""
+    """Raises TimeoutError for EAGAIN, which the kernel returns at the timeout of a socket."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BlockingIOError):
-            raise TimeoutError("nothing came in time") from error
+            raise TimeoutError("the peer sent or took no byte in time") from error
 
 
 def _parsed(data: bytes) -> Head:
-    """Raises BadAnswer."""
+    """Parses the head of a reply. Raises BadAnswer."""
     first, *lines = data.decode("latin-1").split("\r\n")
     try:
         protocol, status = first.split(" ", 2)[:2]
@@ -151,15 +150,15 @@ def _parsed(data: bytes) -> Head:
         headers = {name.lower(): value.strip() for name, value in pairs}
         head = Head(int(status), headers, int(headers.get("content-length", "")))
     except ValueError as err:
-        raise BadAnswer(f"no answer of a peer: {data[:100]!r}") from err
+        raise BadAnswer(f"not a reply of a peer: {data[:100]!r}") from err
     if not protocol.startswith("HTTP/1.") or head.length < 0:
-        raise BadAnswer(f"no answer of a peer: {data[:100]!r}")
+        raise BadAnswer(f"not a reply of a peer: {data[:100]!r}")
     return head
 
 
 class Connections:
-    """Of one node, to all its peers. Thread-safe. `timeout_s`: how long a peer may say nothing once
-    something is expected of it."""
+    """The connections of one node to its peers. Thread-safe. `timeout_s`: the longest time without
+    a byte while a request is in flight."""
 
     def __init__(
         self,
@@ -178,8 +177,8 @@ class Connections:
         self._swept_at = clock()
 
     def take(self, url: str, *, fresh: bool = False) -> tuple[Connection, bool]:
-        """A connection, and whether it was used before (then the peer may have closed it). Raises
-        OSError."""
+        """Returns a connection, and whether it is reused: then the peer may have closed it.
+        `fresh`: returns a new one. Raises OSError."""
         while not fresh and (kept := self._pop(url)) is not None:
             connection, since_s = kept
             if self._clock() - since_s < KEPT_S and not connection.has_ended:
@@ -206,40 +205,40 @@ class Connections:
             raise
 
     def give(self, url: str, connection: Connection) -> None:
-        """Takes one back whose last answer was read to its end."""
-        now, gone = self._clock(), []
+        """Takes a connection back whose last reply was read completely."""
+        now, unused = self._clock(), []
         with self._lock:
             if now - self._swept_at >= KEPT_S:
-                gone = self._sweep(now)
+                unused = self._sweep(now)
             idle = self._idle.setdefault(url, [])
             if not self._closed and len(idle) < KEPT_PER_PEER:
                 idle.append((connection, now))
             else:
-                gone.append(connection)
-        for one in gone:
+                unused.append(connection)
+        for one in unused:
             one.close()
 
     def _sweep(self, now: float) -> list[Connection]:
-        """Those that nobody took for `KEPT_S`, of all peers: they are not kept any more."""
+        """Removes and returns the connections that were idle for `KEPT_S`, of all peers."""
         self._swept_at = now
         everything, self._idle = self._idle, {}
-        gone = []
+        unused = []
         for url, idle in everything.items():
-            gone += [connection for connection, since_s in idle if now - since_s >= KEPT_S]
+            unused += [connection for connection, since_s in idle if now - since_s >= KEPT_S]
             if young := [one for one in idle if now - one[1] < KEPT_S]:
                 self._idle[url] = young
-        return gone
+        return unused
 
     def keep(self, urls: set[str]) -> None:
-        """Closes those to all other peers."""
+        """Closes the idle connections to all other peers."""
         with self._lock:
-            gone = [self._idle.pop(url) for url in [*self._idle] if url not in urls]
-        for idle in gone:
+            unused = [self._idle.pop(url) for url in [*self._idle] if url not in urls]
+        for idle in unused:
             for connection, _ in idle:
                 connection.close()
 
     def close(self) -> None:
-        """Idempotent. Those in use are closed as they are given back."""
+        """Closes idle connections; `give` closes those in use. Idempotent."""
         with self._lock:
             self._closed = True
         self.keep(set())

@@ -1,4 +1,4 @@
-"""One request to a peer for pages of a content. Blocking; of one thread."""
+"""One request to a peer for pages of a content. Blocking; used by one thread."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SOURCE: Final = c.SOURCE_HEADER.lower()
 
 
 class WrongPage(OSError):
-    """The bytes have not the checksum that came with them."""
+    """The checksum of a page does not match its bytes."""
 
     def __init__(self, page: int) -> None:
-        super().__init__(f"page {page} has not its checksum")
+        super().__init__(f"the checksum of page {page} does not match")
         self.page = page
 
 
@@ -46,14 +46,14 @@ class Wanted(NamedTuple):
 
 
 class Exchange:
-    """`start` sends the question; once `fileno` is readable `answer` says what came, and after
-    `HAS` `pages` yields the bytes. `finish` or `close` ends it."""
+    """A request and its reply. `start` sends the request. Once `fileno` is readable, `answer`
+    returns the reply; after `HAS`, `pages` yields the bytes. `finish` or `close` ends it."""
 
     def __init__(
         self, connections: Connections, candidate: Candidate, headers: Mapping[str, str]
     ) -> None:
         self.candidate = candidate
-        self.at_once = True  # the peer had the bytes
+        self.at_once = True  # the peer had the bytes in its cache
         self._connections = connections
         self._headers = headers
         self._connection: Connection | None = None
@@ -65,7 +65,7 @@ class Exchange:
         self._sums: list[int] = []
 
     def start(self, wanted: Wanted) -> None:
-        """Raises OSError."""
+        """Sends the request, on a new connection if a reused one fails. Raises OSError."""
         origin, (first, end) = wanted
         self._size_bytes = origin.size
         self._pages = wanted.pages
@@ -97,11 +97,12 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """No body is to be read (any more)."""
+        """True if the reply has no body."""
         return self._head is None
 
     def answer(self) -> Answer | None:
-        """None: it was asked again, on another connection; wait for that. Raises OSError."""
+        """Reads the head of the reply. Returns None if the peer had closed a reused connection: the
+        request was sent again on a new one, whose `fileno` to wait for. Raises OSError."""
         assert self._connection is not None
         try:
             head = self._connection.head()
@@ -121,10 +122,10 @@ class Exchange:
         try:
             self._sums = [int(sum, 16) for sum in head.headers.get(_CHECKSUMS, "").split(",")]
         except ValueError as err:
-            raise BadAnswer("an answer without checksums") from err
+            raise BadAnswer("the reply has no checksums") from err
         length = range_bytes(self._size_bytes, first, first + len(self._sums))
         if first + len(self._sums) > end or head.length != length:
-            raise BadAnswer("an answer of another length")
+            raise BadAnswer("the length of the reply does not match the request")
         self.at_once = head.headers.get(_SOURCE) != "origin"
         self._head = head
 
@@ -132,7 +133,7 @@ class Exchange:
         connection = self._connection
         assert connection is not None
         if head.status in (401, 403):
-            log.warning("%s refuses this worker: %s", self.candidate.url, head.status)
+            log.warning("peer %s refused this worker: status %s", self.candidate.url, head.status)
         if head.length > MOST_FAILURE_BYTES:
             return self.close()
         body = bytearray(head.length)
@@ -142,8 +143,8 @@ class Exchange:
         self._end(head)
 
     def pages(self, buffer: memoryview) -> Iterator[tuple[memoryview, int]]:
-        """The verified pages of the answer, in order, each in `buffer` and valid until the next
-        one, with its checksum. Raises OSError, of which WrongPage."""
+        """Yields the verified pages in order, each with its checksum. A page lies in `buffer` until
+        the next one replaces it. Raises WrongPage and other OSErrors."""
         connection = self._connection
         if connection is None:
             raise ConnectionResetError("the read was given up")
@@ -155,7 +156,7 @@ class Exchange:
             yield view, known
 
     def finish(self) -> None:
-        """All of the answer was read."""
+        """Returns the connection after the reply was read completely."""
         if self._head is not None:
             self._end(self._head)
 
@@ -169,13 +170,13 @@ class Exchange:
             self._connections.give(self.candidate.url, connection)
 
     def close(self) -> None:
-        """Whatever is still to come is not wanted. Idempotent."""
+        """Ends the request; the rest of the reply is discarded. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def abort(self) -> None:
-        """From any thread: reading ends soon."""
+        """Ends a read in another thread. Thread-safe."""
         connection = self._connection
         if connection is not None:
             connection.shut()

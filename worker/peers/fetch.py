@@ -1,5 +1,5 @@
-"""The shell of one `Search`: sends what it says, waits for answers, hands over the one to read.
-Blocking; of one thread, but for `abort`.
+"""The I/O of one `Search`: sends its requests, waits for replies, returns the reply to read.
+Blocking; used by one thread, except for `abort`.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from worker.peers.search import (
 
 log = logging.getLogger(__name__)
 
-SLICE_S: Final = 0.25  # a read that was given up is noticed so late
+SLICE_S: Final = 0.25  # the longest time until `abort` takes effect
 
 
 @dataclass(slots=True)
 class PeerCounters:
-    """Since the start. Changed under `Shared.lock`."""
+    """Counters since the start. Changed under `Shared.lock`."""
 
     requests: int = 0
     failures: int = 0
-    hedges: int = 0  # requests to a second peer, as the first was slow
+    hedges: int = 0  # requests to a second peer because the first was slow
     wrong_pages: int = 0
     refreshes: int = 0
-    fallbacks: int = 0  # searches in which peers were asked, and then the origin
+    fallbacks: int = 0  # reads with candidate peers that fell back to the origin
 
 
 @dataclass(slots=True)
 class Shared:
-    """What the searches of one node have in common. `refresh` gets the newest view, in bounded
-    time, and raises the typed errors; `holders` tells who else has a block."""
+    """The state that all reads of one node share. `refresh` fetches the newest view in bounded time
+    and raises the typed errors. `holders(key, block)` returns other workers that have a block."""
 
     ring: Ring
     connections: Connections
@@ -75,7 +75,7 @@ class Shared:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def candidates(self, origin: Origin, page: int, purpose: Purpose) -> list[Candidate]:
-        """Whom to ask for a page, before the origin."""
+        """Returns the peers to request a page from before the origin, in order."""
         content, block = origin.content, page * PAGE_BYTES // BLOCK_BYTES
         held = self.holders(content.key, block)
         replicas = origin.rule.owners
@@ -83,7 +83,7 @@ class Shared:
 
 
 class Hunt:
-    """`find` returns an answer to be read, None for the origin. Closed by `close`."""
+    """One read from peers. `find` returns the reply to read. Ended by `close`."""
 
     def __init__(
         self, shared: Shared, origin: Origin, found: list[Candidate], purpose: Purpose
@@ -103,7 +103,8 @@ class Hunt:
         self._is_aborted = False
 
     def find(self, pages: PageRange, event: Event = Tick()) -> Exchange | None:  # noqa: B008
-        """Raises NotHere, and Interrupted after `abort`."""
+        """Returns the reply with the first of these pages; None if the origin is next. `event`
+        reports the end of the former reply. Raises NotHere, and Interrupted after `abort`."""
         self._wanted = Wanted(self._origin, pages)
         events: list[Event] = [event]
         while True:
@@ -113,7 +114,7 @@ class Hunt:
                 if isinstance(action, UseOrigin):
                     return None
                 if isinstance(action, GiveUp):
-                    raise NotHere("no peer has it")
+                    raise NotHere("no peer has the pages")
                 self._do(action, events)
             if not events:
                 events = self._wait()
@@ -134,7 +135,7 @@ class Hunt:
             counters.wrong_pages += isinstance(event, Broke) and event.wrong
         counters.failures = peers.failures
         for peer in peers.take_news():
-            log.warning("worker %s does not answer: others are asked for now", peer)
+            log.warning("worker %s does not reply: its pages are read elsewhere for now", peer)
         asked = set(self._exchanges)
         for action in actions:
             counters.refreshes += isinstance(action, Refresh)
@@ -165,7 +166,7 @@ class Hunt:
         try:
             self._shared.refresh()
         except CacheFSError as err:
-            log.debug("no newer view: %s", err)
+            log.debug("cannot fetch the newest view: %s", err)
         return self._shared.candidates(self._origin, self._wanted.pages[0], self._purpose)
 
     def _lost(self, candidate: Candidate, error: BaseException, events: list[Event]) -> None:
@@ -176,9 +177,9 @@ class Hunt:
         events.append(Failed(candidate))
 
     def _wait(self) -> list[Event]:
-        """Until an answer comes or the search wants to wake."""
+        """Waits for a reply, up to `Search.wake_at_s`. Raises Interrupted after `abort`."""
         if self._is_aborted:
-            raise Interrupted("the read was given up")
+            raise Interrupted("the read was abandoned")
         poll = select.poll()
         waiting = {exchange.fileno(): exchange for exchange in self._exchanges.values()}
         for fd in waiting:
@@ -187,10 +188,10 @@ class Hunt:
         ready = poll.poll(1000 * min(SLICE_S, left_s) + 1)
         events: list[Event] = []
         for fd, _ in ready:
-            self._hear(waiting[fd], events)
+            self._receive(waiting[fd], events)
         return events or [Tick()]
 
-    def _hear(self, exchange: Exchange, events: list[Event]) -> None:
+    def _receive(self, exchange: Exchange, events: list[Event]) -> None:
         candidate = exchange.candidate
         try:
             answer = exchange.answer()
@@ -202,11 +203,11 @@ class Hunt:
                 self._exchanges.pop(candidate).close()
 
     def abort(self) -> None:
-        """From any thread: `find` raises soon."""
+        """Makes `find` raise Interrupted within `SLICE_S`. Thread-safe."""
         self._is_aborted = True
 
     def close(self) -> None:
-        """Ends what is under way. Idempotent."""
+        """Ends the requests in flight. Idempotent."""
         for exchange in self._exchanges.values():
             exchange.close()
         self._exchanges.clear()

@@ -1,9 +1,9 @@
-"""What is known of each peer: whether it answers, how soon, and whether to ask it at all. Pure.
+"""The health of each peer: failures, latency, and whether to send it requests. Pure.
 
-A peer that does not answer is avoided for a while, longer each time; then one read tries it. A peer
-whose bytes of a content were wrong is not asked for that content for a while. One that lives and
-waits in vain for the origin (its way there may be broken, and that of others not) is asked for what
-it has and to bring nothing for a while, longer each time; then one read tries it.
+A peer that does not reply is avoided with exponential backoff; then one read probes it. A peer that
+sent wrong bytes of a content gets no requests for that content for `WRONG_S`. A live peer whose
+fills fail slowly (perhaps only its own path to the origin is broken) gets requests only for cached
+pages, with exponential backoff; then one read probes it with a fill.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Final
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
-TRY_S: Final = 5.0  # how long the one who tries a failed peer again has it for itself
-SLOW_ORIGIN_S: Final = 5.0  # a failure that took less costs its reader little
+TRY_S: Final = 5.0  # the time in which no other read probes a failed peer
+SLOW_ORIGIN_S: Final = 5.0  # a faster failure of an origin is not counted: it costs little
 ORIGIN_PAUSE_S: Final = 30.0
 LONGEST_ORIGIN_PAUSE_S: Final = 240.0
 WRONG_S: Final = 60.0
 MOST_WRONG: Final = 1_000
 MOST_NEWS: Final = 100
-LATENCY_SHARE: Final = 0.2  # of the newest answer in the average
+LATENCY_SHARE: Final = 0.2  # the weight of the newest reply in the average
 HEDGE_FACTOR: Final = 4.0
 LEAST_HEDGE_S: Final = 0.02
 MOST_HEDGE_S: Final = 1.0
-OUTRUN_S: Final = 5.0  # for so long who was outrun is hedged at once
+OUTRUN_S: Final = 5.0  # the time in which an outrun peer is hedged after `LEAST_HEDGE_S`
 
 
 class _Peer:
     __slots__ = (
         "avoid_until_s",
-        "bring_from_s",
         "failures",
+        "fill_from_s",
         "latency_s",
         "origin_failed_at_s",
         "origin_failures",
@@ -39,13 +39,13 @@ class _Peer:
     )
 
     def __init__(self) -> None:
-        self.failures = 0  # since the last answer
+        self.failures = 0  # since the last reply
         self.avoid_until_s = 0.0
-        self.latency_s = -1.0  # of what it had; below 0: not known
+        self.latency_s = -1.0  # of replies from its cache; below 0: unknown
         self.outrun_until_s = 0.0
-        self.origin_failures = 0  # since it brought something
+        self.origin_failures = 0  # since its last fill that succeeded
         self.origin_failed_at_s = float("-inf")
-        self.bring_from_s = 0.0
+        self.fill_from_s = 0.0
 
     @property
     def origin_pause_s(self) -> float:
@@ -53,7 +53,7 @@ class _Peer:
 
 
 class Peers:
-    """By member id. Bounded by `keep`."""
+    """The health of all peers, by member id. Bounded by `keep`."""
 
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}
@@ -62,7 +62,8 @@ class Peers:
         self.failures = 0  # since the start
 
     def take(self, peer: str, content: bytes, now: float) -> bool:
-        """May it be asked now? True for one that failed makes the caller the one who tries it."""
+        """Returns whether to send a peer a request now. True for a failed peer makes the caller's
+        request the probe: for `TRY_S`, other callers get False."""
         if self._wrong.get((peer, content), 0.0) > now:
             return False
         known = self._peers.get(peer)
@@ -74,7 +75,7 @@ class Peers:
         return True
 
     def answered(self, peer: str, latency_s: float | None = None) -> None:
-        """Any answer. `latency_s`: of an answer with what it had already."""
+        """Records any reply. `latency_s`: of a reply from the peer's cache."""
         known = self._peers.setdefault(peer, _Peer())
         known.failures = 0
         known.avoid_until_s = known.outrun_until_s = 0.0
@@ -84,7 +85,7 @@ class Peers:
             known.latency_s = latency_s
 
     def failed(self, peer: str, now: float) -> None:
-        """It refused the connection, broke it, or said nothing in time."""
+        """Records that a peer refused or broke a connection, or timed out."""
         known = self._peers.setdefault(peer, _Peer())
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(known.failures, 8))
         known.failures += 1
@@ -94,41 +95,41 @@ class Peers:
             self._news = [*self._news[-MOST_NEWS:], peer]
 
     def may_bring(self, peer: str, now: float) -> bool:
-        """May it be asked to bring something? True for one whose origin failed makes the caller the
-        one who tries it."""
+        """Returns whether to request a fill from a peer. True for a peer whose origin failed makes
+        the caller's request the probe: for the current backoff, other callers get False."""
         known = self._peers.get(peer)
         if known is None or not known.origin_failures:
             return True
-        if now < known.bring_from_s:
+        if now < known.fill_from_s:
             return False
-        known.bring_from_s = now + known.origin_pause_s
+        known.fill_from_s = now + known.origin_pause_s
         return True
 
     def brought(self, peer: str) -> None:
-        """Something that it had not."""
+        """Records a fill by a peer that succeeded."""
         self._peers.setdefault(peer, _Peer()).origin_failures = 0
 
     def origin_failed(self, peer: str, took_s: float, now: float) -> None:
-        """It could not bring something, and said so after `took_s`."""
+        """Records that a peer replied after `took_s` that its fill failed."""
         known = self._peers.setdefault(peer, _Peer())
         if took_s < SLOW_ORIGIN_S or now - took_s < known.origin_failed_at_s:
-            return  # many that were asked together fail together: that counts once
+            return  # concurrent requests that fail together count once
         known.origin_failures += 1
         known.origin_failed_at_s = now
-        known.bring_from_s = now + known.origin_pause_s
+        known.fill_from_s = now + known.origin_pause_s
 
     def take_news(self) -> list[str]:
-        """The peers that failed for the first time since their last answer, each told once."""
+        """Returns the peers that failed for the first time since their last reply, each once."""
         news, self._news = self._news, []
         return news
 
     def has_just_failed(self, peer: str) -> bool:
-        """It failed once since its last answer."""
+        """Returns whether a peer failed exactly once since its last reply."""
         known = self._peers.get(peer)
         return known is not None and known.failures == 1
 
     def wrong(self, peer: str, content: bytes, now: float) -> None:
-        """Its bytes of a content had not their checksum."""
+        """Records that a peer sent bytes of a content that do not match their checksum."""
         if len(self._wrong) >= MOST_WRONG:
             self._wrong = {pair: until for pair, until in self._wrong.items() if until > now}
             if len(self._wrong) >= MOST_WRONG:
@@ -136,11 +137,11 @@ class Peers:
         self._wrong[peer, content] = now + WRONG_S
 
     def outrun(self, peer: str, now: float) -> None:
-        """Another replica, asked later, answered first."""
+        """Records that another replica with a later request replied first."""
         self._peers.setdefault(peer, _Peer()).outrun_until_s = now + OUTRUN_S
 
     def hedge_after_s(self, peer: str, now: float) -> float:
-        """How long an answer with what is there may take before another replica is asked."""
+        """Returns the time after which a request to a peer is hedged, in seconds."""
         known = self._peers.get(peer)
         if known is not None and now < known.outrun_until_s:
             return LEAST_HEDGE_S
@@ -149,11 +150,11 @@ class Peers:
         return min(MOST_HEDGE_S, max(LEAST_HEDGE_S, HEDGE_FACTOR * known.latency_s))
 
     def keep(self, members: Collection[str]) -> None:
-        """Forgets all but these."""
+        """Drops the records of all other peers."""
         self._peers = {peer: known for peer, known in self._peers.items() if peer in members}
 
     def status(self, now: float) -> dict[str, dict[str, float]]:
-        """For people."""
+        """Returns plain values for operators."""
         return {
             peer: {
                 "failures": known.failures,

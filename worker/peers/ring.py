@@ -1,5 +1,5 @@
-"""Who owns which block, as this node knows it now. Read from any thread; a new view replaces
-everything at once.
+"""The owners of blocks in this node's newest view. Any thread may read; a new view replaces the
+former one atomically.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from worker.peers.search import Candidate, candidates
 
 
 class _Known:
-    """One view. Never changes."""
+    """One view and its placements. Immutable."""
 
     __slots__ = ("before", "between", "now", "view")
 
@@ -24,14 +24,14 @@ class _Known:
         self.between = [Placement(members) for members in view.between[::-1]]
 
     def passing_owners(self, ino: int, block: int, replicas: int) -> list[Member]:
-        """Who owned a block for a while since all was in its place, the last ones first: they may
-        have what came meanwhile."""
+        """Returns the owners of a block in the views since the last completed migration, the newest
+        first. They may have pages that were filled in that time."""
         return [one for place in self.between for one in place.owners(ino, block, replicas)]
 
 
 class Ring:
-    """`me` is this node's member id. `replicas`: how many own a block of the content in question,
-    see `cachefs.core.policies`."""
+    """The map from blocks to their owners. `me` is this node's member id. `replicas` is the number
+    of owners of each block of a content, see `cachefs.core.policies`."""
 
     def __init__(self, me: str) -> None:
         self.me = me
@@ -46,28 +46,30 @@ class Ring:
         return self._known.view.epoch
 
     def update(self, view: View) -> None:
-        """From the loop."""
+        """Replaces the view. Called in the loop."""
         self._known = _Known(view)
 
     def owners(self, ino: int, block: int, replicas: int = 1) -> tuple[Member, ...]:
-        """The first of them first."""
+        """Returns the owners of a block, the primary owner first."""
         return self._known.now.owners(ino, block, replicas)
 
     def rank(self, ino: int, block: int, replicas: int = 1) -> int:
-        """This node's among the owners, and the one after them, who stands in; -1: none."""
+        """Returns this node's rank among the owners of a block. `replicas`: it is the stand-in, the
+        node after the owners. -1: neither."""
         ranked = self._known.now.owners(ino, block, replicas + 1)
         return next((rank for rank, one in enumerate(ranked) if one.id == self.me), -1)
 
     def owns(self, ino: int, block: int, replicas: int = 1) -> bool:
-        """Is this node one of the owners?"""
+        """Returns whether this node is one of the owners of a block."""
         return 0 <= self.rank(ino, block, replicas) < replicas
 
     def owns_content(self, key: bytes, block: int = 0, replicas: int = 1) -> bool:
-        """The same by a content's key."""
+        """Returns like `owns`, for a content's key."""
         return self.owns(ContentId.of_key(key).ino, block, replicas)
 
     def waits(self, ino: int, block: int) -> int | None:
-        """Does a reader here wait for another owner to bring it? The epoch by which it does."""
+        """Returns the epoch of the view if another worker is the block's primary owner, whose fill
+        a local reader waits for; else None."""
         known = self._known
         owners = known.now.owners(ino, block)
         return known.view.epoch if owners and owners[0].id != self.me else None

@@ -1,9 +1,9 @@
-"""One read's way through its sources: whom to ask for a page range, when to ask another as well,
-when to give one up. Pure.
+"""The selection of a source for one read: which peer gets the request, when to hedge, when to give
+up. Pure.
 
-Peers that would have to bring it (`FILL`, `NEXT`) may take as long as the origin does; whether they
-live is found out by asking them, on another connection, what they have. Slow ones are hedged by one
-other peer that may have it; never by the origin, which is asked when nobody is left.
+A peer that fills (`FILL`, `NEXT`) may take as long as the origin. A `HAVE` request on another
+connection probes whether it is alive. A slow peer is hedged by one other peer that may have the
+pages. The origin is never a hedge: it is used when no peer is left.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from worker.peers.peer_health import Peers
 
 
 class Way(enum.Enum):
-    """How a peer is asked."""
+    """The mode of a request to a peer."""
 
-    HAVE = "have"  # for what is there
-    FILL = "fill"  # the owner: it brings what it does not have
-    NEXT = "next"  # the next in rank, which stands in for owners that do not answer
+    HAVE = "have"  # cached pages only
+    FILL = "fill"  # to an owner, which fills what it does not have
+    NEXT = "next"  # to the stand-in, which fills if the owners do not reply
 
 
 class Candidate(NamedTuple):
@@ -34,18 +34,18 @@ class Candidate(NamedTuple):
 
 
 class Answer(enum.Enum):
-    HAS = "has"  # a body comes
-    HAS_NOT = "has not"  # and nothing else is wrong
-    NOT_OWNER = "not owner"  # by its view, which is another one than ours
-    ORIGIN_FAILED = "origin failed"  # it tried
+    HAS = "has"  # a body follows
+    HAS_NOT = "has not"  # the pages are not cached there
+    NOT_OWNER = "not owner"  # in the peer's view, which differs from this node's
+    ORIGIN_FAILED = "origin failed"  # the peer's fill failed
 
 
 class Times(NamedTuple):
-    """In seconds."""
+    """Timeouts in seconds."""
 
-    silence_s: float = 3.0  # an answer with what is there takes less, or the peer is given up
-    probe_after_s: float = 1.0  # then who brings something is asked whether it lives
-    total_s: float = 45.0  # for what somebody brings
+    silence_s: float = 3.0  # of a `HAVE` request
+    probe_after_s: float = 1.0  # until a peer that fills is probed
+    total_s: float = 45.0  # of a request for a fill
 
 
 TIMES: Final = Times()
@@ -57,29 +57,29 @@ TIMES: Final = Times()
 class Answered(NamedTuple):
     candidate: Candidate
     answer: Answer
-    at_once: bool = True  # it had the bytes: the time it took says something of the peer
+    at_once: bool = True  # the reply needed no fill: its latency counts for the peer
 
 
 class Failed(NamedTuple):
-    """It refused the connection, or broke it, before an answer."""
+    """The peer refused or broke the connection before a reply."""
 
     candidate: Candidate
 
 
 class Broke(NamedTuple):
-    """The body that was taken ended early, stalled, or (`wrong`) had other bytes than it should."""
+    """The body being read ended early, stalled, or (`wrong`) did not match its checksum."""
 
     wrong: bool = False
 
 
 class Refreshed(NamedTuple):
-    """The candidates by the newest view."""
+    """The candidates in the newest view."""
 
     candidates: Sequence[Candidate]
 
 
 class Tick(NamedTuple):
-    """The search begins, or `wake_at_s` has come."""
+    """The search begins, or `wake_at_s` has passed."""
 
 
 Event = Answered | Failed | Broke | Refreshed | Tick
@@ -93,19 +93,19 @@ class Ask(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Nobody waits for its answer any more."""
+    """Close the request; its reply is not needed."""
 
     candidate: Candidate
 
 
 class Take(NamedTuple):
-    """Read the body of its answer."""
+    """Read the body of the candidate's reply."""
 
     candidate: Candidate
 
 
 class Refresh(NamedTuple):
-    """Get the newest view; answered by `Refreshed`."""
+    """Fetch the newest view; `Refreshed` follows."""
 
 
 class UseOrigin(NamedTuple):
@@ -113,7 +113,7 @@ class UseOrigin(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Nobody has it, and the origin is not to be asked."""
+    """No peer has the pages, and the origin must not be used."""
 
 
 Action = Ask | Close | Take | Refresh | UseOrigin | GiveUp
@@ -133,11 +133,11 @@ def candidates(
     replicas: int = 1,
     holders: Sequence[Member] = (),
 ) -> list[Candidate]:
-    """Whom to ask for pages of a block, in order, the origin after them. `before`: the placement
-    while blocks still move from it, in this `epoch`; `holders`: others that are known to have it.
+    """Returns the peers to request pages of a block from, in order, before the origin.
+    `before`: the placement from which blocks still migrate. `holders`: other peers with the block.
 
-    Whoever brings something for a peer (`SERVE`) asks only for what others have, and so does the
-    first owner. A reader's node waits only for those before it in rank."""
+    A fill for a peer (`SERVE`), and any fill by the primary owner, requests only cached pages. A
+    reader's node requests a fill only from owners before it in rank, which avoids deadlock."""
     ranked = now.owners(ino, block, replicas + 1)
     owners, stand_ins = ranked[:replicas], ranked[replicas:]
     ids = [member.id for member in owners]
@@ -155,8 +155,8 @@ def candidates(
 
 
 class Search:
-    """One at a time is waited for, and besides at most one hedge and one probe. `peers` is shared
-    with other searches; calls are serialised by the caller."""
+    """The state of one search: at most one request, one hedge and one probe are in flight. `peers`
+    is shared with other searches; the caller serialises the calls."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class Search:
         self._times = times
         self._may_ask_origin = may_ask_origin
         self._left = deque(found)
-        self._asked: dict[Candidate, float] = {}  # since when
-        self._probe: Candidate | None = None  # one of them
+        self._asked: dict[Candidate, float] = {}  # requests in flight, by their start
+        self._probe: Candidate | None = None  # one of `_asked`
         self._probe_at_s = NEVER_S
         self._hedge_at_s = NEVER_S
         self._taken: Candidate | None = None
@@ -182,12 +182,12 @@ class Search:
 
     @property
     def wake_at_s(self) -> float:
-        """When `Tick` is due, whatever else happens."""
+        """The time of the next `Tick`; inf: none is needed."""
         ends = (since + self._limit_s(one) for one, since in self._asked.items())
         return min(self._probe_at_s, self._hedge_at_s, min(ends, default=NEVER_S))
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What is to be done. Events about candidates that were closed are ignored."""
+        """Handles an event and returns the actions. Ignores events of closed candidates."""
         match event:
             case Answered(candidate, answer, at_once):
                 return self._answered(candidate, answer, now, at_once=at_once)
@@ -201,7 +201,7 @@ class Search:
             case Tick():
                 return self._tick(now)
 
-    # ---- answers ----
+    # ---- replies ----
 
     def _answered(
         self, candidate: Candidate, answer: Answer, now: float, *, at_once: bool
@@ -233,7 +233,7 @@ class Search:
         return self._lost(candidate, now)
 
     def _failed(self, candidate: Candidate, now: float) -> list[Action]:
-        """It, and what else was asked of the same peer."""
+        """Gives up a candidate, and all other requests to the same peer."""
         del self._asked[candidate]
         self._peers.failed(candidate.peer, now)
         self._given_up.add((candidate.peer, candidate.url))
@@ -245,11 +245,11 @@ class Search:
         has_refreshed = self._has_refreshed or not self._peers.has_just_failed(candidate.peer)
         if not has_refreshed and not self._asked:
             self._has_refreshed, self._probe = True, None
-            return [*closed, Refresh()]  # it may be elsewhere by now
+            return [*closed, Refresh()]  # the peer may have another address now
         return [*closed, *self._lost(candidate, now)]
 
     def _lost(self, candidate: Candidate, now: float) -> list[Action]:
-        """One that was waited for will not bring it: waits for the other one, or asks the next."""
+        """Continues after a request without pages: waits for the other one, or sends the next."""
         probe = self._probe
         if probe is not None and probe.peer == candidate.peer:
             self._probe, self._probe_at_s = None, NEVER_S
@@ -273,7 +273,7 @@ class Search:
     def _without_given_up(self, found: Iterable[Candidate]) -> deque[Candidate]:
         return deque(one for one in found if (one.peer, one.url) not in self._given_up)
 
-    # ---- questions ----
+    # ---- requests ----
 
     def _next(self, now: float) -> list[Action]:
         self._probe_at_s = self._hedge_at_s = NEVER_S
@@ -318,7 +318,7 @@ class Search:
             return self._hedge(now)
         if now >= self._probe_at_s:
             self._probe_at_s = NEVER_S
-            return self._ask_whether_it_lives(now)
+            return self._send_probe(now)
         return []
 
     def _hedge(self, now: float) -> list[Action]:
@@ -334,7 +334,7 @@ class Search:
                 return [Ask(hedge)]
         return []
 
-    def _ask_whether_it_lives(self, now: float) -> list[Action]:
+    def _send_probe(self, now: float) -> list[Action]:
         for candidate in self._asked:
             if candidate.way is not Way.HAVE:
                 self._probe = candidate._replace(way=Way.HAVE)
@@ -347,6 +347,6 @@ class Search:
         assert len(self._asked) <= 3
         assert self._probe is None or self._probe in self._asked
         if self._taken is not None:
-            assert not self._asked, "somebody is waited for beside the one that was taken"
+            assert not self._asked, "a request is in flight while a body is read"
         if self._has_ended:
             assert not self._asked

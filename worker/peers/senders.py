@@ -1,5 +1,5 @@
-"""The threads that send pages. One that a disk holds on to does not count: others take its place,
-up to as many again. Owned by the loop.
+"""The threads that send pages. Threads that hang in a disk call do not count: new threads replace
+them, up to the same number again. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from worker.runtime.threads import Threads, Wake
 
 SENDERS: Final = 32
 LOOK_S: Final = 1.0
-STUCK_S: Final = 5.0  # a turn takes less, whatever the receiver does (`sending.PATIENCE_S`)
+STUCK_S: Final = 5.0  # more than the receiver can delay a call (`sending.PATIENCE_S`)
 
 
 class Senders:
-    """`close` ends them. `look` is called by itself every `LOOK_S`."""
+    """The pool of sender threads, ended by `close`. A task calls `look` every `LOOK_S`."""
 
     def __init__(self, count: int = SENDERS, clock: Callable[[], float] = time.monotonic) -> None:
         loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class Senders:
             self.look()
 
     def look(self) -> int:
-        """How many are stuck now."""
+        """Counts the stuck threads, adjusts the pool, and returns the count."""
         now = self._clock()
         self._since = {call: self._since.get(call, now) for call in self.threads.calls()}
         stuck = sum(now - since_s >= STUCK_S for since_s in self._since.values())
@@ -43,7 +43,7 @@ class Senders:
         return stuck
 
     async def close(self, wait_s: float) -> None:
-        """Waits so long for those that are in a turn."""
+        """Ends the threads; waits up to `wait_s` for calls in progress."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         await asyncio.to_thread(self.threads.close, wait_s)

@@ -1,7 +1,7 @@
-"""An answer whose body is a part of a file, sent by a thread: `sendfile`, or through TLS.
+"""Replies whose body is a part of a file, sent by threads: with `sendfile`, or through TLS.
 
-A thread sends while the receiver takes what comes. No thread waits for one that does not (it may be
-stopped, as many of its requests may be): the event loop does, until it takes something again.
+A thread sends only while the receiver takes data. The event loop, not a thread, waits for a stalled
+receiver: a stopped process may stall many requests, which would occupy all threads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from aiohttp import web
 from worker.cache.peer_reads import Pages
 from worker.runtime.threads import Threads
 
-SILENCE_S: Final = 20.0  # a receiver that takes nothing for so long is given up
-SEND_S: Final = 180.0  # and one that has not taken all by then
-PATIENCE_S: Final = 0.2  # of a thread with a receiver, in all of its turn
+SILENCE_S: Final = 20.0  # the timeout of a receiver that takes no data
+SEND_S: Final = 180.0  # the timeout of the whole body
+PATIENCE_S: Final = 0.2  # the total time that a thread waits for the receiver in one call
 CHUNK_BYTES: Final = 1 << 20  # through TLS
 
 
 class PagesResponse(web.StreamResponse):
-    """Closes the pages, whatever happens after `send` began."""
+    """The reply with pages. `send` closes them in any case."""
 
     def __init__(self, pages: Pages, threads: Threads, headers: dict[str, str]) -> None:
         super().__init__(status=200, headers=headers)
@@ -41,7 +41,7 @@ class PagesResponse(web.StreamResponse):
             writer = await self.prepare(request)
             transport = request.transport
             if transport is None or writer is None:
-                raise ConnectionResetError("the peer is gone")
+                raise ConnectionResetError("the peer closed the connection")
         except BaseException:
             os.close(fd)
             raise
@@ -59,7 +59,7 @@ class PagesResponse(web.StreamResponse):
                     await self._write(fd)
         except OSError as err:
             transport.abort()
-            raise ConnectionResetError(f"the peer did not take it: {err}") from err
+            raise ConnectionResetError(f"the peer did not receive the pages: {err}") from err
         except BaseException:
             transport.abort()
             raise
@@ -67,13 +67,13 @@ class PagesResponse(web.StreamResponse):
             os.close(fd)
 
     async def _send_file(self, sock_fd: int, fd: int) -> None:
-        """Closes `sock_fd`, which is not the transport's own. Raises OSError."""
+        """Sends with `sendfile`. Closes `sock_fd`, which is a duplicate. Raises OSError."""
         pages = self._pages
         offset, end = pages.offset, pages.offset + pages.size_bytes
         try:
             while True:
-                turn = os.dup(sock_fd), os.dup(fd)  # the thread may outlive this
-                offset = await self._threads.run(_send_some, *turn, offset, end)
+                fds = os.dup(sock_fd), os.dup(fd)  # the thread may outlive this task
+                offset = await self._threads.run(_send_some, *fds, offset, end)
                 if offset == end:
                     return
                 await _until_writable(sock_fd)
@@ -91,7 +91,7 @@ class PagesResponse(web.StreamResponse):
 
 
 async def _until_writable(sock_fd: int) -> None:
-    """Raises TimeoutError."""
+    """Waits up to `SILENCE_S` until the socket is writable. Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_writer(sock_fd, ready.set)
@@ -103,8 +103,8 @@ async def _until_writable(sock_fd: int) -> None:
 
 
 def _send_some(sock_fd: int, fd: int, offset: int, end: int) -> int:
-    """In a thread; closes both. The offset up to which it came before it would have waited for
-    longer than `PATIENCE_S`. Raises OSError."""
+    """Sends until `end`, or until the receiver has stalled for `PATIENCE_S` in all. Returns the
+    offset reached. Runs in a thread; closes both descriptors. Raises OSError."""
     left_s = PATIENCE_S
     try:
         ready = select.poll()
@@ -119,7 +119,7 @@ def _send_some(sock_fd: int, fd: int, offset: int, end: int) -> int:
                 left_s -= time.monotonic() - began
                 continue
             if not sent:
-                raise OSError("the file is shorter than it was")
+                raise OSError("the cache file was truncated")
             offset += sent
         return offset
     finally:
@@ -128,11 +128,11 @@ def _send_some(sock_fd: int, fd: int, offset: int, end: int) -> int:
 
 
 def _read(fd: int, size: int, offset: int) -> bytes:
-    """In a thread; closes `fd`. Raises OSError."""
+    """Reads a part of the file. Runs in a thread; closes `fd`. Raises OSError."""
     try:
         data = os.pread(fd, size, offset)
     finally:
         os.close(fd)
     if len(data) != size:
-        raise OSError("the file is shorter than it was")
+        raise OSError("the cache file was truncated")
     return data

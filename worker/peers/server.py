@@ -1,8 +1,8 @@
 """The HTTP server of a node: pages for other workers, calls of workers and operators, metrics.
 
-What is here is served whatever the epoch; what has to be brought is brought only by who owns the
-block (or stands in for its owners), so that an origin reads every byte once. All waits are bounded,
-and so are the requests in flight, in all and of one address.
+Cached pages are served in any epoch. Only an owner of a block (or its stand-in) fills missing
+pages, so that each byte is read from an origin once. All waits are bounded, and so are the requests
+in flight, in total and for each address.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_REQUESTS: Final = 512
-MOST_OF_ONE: Final = 256  # address
+MOST_OF_ONE: Final = 256  # of one address
 PROVIDE_S: Final = 40.0
 BODY_S: Final = 20.0  # for the body of a call
-IDLE_S: Final = 75.0  # of a connection
+IDLE_S: Final = 75.0  # the timeout of an idle connection
 STOP_S: Final = 2.0
 MOST_BLOCK: Final = 0xFFFFFFFF  # the number of a block, see `cachefs.core.placement`
 
@@ -79,13 +79,13 @@ _STATUS: Final[dict[type[CacheFSError], int]] = {
 
 
 class NotOwner(CacheFSError):
-    """The block is another worker's, by this one's view."""
+    """In this worker's view, other workers own the block."""
 
     code = "not-owner"
 
 
 class OriginFailed(CacheFSError):
-    """What was to be brought could not be; `inner` says why."""
+    """The fill for a peer failed; `inner` is the cause."""
 
     code = "origin-failed"
 
@@ -95,7 +95,7 @@ class OriginFailed(CacheFSError):
 
 
 class Asked(NamedTuple):
-    """A question for pages."""
+    """A peer's request for pages of one block."""
 
     content: ContentId
     origin: Origin | None  # None with `have`
@@ -104,7 +104,7 @@ class Asked(NamedTuple):
     epoch: int
     have: bool
     next: bool
-    worker: str  # who is meant; "": not said
+    worker: str  # the intended receiver; "": not sent
 
     @property
     def block(self) -> int:
@@ -112,12 +112,12 @@ class Asked(NamedTuple):
 
 
 async def _nothing(offer: c.Offer) -> None:
-    raise NotFound("nothing is taken over here")
+    raise NotFound("this worker takes no offers")
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What calls are answered by. Each may raise the typed errors."""
+    """The handlers of calls. Each may raise the typed errors."""
 
     drop: Callable[[list[ContentId]], Awaitable[c.Dropped]]
     status: Callable[[], dict[str, Any]]
@@ -127,7 +127,7 @@ class Handlers:
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Since the start."""
+    """Counters since the start."""
 
     requests: int = 0
     pages: int = 0
@@ -141,9 +141,9 @@ class ServerCounters:
 
 
 class PeerServer:
-    """`start` listens, `stop` ends. `refresh` gets the newest view into the ring; `authorize` says
-    who asks, by the header `Authorization`, or raises AccessDenied; None: processes of this user
-    and of root may ask everything."""
+    """The server, from `start` to `stop`. `refresh` updates the ring to the newest view.
+    `authorize` returns the caller for an `Authorization` header, or raises AccessDenied. None:
+    processes of this user and of root may make all calls."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class PeerServer:
         self._guard: Guard
 
     async def start(self, host: str, port: int = 0) -> int:
-        """Returns the port. Raises OSError where the address cannot be had."""
+        """Starts to listen and returns the port. Raises OSError if the address is not available."""
         self._senders = Senders()
         self._guard = Guard(
             self._authorize, on_loopback=access.is_loopback(host), most=descriptors() // 2
@@ -187,14 +187,14 @@ class PeerServer:
         return int(address[1])
 
     async def stop(self) -> None:
-        """Ends what is under way after a moment. Idempotent."""
+        """Stops listening; waits up to `STOP_S` for requests in flight. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
             await self._senders.close(STOP_S)
 
     def status(self) -> dict[str, int]:
-        """Plain values for people."""
+        """Returns plain values for operators."""
         found = {name: getattr(self.counters, name) for name in self.counters.__slots__}
         return {**found, "in_flight": self._in_flight.total()}
 
@@ -209,7 +209,7 @@ class PeerServer:
         return self._page(request)
 
     def _page(self, request: web.BaseRequest) -> web.Response:
-        """What asks for no token."""
+        """Serves the pages that need no token."""
         try:
             self._guard.check_host(request)
         except RefusedRequest as err:
@@ -244,7 +244,7 @@ class PeerServer:
         response = PagesResponse(pages, self._senders.threads, headers)
         try:
             await response.send(request)
-        except ConnectionError as err:  # it got its pages elsewhere, or is gone itself
+        except ConnectionError as err:  # the peer used another source, or has ended
             log.debug("%s: %s", request.remote, err)
             return response
         counters = self.counters
@@ -256,12 +256,12 @@ class PeerServer:
 
     async def _find(self, asked: Asked) -> tuple[Pages, bool]:
         key = asked.content.key
-        # Who asks for what is there, and no more, may move it or keep another copy.
+        # A request with `have` may be a migration: it does not count as a reader's access.
         found = await self._cache.here(key, asked.first, asked.end, for_reader=not asked.have)
         if found is not None:
             return found, True
         if asked.have:
-            raise NotFound("not here")
+            raise NotFound("the pages are not cached here")
         if asked.origin is None:
             raise ProtocolError(f"{c.ORIGIN_HEADER} is missing")
         await self._check_owner(asked, asked.origin.rule.owners)
@@ -270,7 +270,7 @@ class PeerServer:
             async with asyncio.timeout(PROVIDE_S):
                 return await work, False
         except TimeoutError as err:
-            raise OriginFailed(DeadlineExceeded("it did not come in time")) from err
+            raise OriginFailed(DeadlineExceeded("the fill took too long")) from err
         except NotHere as err:
             raise NotFound(err.cause) from err
         except (NoSpace, Stale):
@@ -279,12 +279,13 @@ class PeerServer:
             raise OriginFailed(err) from err
 
     async def _check_owner(self, asked: Asked, replicas: int) -> None:
-        """Raises NotOwner. The first owner waits for nobody, so it may bring things for whoever has
-        another view; the others must have the asker's, or two might wait for each other. An address
-        may be another worker's by now, even the asker's own."""
+        """Raises NotOwner unless this worker may fill for the peer. The primary owner waits for no
+        peer, so it fills for any epoch. Other owners and the stand-in fill only for requests of
+        their epoch: else two workers might wait for each other. `worker` is checked because an
+        address may belong to another worker now, even to the requesting one."""
         ring = self._ring
         if asked.worker not in ("", ring.me):
-            raise NotOwner(f"{asked.worker} is not here any more")
+            raise NotOwner(f"this is worker {ring.me}, not {asked.worker}")
         if asked.epoch > ring.epoch:
             with contextlib.suppress(CacheFSError):
                 await self._refresh()
@@ -332,14 +333,14 @@ class PeerServer:
             case c.WorkerStatus():
                 return c.WorkerStatusReply(self._handlers.status())
             case _:
-                raise ProtocolError(f"{type(call).__name__} is a master's to answer")
+                raise ProtocolError(f"{type(call).__name__} must be sent to a master")
 
     async def _verify(self, key: bytes, first: int, end: int) -> c.Verified:
-        """Raises NotFound, ProtocolError."""
+        """Compares cached pages with their checksums. Raises NotFound, ProtocolError."""
         _check_pages(first, end)
         found = await self._cache.here(key, first, end)
         if found is None:
-            raise NotFound("not here")
+            raise NotFound("the pages are not cached here")
         wrong = await wrong_pages(found, self._senders.threads)
         if wrong:
             await self._cache.doubt(key, wrong)
@@ -360,10 +361,10 @@ class PeerServer:
 
     @contextlib.contextmanager
     def _slot(self, request: web.BaseRequest) -> Iterator[None]:
-        """Raises Throttled."""
+        """Holds a slot of the requests in flight. Raises Throttled."""
         address = request.remote or ""
         if self._in_flight.total() >= MOST_REQUESTS or self._in_flight[address] >= MOST_OF_ONE:
-            raise Throttled("too many requests")
+            raise Throttled("too many requests in flight")
         self._in_flight[address] += 1
         try:
             yield
@@ -373,7 +374,7 @@ class PeerServer:
                 del self._in_flight[address]
 
     def _refused_page(self, err: CacheFSError) -> web.Response:
-        """Returns the refusal of a page that people read: plain text."""
+        """Returns the error page of a request by a browser or a scraper: plain text."""
         self.counters.refused += 1
         status = err.status if isinstance(err, RefusedRequest) else _STATUS.get(type(err), 500)
         return web.Response(status=status, text=err.one_line() + "\n")
@@ -397,7 +398,7 @@ class PeerServer:
 
 
 async def _body(request: web.BaseRequest) -> bytes:
-    """Raises ProtocolError for what is too large, comes too slowly or breaks off."""
+    """Reads the body of a call. Raises ProtocolError if it is too large, too slow or incomplete."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -406,33 +407,33 @@ async def _body(request: web.BaseRequest) -> bytes:
                 if len(body) > c.MAX_CALL_BYTES:
                     raise ProtocolError(f"a call of more than {c.MAX_CALL_BYTES} bytes")
     except (ClientPayloadError, ConnectionError) as err:
-        raise ProtocolError("the call broke off") from err
+        raise ProtocolError("the connection broke within the call") from err
     except TimeoutError as err:
         raise ProtocolError(f"the call was not sent within {BODY_S:g} s") from err
     return bytes(body)
 
 
 def _asked(request: web.BaseRequest) -> Asked:
-    """Raises ProtocolError."""
+    """Parses a request for pages. Raises ProtocolError."""
     query = request.query
     try:
         content = ContentId.parse(request.path.removeprefix(_DATA_PATH))
         first, end = int(query["first"]), int(query["end"])
         epoch = int(query.get("epoch", "-1"))
     except (KeyError, ValueError) as err:
-        raise ProtocolError(f"not a question for pages: {err}") from err
+        raise ProtocolError(f"not a request for pages: {err}") from err
     have, stands_in = query.get("have") == "1", query.get("next") == "1"
     origin = _origin(request, content, first)
     worker = query.get("worker", "")
     asked = Asked(content, origin, first, end, epoch, have, stands_in, worker)
     _check_pages(first, end)
     if (end - 1) * PAGE_BYTES // BLOCK_BYTES != asked.block:
-        raise ProtocolError(f"pages {first} to {end} are of two blocks")
+        raise ProtocolError(f"pages {first} to {end} are not of one block")
     return asked
 
 
 def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin | None:
-    """Raises ProtocolError."""
+    """Parses the header with the origin. Raises ProtocolError."""
     header = request.headers.get(c.ORIGIN_HEADER)
     if header is None:
         return None
@@ -443,28 +444,28 @@ def _origin(request: web.BaseRequest, content: ContentId, first: int) -> Origin 
     if first * PAGE_BYTES >= origin.size:
         raise ProtocolError(f"page {first} is beyond the file")
     if origin.content != content:
-        raise ProtocolError(f"{c.ORIGIN_HEADER} is that of another content")
+        raise ProtocolError(f"{c.ORIGIN_HEADER} is of another content")
     return origin
 
 
 def _bounded(items: list[Any]) -> None:
     if len(items) > c.BATCH_LIMIT:
-        raise ProtocolError(f"more than {c.BATCH_LIMIT} at a time")
+        raise ProtocolError(f"more than {c.BATCH_LIMIT} items in one call")
 
 
 def _check_blocks(blocks: list[tuple[bytes, int]]) -> None:
-    """Raises ProtocolError."""
+    """Validates the blocks of an offer. Raises ProtocolError."""
     _bounded(blocks)
     for key, block in blocks:
         _content(key)
         if not 0 <= block <= MOST_BLOCK:
-            raise ProtocolError(f"block {block} cannot be")
+            raise ProtocolError(f"block {block} is out of range")
 
 
 def _check_pages(first: int, end: int) -> None:
-    """Raises ProtocolError."""
+    """Validates a range of pages. Raises ProtocolError."""
     if not 0 <= first < end <= first + c.MAX_DATA_PAGES:
-        raise ProtocolError(f"pages {first} to {end} cannot be asked for at once")
+        raise ProtocolError(f"pages {first} to {end} are not a valid range for one request")
 
 
 def _content(key: bytes) -> ContentId:

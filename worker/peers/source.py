@@ -1,5 +1,5 @@
-"""Bytes from the cluster: local blocks from where they were, others' from their owners, and from
-the origin when no peer brings them. See `worker.peers.search` for whom it asks.
+"""The source of fills in a cluster: own blocks from their former owners, other blocks from their
+owners, and both from the origin if no peer sends them. See `worker.peers.search` for the order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFRESH_S: Final = 3.0
 
 
 class Buffers:
-    """Page buffers that are used again, the last one first. Thread-safe."""
+    """A pool of page buffers; the last one returned is reused first. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -54,7 +54,7 @@ class Buffers:
 
 
 class Holders:
-    """Who has blocks without having to: told by peers that hand them over. Bounded, thread-safe."""
+    """The peers that offered blocks, and so have them. Bounded, thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,8 +75,8 @@ class Holders:
 
 
 class ClusterSource:
-    """`worker.fill.source.Source` of a node. `refresh` gets the newest view into the ring; it is
-    called in threads, and raises the typed errors within `REFRESH_S` (see `in_loop`)."""
+    """The `worker.fill.source.Source` of a node in a cluster. `refresh` updates the ring to the
+    newest view. It is called in threads and raises the typed errors (see `in_loop`)."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class ClusterSource:
         body = PeerBody(self, self._shared, origin, (first, end), found, purpose)
         return clipped(body, origin.size, (first, end), (offset, offset + size))
 
-    # ---- what others tell ----
+    # ---- events ----
 
     def on_view(self, view: View) -> None:
-        """The members changed: what is known of peers that are gone, or elsewhere now, is
-        forgotten."""
+        """Replaces the view; drops the records of peers that left or changed their address. Called
+        in the loop."""
         before = {one.id: one.url for one in everyone(self._ring.view)}
         self._ring.update(view)
         same = {one.id for one in everyone(view) if before.get(one.id, one.url) == one.url}
@@ -139,11 +139,11 @@ class ClusterSource:
         self._shared.connections.keep({one.url for one in everyone(view)})
 
     def add_holder(self, key: bytes, block: int, member: Member) -> None:
-        """A peer says that it has pages of a block that is this node's now."""
+        """Records that a peer has pages of a block that this node owns now."""
         self._holders.add(key, block, member)
 
     def status(self) -> dict[str, Any]:
-        """Plain values for people."""
+        """Returns plain values for operators."""
         with self._shared.lock:
             counters = self._shared.counters
             found = {name: getattr(counters, name) for name in counters.__slots__}
@@ -151,13 +151,13 @@ class ClusterSource:
         return {**found, "peers": peers}
 
     def close(self) -> None:
-        """Closes idle connections; bodies under way end with their readers."""
+        """Closes idle connections; bodies in use end with their readers."""
         self._shared.connections.close()
 
     # ---- for bodies ----
 
     def from_origin(self, origin: Origin, first: int, end: int, purpose: Purpose) -> SourceBody:
-        """The pages [first, end) of it."""
+        """Returns the body of the pages [first, end) from the origin."""
         size = range_bytes(origin.size, first, end)
         return self._origin.read(origin, first * PAGE_BYTES, size, purpose)
 
@@ -168,9 +168,9 @@ class ClusterSource:
         self._buffers.give(buffer)
 
     def tell_wrong(self, exchange: Exchange, origin: Origin, page: int) -> None:
-        """The peer is to look at its copy. It does no harm if it never hears of it."""
+        """Makes the peer verify its copy of a damaged page. Best effort: errors are ignored."""
         url = exchange.candidate.url
-        log.warning("%s: page %d from %s is damaged", origin.content.name, page, url)
+        log.warning("%s: page %d from peer %s is damaged", origin.content.name, page, url)
         doubt = c.encode(c.Doubt(origin.content.key, [page]))
         with contextlib.suppress(OSError):
             connection, _ = self._shared.connections.take(url, fresh=True)
@@ -181,8 +181,8 @@ class ClusterSource:
 
 
 class PeerBody:
-    """Pages of one block, of whoever brings them; goes on with the next source where one breaks
-    off. Chunks of peers are whole, verified pages."""
+    """The body of a read of one block. If a source fails, it continues with the next one, from the
+    first missing page. Chunks from peers are whole, verified pages."""
 
     def __init__(
         self,
@@ -224,12 +224,12 @@ class PeerBody:
             if not is_of_peer:
                 yield from self._from_origin()
                 return
-            if self._next < self._end:  # it had only some of the pages
+            if self._next < self._end:  # the peer had only some of the pages
                 found = self._shared.candidates(self._origin, self._next, self._purpose)
 
     def _one_answer(self, hunt: Hunt, buffer: memoryview) -> Generator[memoryview, None, bool]:
-        """Reads one answer of a peer to its end, or of several that break off; False when the
-        origin is next."""
+        """Yields the pages of one complete reply, and of failed ones before it. Returns False if
+        the origin is next."""
         event: Event = Tick()
         while True:
             self._check()
@@ -270,10 +270,10 @@ class PeerBody:
 
     def _check(self) -> None:
         if self._is_closed:
-            raise Interrupted("the read was given up")
+            raise Interrupted("the read was abandoned")
 
     def close(self) -> None:
-        """From any thread, at any time. Idempotent."""
+        """Ends the body; a read in progress raises soon. Thread-safe. Idempotent."""
         self._is_closed = True
         if (hunt := self._hunt) is not None:
             hunt.abort()
@@ -288,8 +288,8 @@ def in_loop(
     work: Callable[[], Awaitable[object]],
     limit_s: float = REFRESH_S,
 ) -> Callable[[], None]:
-    """A function for threads that runs `work` in the loop and waits for it. It raises what that
-    raises, and DeadlineExceeded."""
+    """Returns a function for threads that runs `work` in the loop and waits for it. The function
+    raises what `work` raises, and DeadlineExceeded."""
 
     async def bounded() -> None:
         async with asyncio.timeout(limit_s):
@@ -299,6 +299,6 @@ def in_loop(
         try:
             asyncio.run_coroutine_threadsafe(bounded(), loop).result(2 * limit_s)
         except TimeoutError as err:
-            raise DeadlineExceeded("no answer in time") from err
+            raise DeadlineExceeded(f"no result within {limit_s:g} s") from err
 
     return call

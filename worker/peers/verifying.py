@@ -18,7 +18,7 @@ async def wrong_pages(pages: Pages, threads: Threads) -> list[int]:
 
 
 def _compare(pages: Pages) -> list[int]:
-    """In a thread; closes the pages."""
+    """Compares in a thread; closes the pages."""
     try:
         sums = enumerate(pages.checksums)
         return [pages.first + n for n, wanted in sums if _sum_of(pages, n) != wanted]
@@ -27,7 +27,7 @@ def _compare(pages: Pages) -> list[int]:
 
 
 def _sum_of(pages: Pages, n: int) -> int | None:
-    """Returns the checksum of what the file has now of one page; None where it cannot be read."""
+    """Returns the checksum of a page's bytes on disk; None if the page cannot be read."""
     start = n * PAGE_BYTES
     length = min(PAGE_BYTES, pages.size_bytes - start)
     try:

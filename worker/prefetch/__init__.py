@@ -1,1 +1,1 @@
-"""Small files that are fetched before they are opened."""
+"""The prefetch of small files that are opened in order."""

@@ -1,8 +1,8 @@
-"""Brings small files before they are opened, while files are opened in order. Owned by the loop.
+"""The prefetch of small files while a node's clients open files in order. Owned by the loop.
 
-Executes what `worker.prefetch.sequence` decides, for all clients of a node together. What is
-brought goes into the cache as a fill does that nobody waits for: as admission, quotas and the
-memory budget allow, and an open that comes before its end waits for the same fill.
+Executes the decisions of `worker.prefetch.sequence`, for all clients of a node together. A
+prefetched file is filled within admission, quotas and the memory budget. An open during the fill
+waits for the same fill.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from cachefs.core.services import MetadataService
     from worker.cache.loading import CacheLoading
 
-MOST_COMING_BYTES: Final = 64 << 20  # at a time, and
-FEW: Final = 32  # files at least, where they are large
+MOST_COMING_BYTES: Final = 64 << 20  # in flight, for more than `FEW` files
+FEW: Final = 32  # files in flight that are not limited in bytes
 MOST_UNREAD_BYTES: Final = 256 << 20
-UNREAD_SHARE: Final = 8  # at most one part in so many of the cache waits to be read
-AT_ONCE: Final = 16  # then other callbacks of the loop get their turn
+UNREAD_SHARE: Final = 8  # unread prefetched bytes use at most 1/8 of the cache
+AT_ONCE: Final = 16  # files per turn of the loop: other callbacks must not wait
 _HEX = slice(0, 32)  # of a content's name: its namespace
 _INO = slice(32, 48)
 
 
 class Ahead:
-    """`service` gives the namespace of an id. Raises nothing: what cannot be brought is not."""
+    """The prefetcher of a node. Raises nothing. `service` returns the service of a namespace."""
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class Ahead:
         service: Callable[[NamespaceId], MetadataService],
         most_files: int = MOST_FILES,
     ) -> None:
-        """`most_files`: of a run; 0: nothing is ever brought."""
+        """`most_files`: the most files prefetched beyond a run's last open; 0 disables prefetch."""
         self._cache = cache
         self._service = service
         self._most_files = most_files
-        self._states: dict[str, FilesAhead] = {}  # by namespace, as names begin
+        self._states: dict[str, FilesAhead] = {}  # by namespace, as in contents' names
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self._asking = 0
         self._coming = 0
         self._coming_bytes = 0
         self._is_called = False
-        self.files = 0  # brought so far
+        self.files = 0  # prefetched since the start
 
     def opened(self, origin: Origin) -> None:
-        """A small file was opened of which not all was cached."""
+        """Records the open of a small file that was not completely cached."""
         if not self._most_files:
             return
         namespace = origin.content.namespace.hex()
@@ -66,29 +66,29 @@ class Ahead:
         self._go_on()
 
     def used(self, names: Sequence[str]) -> None:
-        """Clients opened these published files."""
+        """Records that clients opened these published files."""
         for name in names:
             state = self._states.get(name[_HEX])
             if state is not None and len(state):
-                with contextlib.suppress(ValueError):  # it is no name
+                with contextlib.suppress(ValueError):  # not a content's name
                     state.used(int(name[_INO], 16))
         self._go_on()
 
     async def close(self) -> None:
-        """Nothing more is begun. Idempotent."""
+        """Ends prefetching; starts no more files. Idempotent."""
         self._is_called = True
         self._states.clear()
         await self._tasks.close()
 
-    # ---- bringing ----
+    # ---- starts and ends of fills ----
 
     def _go_on(self) -> None:
-        """Soon, and once for what happens at the same time."""
+        """Schedules one `_prefetch` in the next turn of the loop."""
         if not self._is_called:
             self._is_called = True
-            self._loop.call_soon(self._bring)
+            self._loop.call_soon(self._prefetch)
 
-    def _bring(self) -> None:
+    def _prefetch(self) -> None:
         self._is_called = False
         most_bytes = min(MOST_UNREAD_BYTES, self._cache.capacity() // UNREAD_SHARE)
         most_coming = self._coming + self._cache.places_ahead()
@@ -121,7 +121,7 @@ class Ahead:
         self._tasks.start(self._ask(namespace, state, run, ino))
 
     async def _ask(self, namespace: NamespaceId, state: FilesAhead, run: Run, ino: int) -> None:
-        """Of a file that this node has to ask its master about."""
+        """Locates a file that only the master knows, then starts its fill."""
         try:
             origin = await self._service(namespace).locate(ino)
         except CacheFSError:
@@ -133,7 +133,7 @@ class Ahead:
             self._go_on()
 
     def _list_next(self, namespace: NamespaceId, state: FilesAhead, run: Run) -> None:
-        """The names of the next directory are here when they are asked for."""
+        """Lists the next directory ahead of the reader."""
 
         async def hint() -> None:
             with contextlib.suppress(CacheFSError):

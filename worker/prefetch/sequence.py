@@ -1,15 +1,14 @@
-"""Which small files to bring before they are opened. Pure.
+"""The decisions which small files to prefetch. Pure.
 
-A namespace numbers files in the order in which their source lists them. A program that goes through
-a directory by name (a first epoch that is not shuffled, `cp -r`, a scan) opens ascending numbers,
-more or less: several at once, a few left out. Such opens make a *run*. Once enough of a run's
-numbers were opened, the next ones of the same directory are brought, as many as twice what was
-opened of it lately: so what is brought in vain is bounded, by count and by bytes. Opens in a random
-order make no run, and bring nothing.
+A namespace numbers files in the order in which their source lists them. A program that reads a
+directory in the order of names (an unshuffled first epoch, `cp -r`, a scan) opens roughly ascending
+inode numbers: several at once, with gaps. Such opens form a *run*. Once a run is dense enough, the
+next numbers of its directory are prefetched, up to twice the number of recent opens, which bounds
+useless prefetches. Opens in random order form no dense run and prefetch nothing.
 
-Only what had to wait begins a run, or lets one cross into another directory for the first time; a
-run that has crossed once goes on with the files of the next directory before one of them is opened.
-Opens of what is cached move a run on. Where file after file is cached already, the run ends.
+Only an open that missed starts a run, or makes a run cross into another directory for the first
+time. A run that has crossed once continues into the next directory before a file there is opened.
+Opens of cached files advance a run. If `MOST_HERE` files in a row are already cached, the run ends.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-LEAST_OPENS: Final = 8  # of a run, before anything is brought for it
-REACH: Final = 64  # numbers: how far from a run's last open the next one may be
-MOST_FILES: Final = 256  # brought beyond a run's last open, where nothing else is said
-MOST_SPAN: Final = 512  # of a run's numbers that are looked back upon
+LEAST_OPENS: Final = 8  # of a run, before its first prefetch
+REACH: Final = 64  # numbers between a run's last open and its next one
+MOST_FILES: Final = 256  # prefetched beyond a run's last open, by default
+MOST_SPAN: Final = 512  # numbers of a run that are considered
 MOST_RUNS: Final = 64
-MOST_HERE: Final = 32  # in a row were cached already
-MOST_GAPS: Final = 64  # numbers in a row that are no small files
-LIST_AFTER: Final = 128  # opens in a directory, before the one behind it is listed
+MOST_HERE: Final = 32  # files in a row that were already cached
+MOST_GAPS: Final = 64  # numbers in a row that are not small files
+LIST_AFTER: Final = 128  # opens in a directory before the next directory is listed
 
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """Opens in ascending order. `count` of the numbers from `first` to `at` were opened; those
-    below `next` were brought, or need not be. `unread`: sizes of what was brought, by number, until
-    it is opened. `directory`: of what was opened last; of what is brought it is `bringing`, from
-    the number `border` on where that is the directory behind."""
+    """A series of opens with ascending inode numbers. `count` of the numbers from `first` to `at`
+    were opened; those below `next` need no prefetch any more. `unread`: the sizes of prefetched
+    files that were not opened yet, by number. `directory`: of the last open. `bringing`: the
+    directory being prefetched, which is the next directory from the number `border` on."""
 
     first: int
     at: int
@@ -41,10 +40,10 @@ class Run:
     next: int = 0
     here: int = 0
     gaps: int = 0
-    at_end: bool = False  # of the directory, at `next`
-    ended: int = 0  # the last such number
-    is_listed: bool = False  # the directory behind, as far as it is up to us
-    crossed: bool = False  # opens went on in another directory
+    at_end: bool = False  # the directory ends before `next`
+    ended: int = 0  # the last such `next`
+    is_listed: bool = False  # the listing of the next directory was requested
+    crossed: bool = False  # opens continued in another directory
     bringing: bytes = b""
     border: int = 0
     unread: dict[int, int] = field(default_factory=dict)
@@ -65,12 +64,12 @@ class Run:
             self.count -= self.count // 2
 
     def cross(self, directory: bytes) -> None:
-        """Files are opened in this directory from now on."""
+        """Continues the run in another directory."""
         self.directory = self.bringing = directory
         self.border, self.at_end, self.is_listed, self.crossed = 0, False, False, True
 
     def next_ino(self, most_files: int) -> int:
-        """The number to bring now; 0: none."""
+        """Returns the number to prefetch now; 0: none."""
         self.next = max(self.next, self.at + 1)
         if self.at_end or self.next > self.at + min(most_files, 2 * self.count):
             return 0
@@ -82,8 +81,8 @@ class FilesAhead:
 
     def __init__(self, most_files: int = MOST_FILES) -> None:
         self._most_files = most_files
-        self._runs: dict[int, Run] = {}  # by last open, in units of REACH; the latest used last
-        self._eager: dict[Run, None] = {}  # those for which more may be brought
+        self._runs: dict[int, Run] = {}  # by `at // REACH`; the most recently used last
+        self._eager: dict[Run, None] = {}  # runs that may prefetch more, in turn
         self._to_list: dict[Run, None] = {}
         self.unread_bytes = 0
 
@@ -91,7 +90,7 @@ class FilesAhead:
         return len(self._runs)
 
     def opened(self, ino: int, directory: bytes) -> None:
-        """A small file was opened and had to wait."""
+        """Records the open of a small file that missed."""
         run = self._find(ino)
         if run is None:
             return self._put(Run(ino, ino, directory))
@@ -103,55 +102,55 @@ class FilesAhead:
         self._move_on(run, ino)
 
     def used(self, ino: int) -> None:
-        """A cached file was opened."""
+        """Records the open of a cached file."""
         run = self._find(ino)
         if run is not None:
             self._move_on(run, ino)
 
     def next(self) -> tuple[Run, int] | None:
-        """What to bring now: the number of a file, perhaps; one of the next four tells what came of
-        it."""
+        """Returns a run and a number to prefetch; None: nothing. The caller reports the result:
+        `goes_on` for a file, then `begun`, `was_here`, `was_none` or `drop`."""
         while self._eager:
             run = next(iter(self._eager))
             del self._eager[run]
             ino = run.next_ino(self._most_files)
             if ino:
-                self._eager[run] = None  # the others before it
+                self._eager[run] = None  # to the end of the queue
                 run.next += 1
                 return run, ino
         return None
 
     def to_list(self) -> list[Run]:
-        """The runs behind whose directories (of the files `at`) the next one is worth listing."""
+        """Returns the runs whose next directory to list; the current one has the file `at`."""
         found = [*self._to_list]
         self._to_list.clear()
         return found
 
     def begun(self, run: Run, ino: int, size_bytes: int) -> None:
-        """It is being brought."""
+        """Records that the prefetch of a file has started."""
         run.here = run.gaps = 0
         if ino > run.at and self._is_known(run):
             run.unread[ino] = size_bytes
             self.unread_bytes += size_bytes
 
     def was_here(self, run: Run) -> None:
-        """It is cached, or somebody brings it."""
+        """Records that a file was already cached or in flight."""
         run.gaps = 0
         run.here += 1
         if run.here >= MOST_HERE:
             self.drop(run)
 
     def was_none(self, run: Run) -> None:
-        """It is no small file: one that is gone or was never there, a large one, a directory. After
-        many the directory seems to have ended: nothing more is brought until a number behind them
-        was opened."""
+        """Records that a number is not a small file: removed, unused, a large file or a directory.
+        After `MOST_GAPS` in a row, the directory is assumed to end: the run prefetches no more
+        until a number beyond them is opened."""
         run.gaps += 1
         if run.gaps >= MOST_GAPS:
             self._end(run, run.next - run.gaps)
 
     def goes_on(self, run: Run, ino: int, directory: bytes) -> bool:
-        """It lies in this directory: is it to be brought? False: nothing more is, until a file
-        there was opened."""
+        """Returns whether to prefetch a file in this directory. False ends the prefetch of the run
+        until a file there is opened."""
         if directory != run.bringing:
             if run.border or run.at_end or not run.crossed:
                 self._end(run, ino)
@@ -160,20 +159,20 @@ class FilesAhead:
         return True
 
     def _end(self, run: Run, next_ino: int) -> None:
-        if run.at_end:  # several are asked about at a time
+        if run.at_end:  # several numbers are located concurrently
             next_ino = min(next_ino, run.next)
         elif run.ended != next_ino and self._is_known(run):
-            self._to_list[run] = None  # it may not have been listed in time
+            self._to_list[run] = None  # the next directory may not be listed yet
         run.at_end, run.next, run.gaps, run.ended = True, next_ino, 0, next_ino
 
     def listed(self, run: Run) -> None:
-        """There may be more numbers now where the run's directory ended."""
+        """Records that the next directory of a run was listed: it may have new numbers."""
         if run.at_end and run.crossed and self._is_known(run):
             run.at_end = False
             self._eager[run] = None
 
     def drop(self, run: Run) -> None:
-        """There is no room for it, or bringing fails. Idempotent."""
+        """Ends a run, e.g. because a prefetch was refused or failed. Idempotent."""
         if self._is_known(run):
             del self._runs[run.at // REACH]
         self._eager.pop(run, None)
@@ -197,8 +196,8 @@ class FilesAhead:
         if run.border and ino >= run.border:
             run.cross(run.bringing)
         self._read(run, ino)
-        if run.first != first:  # what readers left out they do not come back for
-            for left in [brought for brought in run.unread if brought < run.first]:
+        if run.first != first:  # files that readers skipped count as read
+            for left in [ino for ino in run.unread if ino < run.first]:
                 self._read(run, left)
         self._put(run)
         if run.is_dense:
@@ -211,7 +210,8 @@ class FilesAhead:
         self.unread_bytes -= run.unread.pop(ino, 0)
 
     def _put(self, run: Run) -> None:
-        """Two runs that meet are one; the one that was not used for longest gives way."""
+        """Puts a run at its place. Drops a run that it meets, and the least recently used run if
+        there are more than `MOST_RUNS`."""
         other = self._runs.get(run.at // REACH)
         if other is not None:
             self.drop(other)

@@ -1,8 +1,7 @@
-"""One connection of the node socket: datagrams in, datagrams and descriptors out. No meaning.
+"""One connection of the node socket: datagrams in, datagrams and descriptors out.
 
-Owns the socket and every descriptor handed to `send`. All methods belong to the event loop.
-A peer that does not read is cut off when `MAX_QUEUED` frames wait for it: nothing grows without
-end.
+Owns the socket and every descriptor passed to `send`. All methods belong to the event loop. The
+connection is closed if the client does not read while `MAX_QUEUED` frames wait.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from collections.abc import Callable
 from cachefs.core.messages import MAX_FRAME_BYTES
 
 MAX_QUEUED = 4096
-FRAMES_PER_WAKEUP = 64  # then other sessions get their turn
+FRAMES_PER_WAKEUP = 64  # other sessions must not wait
 
 
 class Channel:
-    """Reads frames into `on_frame(bytes)`; calls `on_close()` once, when the peer is gone."""
+    """One connection. Calls `on_frame(bytes)` for each frame, and `on_close()` once."""
 
     def __init__(
         self,
@@ -39,8 +38,7 @@ class Channel:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, data: bytes, fd: int | None = None) -> None:
-        """Sends, or queues, one frame; takes `fd` over and closes it. Never blocks, never
-        raises."""
+        """Sends or queues one frame; owns `fd` and closes it. Never blocks, never raises."""
         if self.closed or len(self._queue) >= MAX_QUEUED:
             _close_fd(fd)
             self.close()
@@ -49,7 +47,7 @@ class Channel:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     def close(self) -> None:
-        """Idempotent; drops what is queued."""
+        """Closes the connection and drops queued frames. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -85,7 +83,7 @@ class Channel:
         self._loop.remove_writer(self._sock.fileno())
 
     def _try_send(self, data: bytes, fd: int | None) -> bool:
-        """True when the frame needs no more attention (sent, or the peer is gone)."""
+        """Returns whether the frame is done: sent, or the connection is closed."""
         try:
             if fd is None:
                 self._sock.send(data)

@@ -1,5 +1,5 @@
-"""Answers of the node's socket about load jobs and syncs: passed on to the namespace's service, and
-cut to what a frame holds. Called by `operators` only."""
+"""Replies on the node socket about load jobs and syncs: forwarded to the namespace's service, and
+truncated to one frame. Called by `operators` only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cachefs.core import messages as m
 from cachefs.core.errors import Unsupported
 from cachefs.core.services import JobService, MetadataService, SyncService
 
-ANSWER_BYTES: Final = m.MAX_FRAME_BYTES * 3 // 4  # of the lists in it
+ANSWER_BYTES: Final = m.MAX_FRAME_BYTES * 3 // 4  # of a reply's lists
 JOBS_PER_ANSWER: Final = 100
 JobBody = (
     m.SubmitJob | m.AddJobPaths | m.GetJob | m.ListJobs | m.GetJobFailures | m.ControlJob
@@ -22,7 +22,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 async def answer_job(service: MetadataService, body: JobBody) -> m.Message:
-    """Raises Unsupported, and what the service raises."""
+    """Returns the reply about load jobs. Raises Unsupported, and what the service raises."""
     if not isinstance(service, JobService):
         raise Unsupported("this namespace has no load jobs")
     match body:
@@ -43,9 +43,9 @@ async def answer_job(service: MetadataService, body: JobBody) -> m.Message:
 
 
 async def answer_sync(service: MetadataService, body: SyncBody) -> m.SyncReply:
-    """Raises Unsupported, and what the service raises."""
+    """Returns the reply about syncs. Raises Unsupported, and what the service raises."""
     if not isinstance(service, SyncService):
-        raise Unsupported("this namespace knows no syncs on demand")
+        raise Unsupported("this namespace has no syncs on demand")
     if isinstance(body, m.StartSync):
         return _cut_changes(
             await service.start_sync(body.path, recursive=body.recursive, dry_run=body.dry_run)
@@ -54,18 +54,18 @@ async def answer_sync(service: MetadataService, body: SyncBody) -> m.SyncReply:
 
 
 def _cut_jobs(table: m.JobTable) -> m.JobTable:
-    """The rest is asked for as `before` the last one that is in it."""
+    """Truncates the jobs; the client continues with `before` set to the last one."""
     jobs = _fitting(table.jobs)
     return table if len(jobs) == len(table.jobs) else m.JobTable(jobs, jobs[-1].job)
 
 
 def _cut_changes(reply: m.SyncReply) -> m.SyncReply:
-    """Who asks counts those that came: the rest comes with the next answer."""
+    """Truncates the changes; the client counts them and requests the rest."""
     return m.SyncReply(reply.sync, _fitting(reply.changes))
 
 
 def _fitting(items: list[_T]) -> list[_T]:
-    """The first of them that one frame holds, one at least."""
+    """Returns the first items that fit into one frame, at least one."""
     left = ANSWER_BYTES
     for place, item in enumerate(items):
         left -= len(_encode(item))

@@ -1,4 +1,4 @@
-"""Answers to operators: status, cache state, jobs, syncs, free, policies. Called by sessions."""
+"""Replies to operators: status, cache state, jobs, syncs, free, policies. Called by sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def answer(server: NodeServer, body: m.Message) -> m.Message:
-    """The reply to one operator's message. Raises the typed errors."""
+    """Returns the reply to an operator's message. Raises the typed errors."""
     match body:
         case m.Status():
             return m.StatusReply(server.status())
@@ -44,7 +44,7 @@ async def answer(server: NodeServer, body: m.Message) -> m.Message:
 
 
 def _policies(service: MetadataService) -> PolicyService:
-    """Raises Unsupported."""
+    """Returns the service if it has policies. Raises Unsupported."""
     if not isinstance(service, PolicyService):
         raise Unsupported("this namespace has no policies")
     return service
@@ -88,7 +88,7 @@ async def _free(server: NodeServer, body: m.Free) -> m.Freed:
 
 
 async def _check_free(policies: PolicyService, path: bytes) -> None:
-    """Raises InUse for a path that is pinned."""
+    """Raises InUse if the path is pinned."""
     at = await policies.policies_at(path)
     if at.policy.pin:
         raise InUse(
@@ -97,7 +97,7 @@ async def _check_free(policies: PolicyService, path: bytes) -> None:
 
 
 async def _not_pinned(service: MetadataService, contents: list[ContentId]) -> list[ContentId]:
-    """Those that no path below the one that is freed pins."""
+    """Returns the contents that no pin protects: paths below the freed one may be pinned."""
     if not isinstance(service, PolicyService) or not contents:
         return contents
     rules = await service.rules_of(contents)

@@ -1,15 +1,15 @@
-"""How long the requests of one session may wait. Pure: the caller passes the time.
+"""The deadlines of one session's requests. Pure: the caller passes the time.
 
-A system call on a mount may become several requests: names on the way to a file, then the open, or
-a read that the kernel asks for once more, in a smaller piece, after the first one failed. Together
-they get one deadline. What a request has waited is therefore taken off the time of the next one
-about the same inode or handle, if that follows within `CHAIN_S`. Requests do not say which process
-makes them. Each wait is therefore taken off one request only, the first that follows.
+A system call on a mount may cause several requests: lookups on the path, then the open; or a read
+that the kernel repeats in a smaller piece after the first one failed. Together they get one
+deadline: the wait of a request is subtracted from the time of the next request for the same inode
+or handle, if that arrives within `CHAIN_S`. Requests do not identify their process, so a wait is
+subtracted only once, from the first request that follows.
 
 An open or a read waits for bytes, which may be queued behind other files' bytes at a slow source.
-Its deadline therefore counts from the last page that the node received from that source, whatever
-file the page belongs to, but ends after `MOST_DEADLINES` deadlines in any case. Requests for names,
-and the second request of a read that failed, are not extended so.
+So its deadline counts from the last page that the node received from that source, for any file. It
+ends after `MOST_DEADLINES` deadlines in any case. Requests for names, and the repeated request of a
+failed read, are not extended.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Final, NamedTuple
 
 from cachefs.core import messages as m
 
-GRACE_S: Final = 1.0  # beyond the deadline: the parts below end by themselves, with a better error
-CHAIN_S: Final = 1.0  # a request that follows later belongs to another system call
-LEAST_S: Final = 0.9  # that the next request of a chain gets in any case
-NOTED_S: Final = 1.0  # shorter waits are not noted
-MOST_DEADLINES: Final = 10  # of one open or read at a source that goes on sending
+GRACE_S: Final = 1.0  # beyond the deadline: lower layers time out first, with a better error
+CHAIN_S: Final = 1.0  # a later request belongs to another system call
+LEAST_S: Final = 0.9  # the least time of the next request of a system call
+NOTED_S: Final = 1.0  # shorter waits are ignored
+MOST_DEADLINES: Final = 10  # of one open or read at a source that keeps sending
 
 Subject = tuple[bytes, int] | int
 """The namespace and an inode number, or a handle."""
 
 
 MovedS = Callable[[m.Open | m.Ensure], float]
-"""Says when a page of the source that a request needs came last (monotonic)."""
+"""Returns the time of the last page from the source of a request's file (monotonic)."""
 
 
 class _Spent(NamedTuple):
-    """What a system call has waited so far, if its next request comes before `until_s`."""
+    """The time that a system call has waited, valid if its next request arrives by `until_s`."""
 
     subject: Subject
     by: type[m.Message]
@@ -43,7 +43,7 @@ class _Spent(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A request under way. Times are monotonic, in seconds. `spent`: by the ones before it."""
+    """A request in flight. Times are monotonic, in seconds. `spent`: by the requests before it."""
 
     body: m.Message
     subject: Subject
@@ -57,7 +57,7 @@ class Waiting(NamedTuple):
 
 
 class Patience:
-    """The requests of one session that wait, by their ids."""
+    """The deadlines of one session's requests in flight, by their ids."""
 
     def __init__(self, deadline_s: float) -> None:
         self._limit_s = deadline_s + GRACE_S
@@ -65,7 +65,7 @@ class Patience:
         self._spent: list[_Spent] = []  # the oldest first
 
     def begin(self, id: int, body: m.Message, now: float) -> None:
-        """Notes a request, unless it is of a kind that no system call makes."""
+        """Starts the deadline of a request, if system calls make requests of its kind."""
         subject = _subject(body)
         if subject is None:
             return
@@ -76,7 +76,7 @@ class Patience:
         self._waiting[id] = Waiting(body, subject, now, spent, now + left_s)
 
     def _take_spent(self, subject: Subject, kind: type[m.Message], now: float) -> _Spent | None:
-        """Returns what was spent on a subject, and forgets it."""
+        """Removes and returns the time spent on a subject."""
         self._spent = [one for one in self._spent if now <= one.until_s]
         spent = next((one for one in self._spent if one.subject == subject), None)
         if spent is None:
@@ -86,7 +86,7 @@ class Patience:
         return None if is_next_call else spent
 
     def end(self, id: int, answer: m.Message, now: float) -> None:
-        """Notes that a request was answered. Unknown ids are ignored."""
+        """Ends a request at its reply. Unknown ids are ignored."""
         waiting = self._waiting.pop(id, None)
         subject = _next_subject(waiting, answer) if waiting is not None else None
         if waiting is None or subject is None:
@@ -106,7 +106,7 @@ class Patience:
         return [id for id, one in overdue if now >= self._extended_s(one, moved_s)]
 
     def _extended_s(self, waiting: Waiting, moved_s: MovedS) -> float:
-        """Returns the deadline of a request, in view of what its source sends."""
+        """Returns the deadline of a request, extended while its source sends pages."""
         body = waiting.body
         is_again = isinstance(body, m.Ensure) and waiting.spent_s > 0
         if is_again or not isinstance(body, m.Ensure | m.Open):
@@ -115,13 +115,13 @@ class Patience:
         return max(waiting.until_s, min(moved_s(body) + self._limit_s, most_s))
 
     def about(self, id: int) -> m.Message | None:
-        """The request of an id; None where it has no deadline."""
+        """Returns the request of an id; None if it has no deadline."""
         waiting = self._waiting.get(id)
         return waiting.body if waiting is not None else None
 
 
 def _subject(body: m.Message) -> Subject | None:
-    """What a request is about; None for those that are not bounded here."""
+    """Returns the inode or handle of a request; None if it has no deadline."""
     if isinstance(body, m.Ensure):
         return body.handle
     if isinstance(body, m.Open | m.GetAttr | m.ListDir):
@@ -132,9 +132,8 @@ def _subject(body: m.Message) -> Subject | None:
 
 
 def _next_subject(waiting: Waiting, answer: m.Message) -> Subject | None:
-    """What the next request of the same system call is about; None where this was the last one.
-    After an inode was found, that inode. After a read that failed, the same handle: the kernel asks
-    for one page of it again."""
+    """Returns the subject of the system call's next request; None after its last one. For an inode
+    that was found, the inode; for a failed read, its handle: the kernel reads one page again."""
     if isinstance(answer, m.Found) and answer.inode is not None:
         assert not isinstance(waiting.subject, int)
         return waiting.subject[0], answer.inode.ino

@@ -1,8 +1,8 @@
-"""The node socket: accepts sessions, knows who is there, and decides when nobody needs the server.
+"""The node socket: accepts sessions, keeps them, and stops the server when it is unused.
 
-A server lives as long as a FUSE session is there (plus a grace), or, where it `stays`, until
+A server runs as long as it has a FUSE session (plus a grace period), or, if it `stays`, until
 `request_stop` is called. Only root and the server's own user may connect (SO_PEERCRED), whatever
-the socket's directory allows.
+the permissions of the socket's directory.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 FIRST_MOUNT_GRACE_S = 30.0
 LAST_MOUNT_GRACE_S = 0.3
-SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client broke off
+SUCCESSOR_GRACE_S = 30.0  # for the next client of a mount whose client failed
 BACKLOG = 64
-ACCEPT_PAUSE_S = 0.2  # after a session that could not be accepted
-LOOK_S = 0.25  # between looks for requests and connections that have waited too long
-WARN_EVERY_S = 10.0  # of such requests the log names one in so long
+ACCEPT_PAUSE_S = 0.2  # after an accept that failed
+LOOK_S = 0.25  # between checks for overdue requests and idle connections
+WARN_EVERY_S = 10.0  # between log lines about overdue requests
 
 
 class NodeServer:
-    """Sessions on one listening socket."""
+    """The sessions of one listening socket."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class NodeServer:
         self.ahead = Ahead(worker.loading, sources.service, files_ahead)
         self.deadline_s = deadline_s
         self._stays = stays
-        # Of what this server is a part of, by the status of its cache.
+        # Set by the owner of this server: returns its own status, given that of the cache.
         self.more_status: Callable[[dict[str, Any]], dict[str, Any]] = lambda cache: {}
         self._sources = sources
         self._sessions: set[Session] = set()
@@ -70,17 +70,17 @@ class NodeServer:
         self._looking: asyncio.TimerHandle | None = None
         self._warned_at_s = float("-inf")  # monotonic
         self._started_at = time.time()
-        self.passthrough_bytes = 0  # of complete files that kernels were given
-        self._pace = Pace()  # of what is logged about sessions that cannot be accepted
+        self.passthrough_bytes = 0  # of complete files passed to kernels
+        self._pace = Pace()  # of the log lines about accepts that failed
         worker.subscribe_tiers(self._tell_tiers)
 
     def listen(self, path: Path) -> None:
-        """Binds `path` (its directory is private) and starts to accept; replaces a dead socket."""
+        """Binds `path` in a private directory and starts to accept; replaces a dead socket."""
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             path.unlink(missing_ok=True)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # no limit of 107 bytes
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # avoids the limit of 107 bytes
         finally:
             os.close(directory)
         os.chmod(path, 0o600)
@@ -92,12 +92,12 @@ class NodeServer:
         self._look()
 
     async def serve(self) -> None:
-        """Until nobody needs the server or it is told to stop; the listener is closed after it."""
+        """Waits for `request_stop`, which an unused server calls too; then closes the listener."""
         await self._stop.wait()
         self.close_listener()
 
     def request_stop(self, reason: str) -> None:
-        """Mounts go with it, except where it `stays`: they find its successor."""
+        """Stops the server. Detaches the mounts, unless it `stays`: they find its successor."""
         log.info("stopping: %s", reason)
         for session in [*self._sessions]:
             if session.role == "fuse" and not self._stays:
@@ -111,8 +111,7 @@ class NodeServer:
             self._listener = None
 
     async def drain(self, deadline_s: float) -> None:
-        """Gives FUSE sessions time to unmount, then ends every session, and what is done for
-        them."""
+        """Gives FUSE sessions time to unmount, then ends all sessions and the prefetch."""
         deadline = time.monotonic() + deadline_s
         while self._mounts() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -125,8 +124,8 @@ class NodeServer:
     # ---- called by sessions ----
 
     def joined(self, session: Session) -> None:
-        """A session said who it is. Raises Unreachable for a mount that comes too late: it finds,
-        or starts, the next server."""
+        """Called at a session's Hello. Raises Unreachable for a mount while the server is stopping:
+        the mount then finds, or starts, the next server."""
         if session.role == "fuse" and self._stop.is_set():
             raise Unreachable("the server is ending", remedy="mount again")
         if session.role == "fuse" and self._grace is not None:
@@ -142,7 +141,7 @@ class NodeServer:
         return await self._sources.attach(body)
 
     def service(self, namespace: NamespaceId) -> MetadataService:
-        """Raises NotFound for a namespace that is not attached."""
+        """Returns the service of an attached namespace. Raises NotFound."""
         return self._sources.service(namespace)
 
     def status(self) -> dict[str, Any]:
@@ -165,8 +164,7 @@ class NodeServer:
     # ---- inside ----
 
     def _look(self) -> None:
-        """Ends the requests that have waited too long, closes the connections to origins that were
-        idle too long, and looks again soon."""
+        """Fails overdue requests, closes idle connections to origins, schedules the next check."""
         close_idle()
         now = time.monotonic()
         for session in [*self._sessions]:
@@ -188,9 +186,9 @@ class NodeServer:
             return
         if self._grace is not None:
             self._grace.cancel()
-        self._grace = asyncio.get_running_loop().call_later(grace_s, self._lonely)
+        self._grace = asyncio.get_running_loop().call_later(grace_s, self._stop_if_unused)
 
-    def _lonely(self) -> None:
+    def _stop_if_unused(self) -> None:
         if not self._mounts():
             self.request_stop("no mount left")
 
@@ -200,9 +198,9 @@ class NodeServer:
             sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as err:  # EMFILE and its like: the backlog waits, existing sessions go on
+        except OSError as err:  # e.g. EMFILE: existing sessions continue
             if self._pace.is_due(time.monotonic()):
-                log.warning("cannot accept a session: %s", err.strerror)
+                log.warning("cannot accept a session, trying again: %s", err.strerror)
             return self._pause_accepting()
         if _peer_uid(sock) not in (0, os.geteuid()):
             log.warning("refused a session of uid %d", _peer_uid(sock))
@@ -211,7 +209,7 @@ class NodeServer:
         self._sessions.add(Session(self, sock))
 
     def _pause_accepting(self) -> None:
-        """What waits in the backlog would wake the loop for ever."""
+        """Stops accepting for a moment: the backlog would wake the loop all the time."""
         assert self._listener is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())

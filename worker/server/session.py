@@ -1,7 +1,7 @@
-"""One session of the node socket: what one client asked for, has open and waits for.
+"""One session of the node socket: the requests in flight and the open handles of one client.
 
 Translates frames into calls of the worker and of the metadata service, and errors into `Failure`
-(the wire edge). Owns the session's requests under way and its handles; both end with the session.
+(the wire edge). Requests and handles end with the session.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_IN_FLIGHT = 4096  # requests of one session; more are refused, not queued
 
 
 class Session:
-    """Starts reading at once; `server.forget(self)` when it ends."""
+    """A session. Starts reading at once; calls `server.forget(self)` at its end."""
 
     def __init__(self, server: NodeServer, sock: socket.socket) -> None:
         self.server = server
@@ -54,16 +54,16 @@ class Session:
         self.pid = 0
         self.mountpoint = ""
         self.facts: m.MountFacts | None = None
-        self.is_followed = False  # by another session of the same mount, when this one breaks off
+        self.is_followed = False  # a failed client of this mount gets a successor
         self.sources: dict[NamespaceId, str] = {}
         self._handles: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._openings: dict[int, Opening] = {}
         self._patience = Patience(server.deadline_s)
-        self._late: set[int] = set()  # requests whose deadline has passed, and that are ending
+        self._late: set[int] = set()  # overdue requests that are being cancelled
         self._event_tasks: set[asyncio.Task[None]] = set()
-        self._many_tiers = False  # it understands that there are several
-        self._told: dict[int, TierView] = {}
+        self._many_tiers = False  # the client supports several tiers
+        self._sent_tiers: dict[int, TierView] = {}  # as the client knows them
         self._channel = Channel(sock, self._frame, self._ended)
 
     # ---- frames ----
@@ -95,7 +95,7 @@ class Session:
         return task
 
     def _ended_task(self, id: int, work: Awaitable[Answer]) -> None:
-        """A task that is cancelled before it starts has answered nothing, and left its work."""
+        """Replies for a task that was cancelled before its first step, and closes its coroutine."""
         self._tasks.pop(id, None)
         if asyncio.iscoroutine(work):
             work.close()
@@ -110,7 +110,7 @@ class Session:
         except asyncio.CancelledError:
             self._interrupted(id)
             raise
-        except Exception as err:  # noqa: BLE001 -- whatever it is, the caller gets an answer
+        except Exception as err:  # noqa: BLE001 -- the client must get a reply
             body, fd = self._failure(id, err), None
         self._reply(id, body, fd)
 
@@ -128,7 +128,7 @@ class Session:
 
     def _reply(self, id: int, body: m.Message, fd: int | None = None) -> None:
         if isinstance(body, m.Opened) and body.handle:
-            if self._channel.closed:  # nobody will ever release it
+            if self._channel.closed:  # the client cannot release it
                 self.server.worker.release(body.handle)
             else:
                 self._handles.add(body.handle)
@@ -137,8 +137,8 @@ class Session:
         self._channel.send(m.encode(id, body), fd)
 
     def end_overdue(self, now: float) -> m.Message | None:
-        """Fails the requests whose deadline has passed; what they wait for goes on. Returns one of
-        those requests, None where there are none."""
+        """Fails the overdue requests; fills that they wait for continue. Returns one of them, None
+        if no request is overdue."""
         found: m.Message | None = None
         for id in self._patience.overdue(now, self._moved_s):
             if id not in self._late:
@@ -148,35 +148,35 @@ class Session:
         return found
 
     def _moved_s(self, body: m.Open | m.Ensure) -> float:
-        """Returns when a page of the source that a request needs came last (monotonic)."""
+        """Returns the time of the last page from the source of a request's file (monotonic)."""
         worker = self.server.worker
         if isinstance(body, m.Ensure):
             return worker.arrivals.last_s(worker.origin_of(body.handle))
         try:
             return worker.arrivals.last_s(self._service(body.namespace).locate_nowait(body.ino))
-        except CacheFSError:  # the file is gone, or is no file
+        except CacheFSError:  # the file was removed, or is not a file
             return NEVER_S
 
     def send_event(self, body: m.Message) -> None:
         self._channel.send(m.encode(0, body))
 
     def tell_tiers(self) -> None:
-        """What has changed of the tiers since it was told last, once it has attached."""
+        """Sends the changes of the tiers since the last call, if the client has attached."""
         if not self.sources:
             return
         for view in self.server.worker.tiers():
             if view.tier == 0 or self._many_tiers:
-                self._tell_tier(view, self._told.get(view.tier, _UNKNOWN))
-                self._told[view.tier] = view
+                self._send_tier(view, self._sent_tiers.get(view.tier, _UNKNOWN))
+                self._sent_tiers[view.tier] = view
 
-    def _tell_tier(self, view: TierView, told: TierView) -> None:
-        is_new = (view.pub_fd >= 0, view.number) != (told.pub_fd >= 0, told.number)
+    def _send_tier(self, view: TierView, sent: TierView) -> None:
+        is_new = (view.pub_fd >= 0, view.number) != (sent.pub_fd >= 0, sent.number)
         if is_new and self._many_tiers:
             fd = os.dup(view.pub_fd) if view.pub_fd >= 0 else None
             event = m.PublishedDirectory(view.tier, has_descriptor=fd is not None)
             self._channel.send(m.encode(0, event), fd)
-        doubtful = view.losses != (told.losses if not is_new else 0)
-        if view.in_service != told.in_service or doubtful:
+        doubtful = view.losses != (sent.losses if not is_new else 0)
+        if view.in_service != sent.in_service or doubtful:
             self.send_event(m.TierState(view.in_service, view.tier, doubtful))
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Session:
     def _service(self, namespace: NamespaceId) -> MetadataService:
         return self.server.service(namespace)
 
-    # ---- answered at once ----
+    # ---- replies at once ----
 
     def _lookup(self, id: int, body: m.Lookup) -> None:
         try:
@@ -220,7 +220,7 @@ class Session:
         self.server.ahead.used(body.names)
 
     def _live(self, id: int, body: m.Done) -> None:
-        """A client asks for a sign of life."""
+        """Replies to a client's probe."""
         self._reply(id, body)
 
     def _leaving(self, id: int, body: m.Leaving) -> None:
@@ -233,7 +233,7 @@ class Session:
         self._drop(body.id)
 
     def _drop(self, id: int) -> None:
-        """Answers a request without its result. Unknown ids are ignored."""
+        """Cancels a request, which gets a `Failure`. Unknown ids are ignored."""
         task = self._tasks.get(id)
         if task is not None:
             task.cancel()
@@ -242,10 +242,10 @@ class Session:
             opening.cancel()
             self._interrupted(id)
 
-    # ---- opens that need no task ----
+    # ---- opens without a task ----
 
     def _opens_soon(self, id: int, body: m.Open) -> bool:
-        """False for those that need one."""
+        """Starts the open of a small file without a task. Returns False if it needs a task."""
         ready = functools.partial(self._ready, id, body)
         if body.past_tier:
             return False
@@ -266,7 +266,7 @@ class Session:
         del self._openings[id]
         try:
             grant = self.server.worker.opened(opening)
-        except Exception as err:  # noqa: BLE001 -- whatever it is, the caller gets an answer
+        except Exception as err:  # noqa: BLE001 -- the client must get a reply
             return self._reply(id, self._failure(id, err))
         if grant is None:
             task = self._start(id, self._open_later(body, opening))
@@ -276,7 +276,7 @@ class Session:
     async def _open_later(self, body: m.Open, opening: Opening) -> Answer:
         return self._opened(body, await self.server.worker.opened_later(opening))
 
-    # ---- answered later ----
+    # ---- replies of tasks ----
 
     async def _hello(self, body: m.Hello) -> Answer:
         if abs(body.protocol - m.PROTOCOL) > 1:
@@ -290,13 +290,13 @@ class Session:
         try:
             self.server.joined(self)
         except CacheFSError:
-            self.role = ""  # it is nobody's mount
+            self.role = ""  # the session belongs to no mount
             raise
         first = self.server.worker.tiers()[0]
         has_dir = first.pub_fd >= 0
         welcome = m.Welcome(os.getpid(), m.PROTOCOL, cachefs.__version__, published_dir=has_dir)
-        # Losses of before this session are told: its mount may have been another session's then.
-        self._told = {0: first._replace(in_service=True, losses=0)}
+        # Earlier losses are sent, too: another session may have served the mount at that time.
+        self._sent_tiers = {0: first._replace(in_service=True, losses=0)}
         return welcome, os.dup(first.pub_fd) if has_dir else None
 
     async def _attach(self, body: m.Attach) -> Answer:
@@ -304,7 +304,7 @@ class Session:
         if self.role == "fuse" and attached.namespace not in self.sources:
             self._follow(attached.namespace)
         self.sources[attached.namespace] = body.source.url
-        if self.role == "fuse":  # told after the reply
+        if self.role == "fuse":  # sent after the reply
             asyncio.get_running_loop().call_soon(self.tell_tiers)
         return attached, None
 
@@ -324,7 +324,7 @@ class Session:
                 self.send_event(m.Invalidate(namespace, -1, everything=True))
 
     async def _detach(self, body: m.Detach) -> Answer:
-        self.server.request_stop(body.reason or f"asked by pid {self.pid}")
+        self.server.request_stop(body.reason or f"requested by pid {self.pid}")
         return m.Done(), None
 
     async def _getattr(self, body: m.GetAttr) -> Answer:
@@ -347,7 +347,7 @@ class Session:
 
     def _opened(self, body: m.Open, grant: Grant) -> Answer:
         handle = grant.handle
-        if grant.complete and body.complete_needs_no_release:  # the descriptor is all it needs
+        if grant.complete and body.complete_needs_no_release:  # the descriptor suffices
             self.server.worker.release(handle)
             handle = 0
         opened = m.Opened(handle, grant.size, grant.complete, grant.fd is not None, grant.tier)
