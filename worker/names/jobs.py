@@ -38,7 +38,7 @@ T = TypeVar("T", bound=Message)
 class MasterJobs:
     """The job calls of `worker.names.namespace.RemoteNamespace`. Every method raises the failure in
     the master's reply, and MasterUnreachable after `REACH_S`. After cancellation the master may
-    have acted; every call is idempotent."""
+    have acted; the call may be repeated (`submit_job` with the same `key`)."""
 
     @property
     def namespace(self) -> NamespaceId:

@@ -69,7 +69,7 @@ T = TypeVar("T", bound=Message)
 
 
 class RemoteNamespace(MasterJobs):
-    """One master's namespace, from `open` to `close`. All methods belong to one event loop."""
+    """A master's namespace, from `open` to `close`. All methods belong to one event loop."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ OpenConnector = Callable[[UfsSpec, Meter], Connector]
 
 
 class ClusterSources:
-    """One master's namespace and its origins. `open_connector(spec, meter)` is called in threads
+    """A master's namespace and its origins. `open_connector(spec, meter)` is called in threads
     and makes no network request. All methods belong to one event loop, unless they say otherwise.
     """
 
@@ -170,7 +170,7 @@ class ClusterSources:
             raise Unreachable("this node is ending") from err
         except TimeoutError as err:
             finding.cancel()
-            raise Unreachable(f"no reply of the master about the source {ufs}") from err
+            raise Unreachable(f"no reply from the master about the source {ufs}") from err
         return self._make(namespace.namespace, ufs, spec)
 
     def _make(self, namespace: NamespaceId, ufs: str, spec: UfsSpec) -> Connector:

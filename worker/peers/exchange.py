@@ -1,4 +1,4 @@
-"""One request to a peer for pages of a content. Blocking; used by one thread."""
+"""A request to a peer for pages of a content. Blocking; used by one thread."""
 
 from __future__ import annotations
 

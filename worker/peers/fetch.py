@@ -83,7 +83,7 @@ class Shared:
 
 
 class Hunt:
-    """One read from peers. `find` returns the reply to read. Ended by `close`."""
+    """A read from peers. `find` returns the reply to read. Ended by `close`."""
 
     def __init__(
         self, shared: Shared, origin: Origin, found: list[Candidate], purpose: Purpose

@@ -13,7 +13,7 @@ from worker.peers.search import Candidate, candidates
 
 
 class _Known:
-    """One view and its placements. Immutable."""
+    """A view and its placements. Immutable."""
 
     __slots__ = ("before", "between", "now", "view")
 

@@ -79,7 +79,7 @@ _STATUS: Final[dict[type[CacheFSError], int]] = {
 
 
 class NotOwner(CacheFSError):
-    """In this worker's view, other workers own the block."""
+    """Other workers own the block in this worker's view."""
 
     code = "not-owner"
 

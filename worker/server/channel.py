@@ -1,4 +1,4 @@
-"""One connection of the node socket: datagrams in, datagrams and descriptors out.
+"""A connection of the node socket: datagrams in, datagrams and descriptors out.
 
 Owns the socket and every descriptor passed to `send`. All methods belong to the event loop. The
 connection is closed if the client does not read while `MAX_QUEUED` frames wait.
@@ -20,7 +20,7 @@ FRAMES_PER_WAKEUP = 64  # other sessions must not wait
 
 
 class Channel:
-    """One connection. Calls `on_frame(bytes)` for each frame, and `on_close()` once."""
+    """A connection. Calls `on_frame(bytes)` for each frame, and `on_close()` once."""
 
     def __init__(
         self,

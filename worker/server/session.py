@@ -1,4 +1,4 @@
-"""One session of the node socket: the requests in flight and the open handles of one client.
+"""A session of the node socket: the requests in flight and the open handles of one client.
 
 Translates frames into calls of the worker and of the metadata service, and errors into `Failure`
 (the wire edge). Requests and handles end with the session.
